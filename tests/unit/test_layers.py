@@ -36,20 +36,42 @@ CORE_MAY_USE = {
 BINDING_MAY_USE = {
     "objects": set(),
     "caught": {"objects"},
-    "collector": set(),
-    "python": {"caught", "objects"},
     "identity": set(),
-    "fds": set(),
-    "process": {"fds", "gil", "objects"},
+    "timing": set(),
     "gil": {"objects"},
     "lock": {"gil"},
-    "items": {"fds", "gil", "objects"},
+    "process": {"gil", "objects"},
+    "python": {"caught", "objects"},
+    "items": {"gil", "objects", "process"},
     "torch": {"gil", "identity", "objects", "python"},
-    "index": {"gil", "objects", "torch"},
-    "batch": {"collector", "gil", "identity", "objects", "torch"},
-    "cache": {"batch", "fds", "gil", "torch"},
-    "class": {"batch", "caught", "fds", "gil", "index", "lock", "objects", "python", "torch", "process"},
-    "collate": {"class", "gil", "torch"},
+    "sampling": {"gil", "lock", "objects", "python", "torch"},
+    "batch": {"gil", "identity", "objects", "torch"},
+    "cache": {"batch", "gil", "process", "torch"},
+    "transport": {
+        "batch",
+        "caught",
+        "gil",
+        "objects",
+        "process",
+        "python",
+        "sampling",
+        "timing",
+        "torch",
+    },
+    "placement": {"batch", "caught", "gil", "torch", "transport"},
+    "scheduler": {
+        "caught",
+        "gil",
+        "lock",
+        "objects",
+        "placement",
+        "python",
+        "sampling",
+        "timing",
+        "torch",
+        "transport",
+    },
+    "collate": {"gil", "torch", "transport"},
 }
 # Places where the binding names modules of ours and private attributes, and private ones of torch's.
 BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)"}
@@ -349,7 +371,7 @@ def binding_edges() -> set[tuple[str, str]]:
 
 def test_the_binding_depends_one_way() -> None:
     edges = binding_edges()
-    assert ("batch/decode", "batch/template") in edges and ("class/port", "fds") in edges
+    assert ("batch/decode", "batch/template") in edges and ("transport/port", "process") in edges
     between = {(one.split("/")[0], other.split("/")[0]) for one, other in edges}
     between = {(one, other) for one, other in between if one != other}
     assert {edge for edge in between if edge[1] not in BINDING_MAY_USE[edge[0]]} == set()

@@ -11,7 +11,7 @@ import torch
 
 from ringloader._torch import devices
 
-# MIRRORS `rust/py/src/batch/limits.rs`.
+# MIRRORS `rust/py/src/batch/layout.rs`.
 PACKED = 64 << 10
 LARGEST_BLOCK = 1 << 20
 _ALIGNMENT = 32

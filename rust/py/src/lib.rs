@@ -2,22 +2,23 @@
 //!
 //! | room | about |
 //! |---|---|
-//! | `class/` | the Python classes of the transport and of the scheduler |
-//! | `collate/` | torch's `default_collate` and `default_convert`, padding, and a gather of rows, as Python classes |
-//! | `batch/` | a Python batch to leaves and a skeleton, and back |
-//! | `cache/` | samples that all processes share, as a Python class |
-//! | `index/` | indices: where they come from, and how they travel |
-//! | `items/` | Python objects as items of a list in shared memory |
-//! | `torch/` | torch's and numpy's objects: their names, what lies behind them, tensors over memory |
 //! | `objects.rs` | new objects of Python's own types, or `MemoryError` |
 //! | `caught.rs` | panics, as errors |
-//! | `collector.rs` | Python's collector, off for a moment |
-//! | `gil.rs` | where threads detach from the interpreter, and errors become exceptions |
+//! | `gil.rs` | threads that detach from the interpreter; errors of the core as exceptions |
 //! | `lock.rs` | a lock that threads wait for without the interpreter |
-//! | `python.rs` | all that is called of ringloader's Python, by name |
-//! | `process.rs` | what is said of forks; which process this is, and its memory |
-//! | `fds.rs` | descriptors that Python names by number |
 //! | `identity.rs` | maps by objects' addresses |
+//! | `process.rs` | this process: forks, identity, memory, descriptors |
+//! | `python.rs` | the calls of ringloader's Python, by name |
+//! | `timing.rs` | the times of batches |
+//! | `torch/` | objects of torch and numpy: their names, their memory, tensors over memory |
+//! | `sampling/` | indices: where they come from, how they travel, which of them the caller has got |
+//! | `batch/` | a Python batch to leaves and a skeleton, and back; its way to a device |
+//! | `transport/` | both ends of each transport |
+//! | `placement/` | batches that were taken and not yet handed out; pinning |
+//! | `scheduler/` | the scheduler: one call for each batch |
+//! | `collate/` | torch's `default_collate` and `default_convert`, padding, and a gather of rows |
+//! | `cache/` | samples that all processes share |
+//! | `items/` | Python objects as items of a list in shared memory |
 //!
 //! `tests/unit/test_layers.py` says which may use which.
 
@@ -28,22 +29,25 @@ mod native {
     pub(crate) mod batch;
     pub(crate) mod cache;
     pub(crate) mod caught;
-    pub(crate) mod class;
     pub(crate) mod collate;
-    #[allow(unsafe_code, reason = "turns the interpreter's collector off and on")]
-    pub(crate) mod collector;
-    #[allow(unsafe_code, reason = "takes numbers for descriptors")]
-    pub(crate) mod fds;
     pub(crate) mod gil;
     pub(crate) mod identity;
-    pub(crate) mod index;
     pub(crate) mod items;
     pub(crate) mod lock;
-    #[allow(unsafe_code, reason = "asks the interpreter for objects, where PyO3 would panic")]
+    #[allow(
+        unsafe_code,
+        reason = "asks the interpreter for objects, where PyO3 would panic; turns its collector off"
+    )]
     pub(crate) mod objects;
+    pub(crate) mod placement;
+    #[allow(unsafe_code, reason = "takes numbers for descriptors")]
     pub(crate) mod process;
     pub(crate) mod python;
+    pub(crate) mod sampling;
+    pub(crate) mod scheduler;
+    pub(crate) mod timing;
     pub(crate) mod torch;
+    pub(crate) mod transport;
 }
 #[cfg(all(target_os = "linux", not(ringloader_portable)))]
 use native::*;
@@ -53,39 +57,34 @@ mod _native {
     #[cfg(all(target_os = "linux", not(ringloader_portable)))]
     #[pymodule_export]
     use super::{
-        batch::pickling::Leaves,
-        cache::sample_cache::SampleCache,
-        class::arrival::Arrival,
-        class::engine::{CachedSegment, Engine},
-        class::index_source::IndexSource,
-        class::kept::Kept,
-        class::layout::Layout,
-        class::ledger::{Ledger, Position},
-        class::messages::WorkerEnded,
-        class::passing::Passing,
-        class::pinned::Pinned,
-        class::pinner::Pinner,
-        class::port::Port,
-        class::recorder::{Recorder, TimedFetch, TimedNext, Trace},
-        class::scheduler::{Order, Positions, Scheduler, ThreadScheduler},
-        class::slot_memory::SlotMemory,
-        class::stream::{BatchRule, Stream},
-        class::thread_queues::ThreadQueues,
-        class::turns::Turns,
-        class::worker_clock::{TimedCollate, WorkerClock},
-        class::worker_fds::WorkerFds,
+        batch::encode::Leaves,
+        batch::layout::Layout,
+        cache::SampleCache,
         collate::default_collate::Collate,
         collate::default_convert::Convert,
-        collate::first_of::FirstOf,
+        collate::fallback::FirstOf,
         collate::gather::Gather,
         collate::pad::Pad,
         gil::note_exit,
-        index::places::{Placed, Places},
         items::shared_items::SharedItems,
+        placement::arrival::{Arrival, Pinned},
+        placement::pinning::Pinner,
         process::{
             after_fork_in_child, after_fork_in_parent, available_memory, before_fork, end_with_parent,
             process_identity,
         },
+        sampling::fingerprint::Passing,
+        sampling::ledger::{Ledger, Position, Turns},
+        sampling::places::{Placed, Places},
+        sampling::source::IndexSource,
+        sampling::stream::{BatchRule, Stream},
+        scheduler::{Order, Positions, Scheduler, ThreadScheduler},
+        timing::{Recorder, TimedCollate, TimedFetch, TimedNext, Trace, WorkerClock},
+        torch::header::Kept,
+        transport::engine::{CachedSegment, Engine, WorkerEnded},
+        transport::memory::{SlotMemory, WorkerFds},
+        transport::port::Port,
+        transport::queues::ThreadQueues,
     };
 
     // The attribute takes no condition.

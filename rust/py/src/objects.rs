@@ -1,4 +1,7 @@
 //! New objects of Python's own types, or `MemoryError`: PyO3's constructors panic where no memory is left.
+//! [`CollectorOff`] keeps the making of objects from running finalisers.
+
+use std::marker::PhantomData;
 
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
@@ -164,5 +167,28 @@ pub(crate) struct Message(pub(crate) String);
 impl PyErrArguments for Message {
     fn arguments(self, py: Python<'_>) -> Py<PyAny> {
         text(py, &self.0).map_or_else(|_| py.None(), |text| text.into_any().unbind())
+    }
+}
+
+/// Keeps the collector off, so that making an object runs no finalisers. Dropped, it leaves the collector as it was.
+pub(crate) struct CollectorOff<'py> {
+    was_on: bool,
+    _attached: PhantomData<Python<'py>>,
+}
+
+impl<'py> CollectorOff<'py> {
+    pub(crate) fn new(_py: Python<'py>) -> Self {
+        // SAFETY: the interpreter is attached.
+        let was_on = unsafe { ffi::PyGC_Disable() } != 0;
+        Self { was_on, _attached: PhantomData }
+    }
+}
+
+impl Drop for CollectorOff<'_> {
+    fn drop(&mut self) {
+        if self.was_on {
+            // SAFETY: the interpreter is attached while `'py` lasts.
+            unsafe { ffi::PyGC_Enable() };
+        }
     }
 }

@@ -1,14 +1,14 @@
-//! The calls of a program that forks; the identity of this process, and the memory that it may take.
+//! This process: the calls of a program that forks, its identity, its memory, its descriptors.
 
-use std::os::fd::{AsFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use ringloader_core::os::parent_death;
 use ringloader_core::process;
 
-use crate::fds::duplicate;
 use crate::gil::exception;
 use crate::objects;
 
@@ -50,4 +50,16 @@ pub(crate) fn process_identity(py: Python<'_>) -> PyResult<Bound<'_, PyInt>> {
 #[pyfunction]
 pub(crate) fn available_memory() -> u64 {
     ringloader_core::os::memory::MemoryProbe::new().available().bytes
+}
+
+/// A descriptor of our own for `fd`, one of the caller's.
+///
+/// # Errors
+/// `RuntimeError` for a negative number; `OSError` when it is not open, or too many are.
+pub(crate) fn duplicate(fd: RawFd) -> PyResult<OwnedFd> {
+    if fd < 0 {
+        return Err(PyRuntimeError::new_err(format!("{fd} is no file descriptor")));
+    }
+    // SAFETY: not -1, and only borrowed for the call, which fails for a number that is no open descriptor.
+    Ok(unsafe { BorrowedFd::borrow_raw(fd) }.try_clone_to_owned()?)
 }

@@ -12,8 +12,8 @@ use ringloader_core::batch::{
 };
 use ringloader_core::transport::delivery::Delivery;
 
-use super::limits::{MOST_DEPTH_READ, SMALL};
 use super::template::{TemplateCache, class_name};
+use super::{MOST_DEPTH_READ, SMALL};
 use crate::gil::exception;
 use crate::objects;
 use crate::torch::header::cost;

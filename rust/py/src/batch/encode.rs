@@ -10,16 +10,26 @@
 //! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
 //! then [`Encoded::holds_still`] looks at every leaf again before a byte is copied.
 
+use std::sync::{Mutex, PoisonError};
+
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::MetaWriter;
 
+use super::LONGEST_TABLE_KEPT;
 use super::groups::Groups;
 use super::leaves::{Drafts, Found, changed};
-use super::limits::{FEWEST_INTEGERS, INLINE_BYTES, LONGEST_TABLE_KEPT, MOST_DEPTH_WRITTEN};
-use super::pickling::Leaves;
 use crate::identity::ByIdentity;
 use crate::torch::names::Torch;
+
+/// Trees that are deeper are pickled, which has a limit and an error of its own.
+const MOST_DEPTH_WRITTEN: u32 = 100;
+
+/// Longer `bytes` are leaves, shorter ones lie in the skeleton.
+const INLINE_BYTES: usize = 4096;
+
+/// The fewest integers of a list that are written as one token.
+const FEWEST_INTEGERS: usize = 4;
 
 /// The parts of a batch that are known before the batch has a place.
 #[derive(Default)]
@@ -251,4 +261,51 @@ fn integers(list: &Bound<'_, PyList>) -> Option<Vec<i64>> {
         values.push(item.extract().ok()?);
     }
     Some(values)
+}
+
+/// Answers the pickler's question for each object that it does not write by itself: is it a leaf? It is its
+/// `reducer_override`, which numbers, strings and exact containers pass by.
+#[pyclass(frozen, module = "ringloader._native")]
+#[derive(Default)]
+pub(crate) struct Leaves {
+    drafts: Mutex<Drafts>,
+}
+
+#[pymethods]
+impl Leaves {
+    /// How the leaf that stands for `object` is pickled; `NotImplemented` where there is none.
+    fn __call__(&self, object: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
+        let py = object.py();
+        let torch = Torch::get(py)?;
+        // Taken out and put back: what is asked of torch meanwhile may run any code.
+        let mut drafts = self.take();
+        let number = match drafts.known.get(&(object.as_ptr() as usize)) {
+            Some(&number) => Ok(Some(number)),
+            None => match drafts.add(torch, object) {
+                Ok(Some(number)) => {
+                    drafts.known.insert(object.as_ptr() as usize, number);
+                    Ok(Some(number))
+                }
+                // Anybody's code is called for it.
+                Ok(None) => drafts.secure(torch, py).map(|()| None),
+                other => other,
+            },
+        };
+        *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
+        match number? {
+            Some(number) => Ok((&torch.leaf, (number,)).into_pyobject(py)?.into_any().unbind()),
+            None => Ok(py.NotImplemented()),
+        }
+    }
+}
+
+impl Leaves {
+    /// Leaves that come back as they are, if `exact`.
+    pub(super) fn new(exact: bool) -> Self {
+        Self { drafts: Mutex::new(Drafts::new(exact)) }
+    }
+
+    pub(super) fn take(&self) -> Drafts {
+        std::mem::take(&mut self.drafts.lock().unwrap_or_else(PoisonError::into_inner))
+    }
 }

@@ -9,8 +9,8 @@ use ringloader_core::testing::fault::fault;
 
 use super::leaves::{Drafts, LeafKind};
 use super::write::CopyRange;
-use crate::collector::CollectorOff;
 use crate::gil::DETACH;
+use crate::objects::CollectorOff;
 use crate::torch::names::Torch;
 
 /// The drafts, as the core asks for them.

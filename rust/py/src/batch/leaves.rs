@@ -16,8 +16,8 @@ use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{ArrayFlags, Dtype};
 
 use crate::identity::ByIdentity;
-use crate::torch::array::place_of_array;
-use crate::torch::describe::describe;
+use crate::torch::elements::describe;
+use crate::torch::elements::place_of_array;
 use crate::torch::names::Torch;
 
 /// The description of a leaf without the place of its bytes.

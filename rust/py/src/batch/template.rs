@@ -13,7 +13,7 @@ use ringloader_core::batch::{Meta, SkeletonReader, Token, integers};
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::delivery::Delivery;
 
-use super::limits::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
+use super::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
 use crate::gil::exception;
 use crate::objects;
 use crate::torch::header::cost;

@@ -1,12 +1,218 @@
-//! Samples that all processes share: a Python object to a record, and back.
+//! Samples that all processes share, as a Python class.
 //!
-//! | file | about |
-//! |---|---|
-//! | `sample_cache.rs` | the class |
-//! | `claim.rs` | the right of one thread to make a sample and keep it |
-//! | `record.rs` | a sample's record in private memory: made of an object, or read; and the object of it |
+//! `record.rs` makes a sample's record in private memory, and an object of a record.
 
-mod claim;
 #[allow(unsafe_code, reason = "vouches for the bytes of a record that were written")]
-pub(crate) mod record;
-pub(crate) mod sample_cache;
+mod record;
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::{LazyLock, Mutex};
+
+use pyo3::exceptions::PyIndexError;
+use pyo3::prelude::*;
+use ringloader_core::samples::{Bound as Limit, Samples, Stored};
+
+use self::record::{Record, Spare};
+use crate::gil::{exception, without_interpreter};
+use crate::process::duplicate;
+
+/// Samples of a dataset, each of which is kept once.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct SampleCache {
+    samples: Samples,
+    max_bytes: Option<u64>,
+    ranks: u64,
+    spare: Spare,
+}
+
+impl SampleCache {
+    fn over(samples: Samples, max_bytes: Option<u64>, ranks: u64) -> Self {
+        Self { samples, max_bytes, ranks, spare: Spare::default() }
+    }
+
+    fn index(&self, index: usize) -> PyResult<usize> {
+        if index < self.samples.len() {
+            return Ok(index);
+        }
+        Err(PyIndexError::new_err(format!("index {index} of {} samples", self.samples.len())))
+    }
+}
+
+/// The result of [`SampleCache::stats`]: items, bytes, bound, hits, misses, and whether a sample had no room.
+type Stats = (u64, u64, u64, u64, u64, bool);
+
+#[pymethods]
+impl SampleCache {
+    /// Samples in memory. `ranks`: the processes of this machine that take equal parts of what it has left.
+    #[staticmethod]
+    fn in_memory(length: usize, max_bytes: Option<u64>, ranks: u64) -> PyResult<Self> {
+        let samples = Samples::in_memory(length, Limit::of_memory(max_bytes, ranks)).map_err(exception)?;
+        Ok(Self::over(samples, max_bytes, ranks))
+    }
+
+    /// Samples in a file that was opened by its name; the descriptor stays the caller's. `ValueError`: the file is
+    /// none of ours, or another dataset's.
+    #[staticmethod]
+    fn open(
+        py: Python<'_>,
+        fd: RawFd,
+        length: usize,
+        version: &str,
+        max_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let fd = duplicate(fd)?;
+        let open = || Samples::open(fd, length, version, Limit::of_disk(max_bytes));
+        Ok(Self::over(without_interpreter(py, open).map_err(exception)?, max_bytes, 1))
+    }
+
+    /// The samples of another process, by their descriptor, which stays the caller's, and its `terms`.
+    #[staticmethod]
+    fn attach(fd: RawFd, terms: (Option<u64>, u64, bool)) -> PyResult<Self> {
+        let (max_bytes, ranks, on_disk) = terms;
+        let limit = if on_disk { Limit::of_disk(max_bytes) } else { Limit::of_memory(max_bytes, ranks) };
+        Ok(Self::over(Samples::attach(duplicate(fd)?, limit).map_err(exception)?, max_bytes, ranks))
+    }
+
+    /// A new object of the sample that is kept; `default` where none is.
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        index: usize,
+        default: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        match Record::read(py, &self.samples, self.index(index)?)? {
+            Some(record) => {
+                self.samples.count_hit();
+                record.object(py)
+            }
+            None => Ok(default),
+        }
+    }
+
+    /// Returns `made(index, is_mine)`: whether this thread is the one that makes the sample and keeps it. None: the sample
+    /// cannot be kept. No code of Python's is between the claim and the call, nor between the call and the claim's end: a
+    /// signal's handler that raises leaves no claim.
+    fn make<'py>(&self, index: usize, made: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let index = self.index(index)?;
+        let claim = Claim::of(&self.samples, index);
+        let is_mine = match &claim {
+            Some(claim) => claim.is_mine(),
+            None => Some(false),
+        };
+        made.call1((index, is_mine))
+    }
+
+    /// Returns a copy of `sample`, of which nobody else knows, and whether it is too large to be kept. Keeps it, if
+    /// `keeps` and there is room. Raises what pickling or unpickling it does.
+    fn put<'py>(
+        &self,
+        index: usize,
+        sample: &Bound<'py, PyAny>,
+        keeps: bool,
+    ) -> PyResult<(Bound<'py, PyAny>, bool)> {
+        let py = sample.py();
+        let index = self.index(index)?;
+        let record = Record::of(sample, index, &self.samples, &self.spare)?;
+        let mut is_too_large = false;
+        if keeps {
+            let stored = without_interpreter(py, || self.samples.store(index, record.bytes()));
+            is_too_large = stored == Stored::TooLarge;
+        }
+        Ok((record.object(py)?, is_too_large))
+    }
+
+    /// Notes that a sample cannot be kept.
+    fn refuse(&self, index: usize) -> PyResult<()> {
+        self.samples.refuse(self.index(index)?);
+        Ok(())
+    }
+
+    /// Counts a sample that is made.
+    fn count_miss(&self) {
+        self.samples.count_miss();
+    }
+
+    /// Forgets all samples. `OSError`: the disk does not take it.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        without_interpreter(py, || self.samples.clear()).map_err(exception)
+    }
+
+    fn stats(&self, py: Python<'_>) -> Stats {
+        let stats = without_interpreter(py, || self.samples.stats());
+        (stats.items, stats.bytes, stats.max_bytes, stats.hits, stats.misses, stats.full)
+    }
+
+    /// The descriptor of the file, for as long as this lives.
+    fn fileno(&self) -> PyResult<RawFd> {
+        Ok(self.samples.fd().map_err(exception)?.as_raw_fd())
+    }
+
+    /// The number that `attach` needs beside the descriptor.
+    #[getter]
+    fn terms(&self) -> (Option<u64>, u64, bool) {
+        (self.max_bytes, self.ranks, self.samples.is_on_disk())
+    }
+
+    /// True if the file was found damaged when it was opened, so that all samples are made again.
+    #[getter]
+    fn was_damaged(&self) -> bool {
+        self.samples.was_damaged()
+    }
+
+    /// Device and number of the file.
+    #[getter]
+    fn inode(&self) -> (u64, u64) {
+        self.samples.inode()
+    }
+
+    fn __len__(&self) -> usize {
+        self.samples.len()
+    }
+}
+
+/// A process, a file of samples, and an index.
+type Key = (u32, (u64, u64), usize);
+
+/// Samples that threads of this process are making. Processes exclude each other by locks, which all threads of a process
+/// have. The process is part of the key, because a forked child inherits the set, not the threads.
+///
+/// It is locked by threads that have the interpreter, and for no longer than they have it, so a child that one of these
+/// forks finds it free. Other code may fork at any moment: nobody waits for the lock.
+static MAKING: LazyLock<Mutex<HashSet<Key>>> = LazyLock::new(Mutex::default);
+
+/// An index that no other thread of this process makes a sample of, while this lives.
+pub(super) struct Claim<'a> {
+    samples: &'a Samples,
+    key: Key,
+    is_locked: Cell<bool>,
+}
+
+impl<'a> Claim<'a> {
+    /// `None`: another thread has it.
+    pub(super) fn of(samples: &'a Samples, index: usize) -> Option<Self> {
+        let key = (std::process::id(), samples.inode(), index);
+        let is_new = MAKING.try_lock().is_ok_and(|mut making| making.insert(key));
+        is_new.then(|| Self { samples, key, is_locked: Cell::new(false) })
+    }
+
+    /// True if no other process makes the sample either, until this goes. `None`: it cannot be kept.
+    pub(super) fn is_mine(&self) -> Option<bool> {
+        let is_mine = self.samples.claim(self.key.2);
+        self.is_locked.set(is_mine == Some(true));
+        is_mine
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile has no lock.
+        if self.is_locked.get() && self.key.0 == std::process::id() {
+            self.samples.release(self.key.2);
+        }
+        if let Ok(mut making) = MAKING.try_lock() {
+            making.remove(&self.key);
+        }
+    }
+}

@@ -4,9 +4,9 @@ use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
 use ringloader_core::transport::port::Chunk;
 
-use crate::class::port::Port;
 use crate::torch::names::Torch;
 use crate::torch::tensor::tensor_over_chunk;
+use crate::transport::port::Port;
 
 /// The memory that this process has for batches.
 #[derive(Clone, Copy)]

@@ -9,14 +9,13 @@ use pyo3::{PyTypeCheck, intern};
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
-use super::fallback::{Fallback, Part};
-use super::kinds::{DEEPEST, is_number, is_text};
+use super::fallback::{Fallback, Part, Unchanged};
 use super::rows::{Rows, fill};
-use super::unchanged::Unchanged;
-use crate::class::port::Port;
+use super::{DEEPEST, is_number, is_text};
 use crate::gil::in_thread;
-use crate::torch::describe::describe;
+use crate::torch::elements::describe;
 use crate::torch::names::Torch;
+use crate::transport::port::Port;
 
 /// Stands in for `collate` in a worker, which `default_collate` calls, and which calls itself for what is in
 /// containers.

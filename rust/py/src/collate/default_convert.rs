@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::fallback::{Fallback, Part};
-use super::kinds::{DEEPEST, is_number, is_text};
+use super::{DEEPEST, is_number, is_text};
 use crate::torch::names::Torch;
 
 /// Stands in for `default_convert` in a worker.

@@ -1,4 +1,5 @@
-//! A function of torch's that ours stands in for.
+//! torch's functions that ours stand in for: they are called where ours has no answer, or where they are not as torch made
+//! them.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
@@ -42,4 +43,65 @@ pub(super) fn are_in_place(py: Python<'_>, parts: &[Part]) -> PyResult<bool> {
         }
     }
     Ok(true)
+}
+
+/// The parts of `default_collate`, kept to check that it still does what torch has made it do.
+pub(super) struct Unchanged {
+    parts: Vec<Part>,
+    /// Functions that return how many modes of torch's have a say in what its other functions do.
+    modes: Vec<Py<PyAny>>,
+    /// The map that `default_collate` passes, which users may change, and what was in it.
+    pub(super) fn_map: Py<PyDict>,
+    torchs_fn_map: Py<PyDict>,
+}
+
+impl Unchanged {
+    /// Keeps the parts as they are now.
+    ///
+    /// # Errors
+    /// The error that copying the map raises.
+    pub(super) fn new(parts: Vec<Part>, modes: Vec<Py<PyAny>>, fn_map: &Bound<'_, PyDict>) -> PyResult<Self> {
+        Ok(Self { parts, modes, fn_map: fn_map.clone().unbind(), torchs_fn_map: fn_map.copy()?.unbind() })
+    }
+
+    /// Returns true if no part has changed, and no mode has a say.
+    ///
+    /// # Errors
+    /// The error that asking raises.
+    pub(super) fn holds(&self, py: Python<'_>) -> PyResult<bool> {
+        for mode in &self.modes {
+            if mode.bind(py).call0()?.is_truthy()? {
+                return Ok(false);
+            }
+        }
+        Ok(are_in_place(py, &self.parts)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
+    }
+}
+
+/// Calls `first`, and where that returns None `then`, and after that `done`. Native, so that a traceback out of `then`
+/// is as if that had been called directly.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct FirstOf {
+    first: Py<PyAny>,
+    then: Py<PyAny>,
+    done: Py<PyAny>,
+}
+
+#[pymethods]
+impl FirstOf {
+    #[new]
+    fn new(first: Py<PyAny>, then: Py<PyAny>, done: Py<PyAny>) -> Self {
+        Self { first, then, done }
+    }
+
+    fn __call__<'py>(&self, argument: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = argument.py();
+        let found = self.first.bind(py).call1((argument,))?;
+        if !found.is_none() {
+            return Ok(found);
+        }
+        let made = self.then.bind(py).call1((argument,))?;
+        self.done.bind(py).call0()?;
+        Ok(made)
+    }
 }

@@ -11,13 +11,12 @@ use ringloader_core::os::read_ahead;
 use ringloader_core::testing::fault::fault;
 
 use super::batch_memory::{Allocator, BatchMemory};
-use super::fallback::Part;
+use super::fallback::{Part, Unchanged};
 use super::rows::{byte_len, dtype_of_format, has_strides_of_torch, is_contiguous};
-use super::unchanged::Unchanged;
-use crate::class::port::Port;
 use crate::gil::{DETACH, in_thread, without_interpreter};
-use crate::torch::describe::describe;
+use crate::torch::elements::describe;
 use crate::torch::names::Torch;
+use crate::transport::port::Port;
 
 /// Gathers the rows of a batch, into the slot of a worker or into memory of torch's own.
 #[pyclass(frozen, module = "ringloader._native")]

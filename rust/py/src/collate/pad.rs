@@ -8,11 +8,12 @@ use pyo3::types::{PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
-use super::padded::{Cast, Pattern, Target, write_all};
+use super::padded::{Cast, Pattern, Target};
 use super::ragged::{Kind, Numbers, Ragged, Shapes};
-use crate::class::port::Port;
+use super::rows::fill;
 use crate::gil::in_thread;
 use crate::torch::names::Torch;
+use crate::transport::port::Port;
 
 /// Pads samples to one size. What it is not certain of, it leaves to Python.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -208,6 +209,6 @@ fn lengths<'py>(
     let Some(memory) = BatchMemory::new(allocator, Dtype::I64, shape)? else { return Ok(None) };
     let sizes = shapes.iter().flat_map(|shape| axes.iter().map(|&axis| shape[axis] as i64));
     let bytes: Vec<u8> = sizes.flat_map(i64::to_ne_bytes).collect();
-    write_all(&memory, &bytes)?;
+    fill(&memory, &bytes)?;
     memory.into_tensor(allocator.py).map(Some)
 }

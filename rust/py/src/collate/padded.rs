@@ -5,7 +5,6 @@
 
 use std::ptr::{copy_nonoverlapping, write_bytes};
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat};
 use ringloader_core::batch::Dtype;
@@ -284,17 +283,4 @@ unsafe fn repeat<T: Copy>(value: &[u8], to: usize, count: usize) {
             (to as *mut T).add(at).write_unaligned(value);
         }
     }
-}
-
-/// Writes a batch's memory.
-///
-/// # Errors
-/// `RuntimeError` unless it has just so many bytes.
-pub(super) fn write_all(memory: &BatchMemory<'_>, bytes: &[u8]) -> PyResult<()> {
-    if bytes.len() as u64 != memory.nbytes() {
-        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", bytes.len(), memory.nbytes())));
-    }
-    // SAFETY: the memory has so many bytes, which have no other user; `bytes` is private memory.
-    unsafe { copy_nonoverlapping(bytes.as_ptr(), memory.address() as *mut u8, bytes.len()) };
-    Ok(())
 }

@@ -6,7 +6,7 @@ use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
 use super::rows::dtype_of_format;
-use crate::torch::describe::describe;
+use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 
 /// Samples of which each is in memory as a tensor is: tensors or arrays of one type.

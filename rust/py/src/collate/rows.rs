@@ -10,7 +10,7 @@ use ringloader_core::batch::Dtype;
 
 use super::batch_memory::BatchMemory;
 use crate::gil::{DETACH, without_interpreter};
-use crate::torch::describe::describe;
+use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 
 /// Contiguous tensors or arrays of one type and shape, to become the rows of a tensor.

@@ -9,11 +9,11 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
 use ringloader_core::items::{self, Builder, Items};
 
+use super::form::{read, read_plain, tag, write};
 use super::named::{Named, Numbers};
-use super::{read, tag, write};
-use crate::fds;
 use crate::gil::{exception, without_interpreter};
 use crate::objects;
+use crate::process::duplicate;
 
 /// A list of any objects in shared memory, or every `step`-th of its items.
 ///
@@ -43,7 +43,7 @@ impl SharedItems {
         if bytes.first() == Some(&tag::PICKLE) {
             return None;
         }
-        read::read_plain(py, bytes, &self.items).ok()
+        read_plain(py, bytes, &self.items).ok()
     }
 
     /// The list of all that a builder has, with the keys.
@@ -84,7 +84,7 @@ impl SharedItems {
         let mut numbers = Numbers::default();
         for (position, item) in iterable.try_iter()?.enumerate() {
             let item = item?;
-            write::write(&item, &mut numbers, builder.buffer())
+            write(&item, &mut numbers, builder.buffer())
                 .map_err(|error| unpicklable(&item, position, error))?;
             if builder.end_item() {
                 without_interpreter(py, || builder.flush()).map_err(exception)?;
@@ -128,7 +128,7 @@ impl SharedItems {
         })?;
         let index = if index < 0 { index + this.len as isize } else { index };
         match usize::try_from(index).ok().filter(|&index| index < this.len).and_then(|at| this.item(at)) {
-            Some(bytes) => read::read(py, bytes, &this.items),
+            Some(bytes) => read(py, bytes, &this.items),
             None => Err(PyIndexError::new_err("list index out of range")),
         }
     }
@@ -158,7 +158,7 @@ impl SharedItems {
     /// The list that another process has built, by its descriptor, which stays the caller's.
     #[staticmethod]
     fn attach(fd: RawFd, start: isize, step: isize, len: usize) -> PyResult<Self> {
-        Self::all(Items::attach(fds::duplicate(fd)?).map_err(exception)?)?.part(start, step, len)
+        Self::all(Items::attach(duplicate(fd)?).map_err(exception)?)?.part(start, step, len)
     }
 
     /// The items as bytes, without the memory; of a part, only its items.

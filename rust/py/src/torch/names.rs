@@ -11,7 +11,7 @@ use ringloader_core::batch::Dtype;
 use ringloader_core::testing::fault::fault;
 
 use super::abi::ExchangeApi;
-use super::method::NoArgsMethod;
+use super::abi::NoArgsMethod;
 use crate::identity::ByIdentity;
 use crate::objects;
 use crate::python;

@@ -6,7 +6,7 @@
 //! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception pending, at exit
 //! and in forked children: it calls no Python and does not panic. It takes no lock but that of what is kept for
 //! children, where this process has forked since: for a moment, and never in a child. Where torch moves a storage while
-//! views of it may live, [`Deferred`](super::deferred::Deferred) has what the deleter would drop.
+//! views of it may live, [`Deferred`](super::header::Deferred) has what the deleter would drop.
 //! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
 //! they are those of a [`Leaf`], which only a parsed table has, one-dimensional, or checked here.
 
@@ -23,7 +23,7 @@ use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::port::Chunk;
 
 use super::abi::{ExchangeApi, Legacy, Versioned};
-use super::deferred::drop_or_defer;
+use super::header::drop_or_defer;
 use super::header::{Dim, Header, build, drop_header};
 use super::memory::Copies;
 use super::names::Torch;

@@ -1,0 +1,179 @@
+//! The source of a scheduler's indices in one epoch, as a Python class.
+
+use std::sync::OnceLock;
+
+use pyo3::exceptions::PyStopIteration;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::plan::TaskPlaces;
+use ringloader_core::transport::message::TaskIndex;
+
+use super::codec::encode_index_or_pickle;
+use super::ledger::{Ledger, Turns};
+use super::places::{Places, with_places};
+use super::stream::Stream;
+use crate::python::{Callbacks, Draws};
+
+/// A native stream over what torch draws, or Python's `next`.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct IndexSource {
+    /// `None`: Python iterates the sampler.
+    draws: Option<Py<PyAny>>,
+    /// Made at the first request, as torch's generators begin their bodies then; `None` inside: Python iterates the
+    /// sampler after all.
+    stream: OnceLock<Option<Py<Stream>>>,
+    /// Notes what is read and what the caller gets, for a loader that has a state.
+    ledger: Option<Py<Ledger>>,
+    /// For workers that seed their generators by places: gives them to tasks.
+    places: Option<Py<Places>>,
+    /// Counts the batches of each worker, for a loader whose dataset has a part in the state.
+    turns: OnceLock<Py<Turns>>,
+}
+
+#[pymethods]
+impl IndexSource {
+    /// One epoch of a sampler of torch's own, read natively. `places`: tasks get the places of their samples.
+    #[staticmethod]
+    #[pyo3(signature = (draws, ledger=None, places=None))]
+    fn native(draws: Py<PyAny>, ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
+        Self { draws: Some(draws), stream: OnceLock::new(), ledger, places, turns: OnceLock::new() }
+    }
+
+    /// Any other, read by torch's `_next_index`.
+    #[staticmethod]
+    #[pyo3(signature = (ledger=None, places=None))]
+    fn python(ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
+        Self { draws: None, stream: OnceLock::new(), ledger, places, turns: OnceLock::new() }
+    }
+
+    /// Has the batches of each worker be counted too, and the first task go to the worker that `turns` names.
+    fn count(&self, turns: Py<Turns>) {
+        let _ = self.turns.set(turns);
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.draws)?;
+        visit.call(self.stream.get().and_then(Option::as_ref))?;
+        visit.call(&self.places)
+    }
+}
+
+impl IndexSource {
+    /// Returns true if a native stream is there, and has been read from.
+    pub(crate) fn is_native(&self) -> bool {
+        matches!(self.stream.get(), Some(Some(_)))
+    }
+
+    /// Begins a call for a batch.
+    pub(crate) fn begin_call(&self) {
+        if let Some(ledger) = &self.ledger {
+            ledger.get().begin_call();
+        }
+        if let Some(turns) = self.turns.get() {
+            turns.get().begin();
+        }
+    }
+
+    /// Notes that the task that was read last could not be sent.
+    pub(crate) fn lose_last(&self) {
+        if let Some(ledger) = &self.ledger {
+            ledger.get().lose_last();
+        }
+    }
+
+    /// Notes that the caller gets the batch of a task, which a worker has made.
+    pub(crate) fn note_got(&self, task: u64, worker: u32) {
+        if let Some(ledger) = &self.ledger {
+            ledger.get().got(task);
+        }
+        if let Some(turns) = self.turns.get() {
+            turns.get().got(worker);
+        }
+    }
+
+    /// Notes that the task that was read last went to a worker.
+    pub(crate) fn note_sent(&self, worker: u32) {
+        if let Some(turns) = self.turns.get() {
+            turns.get().sent(worker);
+        }
+    }
+
+    /// Notes that a worker was lost, with so many tasks that it has not answered.
+    pub(crate) fn note_lost(&self, worker: u32, awaited: impl FnOnce() -> u64) {
+        if let Some(turns) = self.turns.get() {
+            turns.get().lost(worker, awaited());
+        }
+    }
+
+    /// Returns the worker that gets the first task.
+    pub(crate) fn first_worker(&self) -> u32 {
+        self.turns.get().map_or(0, |turns| turns.get().first())
+    }
+
+    /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's
+    /// end.
+    ///
+    /// # Errors
+    /// The error that the sampler raises, or that torch raises for it.
+    pub(crate) fn read(&self, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
+        let read =
+            self.read_as(callbacks, again, |index| index, |index| encode_index_or_pickle(index, again))?;
+        Ok(read.map(|(index, places)| match places {
+            None => index,
+            Some(places) => with_places(index, &places),
+        }))
+    }
+
+    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object. The
+    /// places of the samples, if there are any, come with it.
+    ///
+    /// # Errors
+    /// The error that the sampler raises, or that torch raises for it, or that `by_python` returns.
+    pub(crate) fn read_as<I>(
+        &self,
+        callbacks: &Callbacks<'_, '_>,
+        again: bool,
+        natively: impl FnOnce(TaskIndex) -> I,
+        by_python: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<I>,
+    ) -> PyResult<Option<(I, Option<TaskPlaces>)>> {
+        let py = callbacks.py();
+        if let Some(draws) = &self.draws {
+            let draws = Draws(draws.bind(py));
+            if self.stream.get().is_none() {
+                let made = draws.open()?;
+                // None where torch refuses the sampler too, in words of its own.
+                let made = if made.is_none() { None } else { Some(made.cast_into::<Stream>()?.unbind()) };
+                let _ = self.stream.set(made);
+            }
+            if let Some(Some(stream)) = self.stream.get() {
+                let read = stream.get().read(&draws, again, self.ledger.is_some())?;
+                if let (Some(ledger), Some(read)) = (&self.ledger, &read) {
+                    ledger.get().read_task(read);
+                }
+                return Ok(read.map(|read| (natively(read.index), self.take_places(read.samples))));
+            }
+        }
+        match callbacks.next_index() {
+            Ok(index) => {
+                let (index, samples) = match &self.places {
+                    None => (index, 0),
+                    Some(places) => places.get().counted(index)?,
+                };
+                // First: an index that cannot be sent is lost, and keeps its places.
+                let places = self.take_places(samples);
+                let found = by_python(&index)?;
+                if let Some(ledger) = &self.ledger {
+                    ledger.get().read(&index);
+                }
+                Ok(Some((found, places)))
+            }
+            Err(error) if error.is_instance_of::<PyStopIteration>(py) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Returns the places of a task with so many samples, which is the next that is sent.
+    fn take_places(&self, samples: u64) -> Option<TaskPlaces> {
+        self.places.as_ref().map(|places| places.get().take(samples))
+    }
+}

@@ -1,0 +1,300 @@
+//! From one batch to the next: waiting, what ended workers left, errors in their turn, the next task.
+
+use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError, PyStopIteration};
+use pyo3::intern;
+use pyo3::prelude::*;
+use ringloader_core::os::clock::monotonic;
+use ringloader_core::scheduler::Poll;
+use ringloader_core::timing::MainWork;
+
+use super::following::Reading;
+use super::late::Watched;
+use super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::{Core, End, Scheduling, State, Turn, invalid_state, is_end};
+use crate::gil::{Deadline, exception};
+use crate::python::{self, Callbacks, Late};
+use crate::torch::names::Torch;
+use crate::transport::engine::stand_in;
+
+impl<E: ParentEnd> Scheduling<E> {
+    /// Returns the next result whose turn it is, as `unpack` makes it. `None` if there is none now and `wait` is not given.
+    /// Without `wait`, anything that must be raised in its turn is left for its turn.
+    pub(super) fn advance<'py>(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, 'py>,
+        wait: bool,
+        unpack: impl Fn(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Turn<'py>>> {
+        let py = callbacks.py();
+        let engine = E::of(&self.engine).core().ok();
+        let mut deadline = Deadline::after(self.timeout)?;
+        let mut watched = None;
+        loop {
+            self.check_stopped()?;
+            match state.core.poll(engine.as_deref()).map_err(exception)? {
+                Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => return Ok(None),
+                Poll::End => {
+                    // Only an engine that has no other user can be kept for the next epoch.
+                    drop(engine);
+                    return Err(self.end(callbacks)?);
+                }
+                Poll::Ready { seq, worker, data } => {
+                    let data = data.into_bound(py);
+                    if !self.iterable || !is_end(&data)? {
+                        return Ok(Some(Turn { seq, worker, data }));
+                    }
+                    if !wait {
+                        state.end_ahead = Some(End::Kept(worker));
+                        return Ok(None);
+                    }
+                    self.end_worker(state, callbacks, End::Kept(worker))?;
+                    deadline = Deadline::after(self.timeout)?;
+                }
+                Poll::Failed { seq, error } => {
+                    if let Some(turn) = self.fail(py, &mut state.core, seq, exception(error))? {
+                        return Ok(Some(turn));
+                    }
+                    deadline = Deadline::after(self.timeout)?;
+                }
+                Poll::Early { seq, found } => {
+                    self.keep_early(py, state.following.as_mut(), seq, found, &unpack)?;
+                }
+                Poll::Arrived { seq, delivery } => {
+                    let timed = self.begin_timed(&delivery);
+                    let data = match unpack(delivery) {
+                        Ok(data) => data,
+                        Err(error) => {
+                            if let Some(turn) = self.fail(py, &mut state.core, seq, error)? {
+                                return Ok(Some(turn));
+                            }
+                            continue;
+                        }
+                    };
+                    if self.iterable && is_end(&data)? {
+                        if !wait {
+                            state.end_ahead = Some(End::Answer(seq));
+                            return Ok(None);
+                        }
+                        self.end_worker(state, callbacks, End::Answer(seq))?;
+                    } else {
+                        if let Some(timed) = timed {
+                            self.end_timed(py, state, seq, timed);
+                        }
+                        let turn = state.core.accept(seq, data.unbind()).map_err(exception)?;
+                        if let Some((worker, data)) = turn {
+                            return Ok(Some(Turn { seq, worker, data: data.into_bound(py) }));
+                        }
+                    }
+                    deadline = Deadline::after(self.timeout)?;
+                }
+                Poll::Lost { worker } => {
+                    // Another thread, or a signal handler, ends the workers.
+                    if E::of(&self.engine).is_done() {
+                        return Err(invalid_state());
+                    }
+                    let Some(core) = &engine else { return Err(invalid_state()) };
+                    if let Some(following) = &mut state.following {
+                        following.lose();
+                    }
+                    let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
+                        Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
+                    });
+                    state.source.get().note_lost(worker, || state.core.awaited_of(worker));
+                    if callbacks.replace_lost(worker, in_hand.clone())? {
+                        let sent = |seq| state.sent.get(seq).map(|index| E::kept(index, py));
+                        state.core.resume(&**core, worker, sent).map_err(exception)?;
+                        deadline = Deadline::after(self.timeout)?;
+                        continue;
+                    }
+                    state.core.give_up(worker);
+                    callbacks.raise_lost(worker, in_hand)?;
+                    return Err(PyRuntimeError::new_err(format!(
+                        "DataLoader worker {worker} exited unexpectedly"
+                    )));
+                }
+                Poll::Wait { worker, limit } => {
+                    let Some(engine) = &engine else { return Err(invalid_state()) };
+                    let Some(left) = deadline.left() else {
+                        callbacks.raise_timeout(
+                            state.sent.late(&state.core, worker, |index| E::index(py, index)),
+                        )?;
+                        return Err(PyRuntimeError::new_err("DataLoader timed out"));
+                    };
+                    let mut limit = left.min(limit);
+                    if let Some(after) = state.watch {
+                        let watched = watched.get_or_insert_with(|| Watched::new(after));
+                        if let Some(waited) = watched.is_due() {
+                            let owing = Self::owing(py, state, engine, worker);
+                            callbacks.note_wait(waited.as_secs_f64(), owing)?;
+                            continue;
+                        }
+                        limit = limit.min(watched.left());
+                    }
+                    E::wait(py, engine, worker, limit)?;
+                    if E::of(&self.engine).core().is_err() {
+                        return Err(invalid_state());
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the task that each worker owes. The worker whose turn it is comes first.
+    fn owing<'py>(
+        py: Python<'py>,
+        state: &State<Indexed<E>>,
+        engine: &E::Core,
+        turn: Option<u32>,
+    ) -> Vec<Late<'py>> {
+        let mut owing = state.sent.late(&state.core, None, |index| E::index(py, index));
+        owing.sort_by_key(|&(worker, ..)| Some(worker) != turn);
+        for (worker, number, index) in &mut owing {
+            // Results of earlier tasks may lie in the worker's ring already, so look at the task that it took last.
+            // Nothing lies in the ring of the worker whose turn it is.
+            let taken = (Some(*worker) != turn).then(|| E::in_hand(engine, *worker)).flatten();
+            if let Some((seq, taken)) = taken
+                && let Some(awaited) = state.core.awaited_task(seq)
+            {
+                (*number, *index) = (awaited, E::index(py, &taken).ok());
+            }
+        }
+        owing
+    }
+
+    /// A worker has nothing more of its iterable dataset.
+    pub(super) fn end_worker(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, '_>,
+        end: End,
+    ) -> PyResult<()> {
+        let worker = match end {
+            End::Answer(seq) => state.core.end_worker(seq).map_err(exception)?,
+            End::Kept(worker) => {
+                state.core.give_up(worker);
+                state.ends_kept.retain(|&kept| kept != worker);
+                worker
+            }
+        };
+        callbacks.note_exhausted(worker)?;
+        self.send_one(state, callbacks)
+    }
+
+    /// The epoch is over. Returns what to raise.
+    fn end(&self, callbacks: &Callbacks<'_, '_>) -> PyResult<PyErr> {
+        callbacks.end_epoch()?;
+        Ok(PyStopIteration::new_err(()))
+    }
+
+    /// The result of `seq` has come and cannot be had: its error takes its place. As [`Core::accept`].
+    ///
+    /// # Errors
+    /// The error that ends or interrupts a program is raised at once. The batch's turn says so again.
+    fn fail<'py>(
+        &self,
+        py: Python<'py>,
+        core: &mut Core,
+        seq: u64,
+        error: PyErr,
+    ) -> PyResult<Option<Turn<'py>>> {
+        let (standing, interrupt) = stand_in(py, error)?;
+        match interrupt {
+            None => {
+                let turn = core.accept(seq, standing.unbind()).map_err(exception)?;
+                Ok(turn.map(|(worker, data)| Turn { seq, worker, data: data.into_bound(py) }))
+            }
+            Some(interrupt) => {
+                core.keep(seq, standing.unbind()).map_err(exception)?;
+                Err(interrupt)
+            }
+        }
+    }
+
+    /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
+    ///
+    /// An interrupt does not: the batch is the next then. The last look for signals is here, because the interpreter's
+    /// next one comes when the batch is no longer ours and not yet the caller's.
+    pub(super) fn hand_out<'py>(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, 'py>,
+        of: (u64, u32),
+        data: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        if let Err(interrupt) = py.check_signals() {
+            state.kept = Some((of, data.unbind()));
+            return Err(interrupt);
+        }
+        self.note_early(py, state);
+        let sent = self.send_one(state, callbacks);
+        if let Err(interrupt) = &sent
+            && !interrupt.is_instance_of::<PyException>(py)
+        {
+            state.kept = Some((of, data.clone().unbind()));
+        } else {
+            state.source.get().note_got(of.0, of.1);
+        }
+        sent?;
+        // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
+        if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
+            data.call_method0(python::reraise(py)).inspect_err(|error| forget_locals(py, error))?;
+        }
+        Ok(data)
+    }
+
+    /// MIRRORS torch dataloader.py::_try_put_index.
+    pub(super) fn send_one(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, '_>,
+    ) -> PyResult<()> {
+        if state.core.is_full() {
+            return Err(PyAssertionError::new_err(
+                "Number of outstanding tasks exceeded maximum allowed tasks",
+            ));
+        }
+        if state.reading == Reading::Closed {
+            return Ok(());
+        }
+        // A look into a native stream is nothing beside two at the clock.
+        let begun = match self.recorder.get() {
+            Some((recorder, _)) if !state.source.get().is_native() => Some((recorder.get(), monotonic())),
+            _ => None,
+        };
+        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else {
+            state.reading = Reading::AtEnd;
+            return Ok(());
+        };
+        if let Some((recorder, begun)) = begun {
+            recorder.note_main(MainWork::Index, 0, begun);
+        }
+        // After shutdown there is no worker left, and as in torch the index is lost.
+        let Ok(engine) = E::of(&self.engine).core() else {
+            state.source.get().lose_last();
+            return Ok(());
+        };
+        if state.keeps_sent {
+            state.sent.note(&state.core, E::kept(&index, callbacks.py()));
+        }
+        let sent = state.core.send(&*engine, index).map_err(exception);
+        match sent {
+            Ok(Some(worker)) => state.source.get().note_sent(worker),
+            _ => state.source.get().lose_last(),
+        }
+        sent.map(drop)
+    }
+}
+
+/// Clears the frame of torch's `reraise`. It has the error in a local variable, and the error has the frame in its
+/// traceback: in this cycle the caller's frames, and so the iterator with its workers, would wait for the collector.
+fn forget_locals(py: Python<'_>, error: &PyErr) {
+    if let Some(traceback) = error.traceback(py) {
+        let cleared = traceback
+            .getattr(intern!(py, "tb_frame"))
+            .and_then(|frame| frame.call_method0(intern!(py, "clear")));
+        // Only the error that was raised matters, and not a failure to clear the frame.
+        drop(cleared);
+    }
+}

@@ -1,0 +1,218 @@
+//! Batches that are prepared before their turn, by a `Placement` of the Python package.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyAssertionError, PyException};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::sync::Ordering;
+
+use super::parent_end::ParentEnd;
+use super::{BUSY, Scheduling, Taken, Turn, invalid_state};
+use crate::caught::caught;
+use crate::objects;
+use crate::placement::arrival::Arrival;
+use crate::python::Callbacks;
+
+/// The time for which an end waits for the user's code that another thread runs in a call for a batch.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// The batches that were taken and not yet handed out.
+pub(super) struct Ahead {
+    /// Each batch as it came, an [`Arrival`], until it is prepared.
+    batches: VecDeque<Py<PyAny>>,
+    /// False in the call after one that failed behind the first batch: the first batch comes, even if those behind it
+    /// never do.
+    looks: bool,
+}
+
+impl Default for Ahead {
+    fn default() -> Self {
+        Self { batches: VecDeque::new(), looks: true }
+    }
+}
+
+impl Ahead {
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.batches.iter().try_for_each(|batch| visit.call(batch))
+    }
+}
+
+impl<E: ParentEnd> Scheduling<E> {
+    /// Returns the next batch, from where `placement` brings it. Also prepares the batches behind it that are there.
+    ///
+    /// The sampler is read when a batch is handed out, as in [`next`](Self::next). Errors, deaths of workers and the
+    /// end of the epoch wait for their turn. If a call is interrupted, the next call goes on with what it has left.
+    pub(super) fn next_placed<'py>(
+        &self,
+        placement: &Bound<'py, PyAny>,
+        prepare: &Bound<'py, PyAny>,
+        callbacks: &Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        self.check_process()?;
+        let mut ahead = self.ahead.lock(py, BUSY)?;
+        let closes = self.closes.load(Ordering::Relaxed);
+        let found =
+            caught(py, || self.next_of_ahead(&mut ahead, placement, prepare, &Callbacks(callbacks), closes));
+        if self.closes.load(Ordering::Relaxed) != closes {
+            // Without the lock, so what this call has begun is still to be ended.
+            let left = std::mem::take(&mut ahead.batches);
+            let ended = end(placement);
+            drop(ahead);
+            drop(left);
+            ended?;
+        }
+        self.unless_stopped(py, found)
+    }
+
+    fn next_of_ahead<'py>(
+        &self,
+        ahead: &mut Ahead,
+        placement: &Bound<'py, PyAny>,
+        prepare: &Bound<'py, PyAny>,
+        callbacks: &Callbacks<'_, 'py>,
+        closes: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        let depth: usize = placement.getattr(intern!(py, "depth"))?.extract()?;
+        {
+            let mut state = self.lock(py)?;
+            state.source.get().begin_call();
+            if let Some((of, data)) = state.kept.take() {
+                return self.hand_out(&mut state, callbacks, of, data.into_bound(py));
+            }
+        }
+        if ahead.batches.is_empty() {
+            self.take(ahead, callbacks)?;
+        }
+        self.prepare_at(ahead, 0, prepare)?;
+        let looks = std::mem::replace(&mut ahead.looks, false);
+        while looks && ahead.batches.len() <= depth && self.take(ahead, callbacks)? {
+            self.prepare_at(ahead, ahead.batches.len() - 1, prepare)?;
+        }
+        ahead.looks = true;
+        let first = ahead.batches.front().ok_or_else(invalid_state)?;
+        let begun = self.begin_placed();
+        let data = first.bind(py).call_method0(intern!(py, "result"))?;
+        self.end_placed(py, 0, begun)?;
+        if self.closes.load(Ordering::Relaxed) != closes {
+            return Err(PyAssertionError::new_err("Invalid iterator state: it was shut down meanwhile"));
+        }
+        let mut state = self.lock(py)?;
+        let Taken { seq, worker, .. } = state.taken.pop_front().ok_or_else(invalid_state)?;
+        state.core.delivered(worker);
+        let prepared = ahead.batches.pop_front();
+        let found = self.hand_out(&mut state, callbacks, (seq, worker), data);
+        drop(state);
+        drop(prepared);
+        found
+    }
+
+    /// Prepares what is at this place. What is prepared decides from then on how long it needs the slot.
+    fn prepare_at(&self, ahead: &mut Ahead, at: usize, prepare: &Bound<'_, PyAny>) -> PyResult<()> {
+        let found = ahead.batches[at].bind(prepare.py());
+        if found.is_exact_instance_of::<Arrival>() {
+            let begun = self.begin_placed();
+            let arguments = objects::arguments(prepare.py(), [found.clone()])?;
+            ahead.batches[at] = prepare.call1(arguments)?.unbind();
+            self.end_placed(prepare.py(), at, begun)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the next batch, and reads no index for it. False if there is none now. It waits for one if there is no
+    /// other.
+    ///
+    /// The scheduler's counts and the batches ahead change together: a signal handler that raises runs before or after.
+    fn take(&self, ahead: &mut Ahead, callbacks: &Callbacks<'_, '_>) -> PyResult<bool> {
+        let py = callbacks.py();
+        let mut state = self.lock(py)?;
+        let state = &mut *state;
+        let wait = ahead.batches.is_empty();
+        if wait {
+            // Batches that are no longer ahead were given up.
+            state.taken.clear();
+        }
+        if let Some(end) = state.end_ahead {
+            if !wait {
+                return Ok(false);
+            }
+            state.end_ahead = None;
+            self.end_worker(state, callbacks, end)?;
+        }
+        let (taken, data) = match state.unplaced.take() {
+            Some((taken, data)) => (taken, data.into_bound(py)),
+            None => {
+                let (_, received, _) = state.core.positions();
+                let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
+                let found = self.advance(state, callbacks, wait, keep)?;
+                let Some(Turn { seq, worker, data }) = found else { return Ok(false) };
+                (Taken { seq, worker, received }, data)
+            }
+        };
+        let arrival = match data.cast::<Arrival>() {
+            Ok(arrival) => Ok(arrival.clone()),
+            Err(_) => caught(py, || Bound::new(py, Arrival::of_object(data.clone().unbind()))),
+        };
+        match arrival {
+            Ok(arrival) => ahead.batches.push_back(arrival.into_any().unbind()),
+            Err(error) => {
+                state.unplaced = Some((taken, data.unbind()));
+                return Err(error);
+            }
+        }
+        state.taken.push_back(taken);
+        Ok(true)
+    }
+
+    /// Gives up what is ahead, for another epoch.
+    pub(super) fn forget_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = placement.py();
+        self.check_process()?;
+        let mut ahead = self.ahead.lock(py, BUSY)?;
+        placement.call_method0(intern!(py, "abandon"))?;
+        let left = std::mem::take(&mut ahead.batches);
+        drop(ahead);
+        drop(left);
+        Ok(())
+    }
+
+    /// Gives up what is ahead, and ends `placement`, behind a call for a batch in another thread. Where that does not
+    /// come back soon, or is below this one, `placement` is ended here and, when that call comes back, again.
+    pub(super) fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
+        self.check_process()?;
+        let held = self.ahead.lock_within(placement.py(), PATIENCE);
+        let (mut ahead, interrupted) = match held {
+            Ok(ahead) => (ahead, Ok(())),
+            Err(interrupt) => (None, Err(interrupt)),
+        };
+        if ahead.is_none() {
+            self.closes.fetch_add(1, Ordering::Relaxed);
+        }
+        let ended = end(placement);
+        let left = ahead.as_mut().map(|ahead| std::mem::take(&mut ahead.batches));
+        drop(ahead);
+        drop(left);
+        interrupted.and(ended)
+    }
+}
+
+/// Ends a placement, also where an interrupt comes meanwhile: what waits for copies in it must not be left out.
+fn end(placement: &Bound<'_, PyAny>) -> PyResult<()> {
+    let py = placement.py();
+    let mut ended = Ok(());
+    for name in [intern!(py, "abandon"), intern!(py, "close")] {
+        let mut called = placement.call_method0(name);
+        if let Err(interrupt) = &called
+            && !interrupt.is_instance_of::<PyException>(py)
+        {
+            ended = ended.and(called.map(drop));
+            called = placement.call_method0(name);
+        }
+        ended = ended.and(called.map(drop));
+    }
+    ended
+}

@@ -1,0 +1,134 @@
+//! The epoch that follows: its first tasks go out while batches of this one still come.
+
+use pyo3::prelude::*;
+use ringloader_core::timing::Stamps;
+
+use super::late::SentTasks;
+use super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::{Core, Scheduling, State};
+use crate::gil::exception;
+use crate::python::Callbacks;
+use crate::sampling::source::IndexSource;
+use crate::transport::engine::stand_in;
+
+/// The progress of reading an epoch's indices.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// There may be more.
+    Open,
+    /// The last read found the end.
+    AtEnd,
+    /// No more are read, because another epoch's are.
+    Closed,
+}
+
+/// The epoch behind the one of a [`State`].
+pub(super) struct Following<I> {
+    core: Core,
+    source: Py<IndexSource>,
+    sent: SentTasks<I>,
+    reading: Reading,
+    /// The stamps of results that have come.
+    early: Vec<(u64, (u32, Stamps))>,
+    /// True once a worker was lost with some of its tasks: it does not take place.
+    is_lost: bool,
+}
+
+impl<I> Following<I> {
+    pub(super) fn source(&self) -> &Py<IndexSource> {
+        &self.source
+    }
+
+    pub(super) fn lose(&mut self) {
+        self.is_lost = true;
+    }
+
+    /// Has `state` be that of this epoch, and this be the one before; or the other way round.
+    fn swap(&mut self, state: &mut State<I>) {
+        std::mem::swap(&mut self.core, &mut state.core);
+        std::mem::swap(&mut self.source, &mut state.source);
+        std::mem::swap(&mut self.sent, &mut state.sent);
+        std::mem::swap(&mut self.reading, &mut state.reading);
+    }
+}
+
+impl<E: ParentEnd> Scheduling<E> {
+    /// Returns true if the sampler was at its end when it was read last, and no other epoch follows.
+    pub(super) fn is_at_end(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.lock(py)?.reading == Reading::AtEnd)
+    }
+
+    /// Has an epoch follow, with indices from `source`. No more are read in this one.
+    pub(super) fn follow(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        let mut core = state.core.follow();
+        core.begin_at(source.get().first_worker());
+        state.reading = Reading::Closed;
+        let following = Following {
+            core,
+            source,
+            sent: SentTasks::default(),
+            reading: Reading::Open,
+            early: Vec::new(),
+            is_lost: false,
+        };
+        let before = state.following.replace(following);
+        drop(state);
+        drop(before);
+        Ok(())
+    }
+
+    /// Reads one index of the epoch that follows and sends it.
+    pub(super) fn put_following(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut state = self.lock(callbacks.py())?;
+        let Some(mut following) = state.following.take_if(|following| !following.is_lost) else {
+            return Ok(());
+        };
+        following.swap(&mut state);
+        let sent = self.send_one(&mut state, &Callbacks(callbacks));
+        following.swap(&mut state);
+        state.following = Some(following);
+        sent
+    }
+
+    /// Begins the epoch that follows; false if there is none, or it has lost a worker. What still comes from the one
+    /// before is thrown away.
+    pub(super) fn take_over(&self, py: Python<'_>) -> PyResult<bool> {
+        let mut state = self.lock(py)?;
+        let Some(mut following) = state.following.take_if(|following| !following.is_lost) else {
+            return Ok(false);
+        };
+        following.core.take_over(&mut state.core);
+        following.swap(&mut state);
+        let left = state.forget();
+        state.early = std::mem::take(&mut following.early);
+        drop(state);
+        drop((left, following));
+        Ok(true)
+    }
+
+    /// Keeps a result of the epoch that follows, as `unpack` makes it, until its turn. One of an epoch that was given up
+    /// is dropped.
+    ///
+    /// # Errors
+    /// The error that ends or interrupts a program is raised at once. The batch's turn says so again.
+    pub(super) fn keep_early<'py>(
+        &self,
+        py: Python<'py>,
+        following: Option<&mut Following<Indexed<E>>>,
+        seq: u64,
+        found: ringloader_core::Result<Delivered<E>>,
+        unpack: impl FnOnce(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        let Some(following) = following.filter(|following| !following.is_lost) else { return Ok(()) };
+        if let Some(made) = found.as_ref().ok().and_then(|delivery| self.early(delivery)) {
+            following.early.push((seq, made));
+        }
+        let (data, interrupt) = match found.map_err(exception).and_then(unpack) {
+            Ok(data) => (data, None),
+            Err(error) => stand_in(py, error)?,
+        };
+        following.core.keep(seq, data.unbind()).map_err(exception)?;
+        interrupt.map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,516 @@
+//! Native scheduling of one iterator, as a Python class: one call for each batch.
+
+mod advance;
+mod ahead;
+mod following;
+mod late;
+pub(crate) mod parent_end;
+mod timed;
+
+use std::collections::VecDeque;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError};
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::Error;
+use ringloader_core::plan::Order as CoreOrder;
+use ringloader_core::process::{self, Process};
+use ringloader_core::scheduler::Poll;
+use ringloader_core::sync::AtomicU64;
+use ringloader_core::timing::{MainWork, Stamps};
+
+use self::late::SentTasks;
+use self::parent_end::{Indexed, ParentEnd};
+use crate::caught::caught;
+use crate::gil::exception;
+use crate::lock::{DetachedLock, Guard};
+use crate::python::Callbacks;
+use crate::sampling::source::IndexSource;
+use crate::timing::Recorder;
+use crate::torch::names::Torch;
+use crate::transport::engine::{Engine, stand_in};
+use crate::transport::queues::ThreadQueues;
+
+use self::ahead::Ahead;
+use self::following::{Following, Reading};
+
+type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
+
+/// In which order batches are returned.
+#[pyclass(
+    eq,
+    eq_int,
+    frozen,
+    from_py_object,
+    rename_all = "SCREAMING_SNAKE_CASE",
+    module = "ringloader._native"
+)]
+#[derive(PartialEq, Eq, Clone, Copy)]
+#[expect(clippy::enum_variant_names, reason = "the names are torch's")]
+pub(crate) enum Order {
+    /// In the order of their indices.
+    InOrder,
+    /// In the order in which they come.
+    AsCompleted,
+    /// In the order in which they come, with indices given to the workers in turn.
+    AsCompletedRoundRobin,
+}
+
+/// The position of an epoch: torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+#[pyclass(frozen, get_all, module = "ringloader._native")]
+pub(crate) struct Positions {
+    sent: u64,
+    received: u64,
+    outstanding: u64,
+}
+
+/// Reads indices, hands out tasks, takes results in order, waits: over the parent's end `E` of any transport.
+///
+/// The methods get the iterator, and call torch's own methods of it at torch's moments. While one of them runs, another
+/// thread waits, and a call below a signal handler cannot run.
+struct Scheduling<E: ParentEnd> {
+    engine: Py<E>,
+    state: DetachedLock<State<Indexed<E>>>,
+    /// INVARIANT: a thread takes it before the state, and has it while it prepares batches.
+    ahead: DetachedLock<Ahead>,
+    /// The number of times that the batches ahead were closed without their lock, and so below or beside a call that
+    /// has it.
+    closes: AtomicU64,
+    /// The message of the error that every call raises since [`stop`](Self::stop).
+    stopped: OnceLock<String>,
+    /// The process that made it.
+    process: &'static Process,
+    workers: u32,
+    iterable: bool,
+    timeout: Option<f64>,
+    /// Notes how long batches take, where that is wanted; and the work that is done for a batch ahead of its turn.
+    recorder: OnceLock<(Py<Recorder>, MainWork)>,
+}
+
+/// The Python class of a [`Scheduling`]: there is one for each transport, so that none pays for another.
+macro_rules! scheduler_class {
+    ($(#[$about:meta])* $name:ident, $end:ty) => {
+        $(#[$about])*
+        #[pyclass(frozen, module = "ringloader._native")]
+        pub(crate) struct $name(Scheduling<$end>);
+
+        #[pymethods]
+        impl $name {
+            #[new]
+            fn new(
+                engine: Py<$end>,
+                source: Py<IndexSource>,
+                workers: u32,
+                prefetch_factor: u32,
+                order: Order,
+                iterable: bool,
+                timeout: f64,
+            ) -> Self {
+                Self(Scheduling::new(engine, source, workers, prefetch_factor, order, iterable, timeout))
+            }
+
+            fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.keep_sent(py)
+            }
+
+            fn balance(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.balance(py)
+            }
+
+            fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+                self.0.watch(py, seconds)
+            }
+
+            fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
+                self.0.record(py, recorder, decodes)
+            }
+
+            fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+                self.0.reset(py, source)
+            }
+
+            fn put_index(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.put_index(callbacks)
+            }
+
+            fn is_at_end(&self, py: Python<'_>) -> PyResult<bool> {
+                self.0.is_at_end(py)
+            }
+
+            fn follow(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+                self.0.follow(py, source)
+            }
+
+            fn put_following(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.put_following(callbacks)
+            }
+
+            fn take_over(&self, py: Python<'_>) -> PyResult<bool> {
+                self.0.take_over(py)
+            }
+
+            fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+                self.0.next(callbacks)
+            }
+
+            fn next_placed<'py>(
+                &self,
+                placement: &Bound<'py, PyAny>,
+                prepare: &Bound<'py, PyAny>,
+                callbacks: &Bound<'py, PyAny>,
+            ) -> PyResult<Bound<'py, PyAny>> {
+                self.0.next_placed(placement, prepare, callbacks)
+            }
+
+            fn forget_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.forget_placed(placement)
+            }
+
+            fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
+                self.0.close_placed(placement)
+            }
+
+            fn stop(&self, message: String) -> PyResult<()> {
+                self.0.stop(message)
+            }
+
+            fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
+                self.0.take_committed(py)
+            }
+
+            fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
+                self.0.positions(py)
+            }
+
+            fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+                self.0.traverse(&visit)
+            }
+        }
+    };
+}
+
+scheduler_class!(
+    /// Native scheduling over shared-memory rings.
+    Scheduler,
+    Engine
+);
+scheduler_class!(
+    /// Native scheduling over queues between threads.
+    ThreadScheduler,
+    ThreadQueues
+);
+
+struct State<I> {
+    core: Core,
+    source: Py<IndexSource>,
+    reading: Reading,
+    /// The epoch behind this one, once its first tasks may go out.
+    following: Option<Following<I>>,
+    /// Batches that were taken and not yet handed out, in their order.
+    taken: VecDeque<Taken>,
+    /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
+    kept: Option<((u64, u32), Py<PyAny>)>,
+    /// The batch that was taken next, if there was no memory to keep it with the others.
+    unplaced: Option<(Taken, Py<PyAny>)>,
+    /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
+    /// change which worker gets which of the tasks that are sent until its turn.
+    end_ahead: Option<End>,
+    /// Workers whose end was taken and is kept until its turn.
+    ends_kept: Vec<u32>,
+    /// True if the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
+    keeps_sent: bool,
+    /// The indices that are kept.
+    sent: SentTasks<I>,
+    /// The stamps of results that came before this epoch began, for the recorder.
+    early: Vec<(u64, (u32, Stamps))>,
+    /// The time after which a wait for a batch is said.
+    watch: Option<Duration>,
+}
+
+impl<I> State<I> {
+    /// Forgets the batches that this epoch has taken, and what follows it. Returns what is to be dropped without the lock.
+    fn forget(&mut self) -> impl Sized + use<I> {
+        self.taken.clear();
+        self.end_ahead = None;
+        self.ends_kept.clear();
+        self.early.clear();
+        (self.kept.take(), self.unplaced.take(), self.following.take())
+    }
+}
+
+/// The end of a worker's iterable dataset.
+#[derive(Clone, Copy)]
+enum End {
+    /// The answer to this task, which is still awaited.
+    Answer(u64),
+    /// The end of this worker, whose answer was kept until its turn.
+    Kept(u32),
+}
+
+/// A result whose turn it is.
+struct Turn<'py> {
+    /// The task's number in the epoch.
+    seq: u64,
+    worker: u32,
+    data: Bound<'py, PyAny>,
+}
+
+/// A batch that was taken and not yet handed out.
+struct Taken {
+    seq: u64,
+    worker: u32,
+    /// torch's `_rcvd_idx` before it.
+    received: u64,
+}
+
+impl<E: ParentEnd> Scheduling<E> {
+    fn new(
+        engine: Py<E>,
+        source: Py<IndexSource>,
+        workers: u32,
+        prefetch_factor: u32,
+        order: Order,
+        iterable: bool,
+        timeout: f64,
+    ) -> Self {
+        let order = match order {
+            Order::InOrder => CoreOrder::InOrder,
+            Order::AsCompleted => CoreOrder::AsCompleted,
+            Order::AsCompletedRoundRobin => CoreOrder::AsCompletedRoundRobin,
+        };
+        let mut core = Core::new(workers, prefetch_factor, order);
+        core.begin_at(source.get().first_worker());
+        let (taken, sent) = (VecDeque::new(), SentTasks::default());
+        let (end_ahead, ends_kept) = (None, Vec::new());
+        let timeout = (timeout > 0.0).then_some(timeout);
+        let keeps_sent = timeout.is_some();
+        let state = DetachedLock::new(State {
+            core,
+            source,
+            reading: Reading::Open,
+            following: None,
+            taken,
+            kept: None,
+            unplaced: None,
+            end_ahead,
+            ends_kept,
+            keeps_sent,
+            sent,
+            early: Vec::new(),
+            watch: None,
+        });
+        Self {
+            engine,
+            state,
+            ahead: DetachedLock::new(Ahead::default()),
+            closes: AtomicU64::new(0),
+            stopped: OnceLock::new(),
+            process: process::current(),
+            workers,
+            iterable,
+            timeout,
+            recorder: OnceLock::new(),
+        }
+    }
+
+    /// Keeps the indices of tasks from now on, until their results have come.
+    fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock(py)?.keeps_sent = true;
+        Ok(())
+    }
+
+    /// Sends each task from now on to the worker with the fewest tasks that it has not answered. For datasets that no
+    /// worker comes to the end of.
+    fn balance(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock(py)?.core.balance();
+        Ok(())
+    }
+
+    /// Reports each wait for a batch from now on: after so many seconds, and again each time it is twice as long.
+    fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        // A time that no clock can count to never comes.
+        state.watch = Duration::try_from_secs_f64(seconds).ok();
+        state.keeps_sent = true;
+        Ok(())
+    }
+
+    /// Has `recorder` note how long batches take from now on. `decodes`: a placement only decodes.
+    fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
+        let work = if decodes { MainWork::Decode } else { MainWork::Place };
+        let _ = self.recorder.set((recorder, work));
+        // For the indices of the longest.
+        self.lock(py)?.keeps_sent = true;
+        Ok(())
+    }
+
+    /// Begins a new epoch, with indices from `source`. What comes from the one before is thrown away.
+    fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        state.core.reset();
+        state.core.begin_at(source.get().first_worker());
+        state.reading = Reading::Open;
+        state.sent = SentTasks::default();
+        let before = std::mem::replace(&mut state.source, source);
+        let left = state.forget();
+        drop(state);
+        // After the lock is released: the end of a sampler, or of a batch, may run any code.
+        drop((left, before));
+        Ok(())
+    }
+
+    /// Reads one index and sends it: torch's `_try_put_index`.
+    fn put_index(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
+        let mut state = self.lock(callbacks.py())?;
+        self.send_one(&mut state, &Callbacks(callbacks))
+    }
+
+    /// The next batch: torch's `_next_data`.
+    fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        let callbacks = &Callbacks(callbacks);
+        let found = caught(py, || self.next_of(&mut *self.lock(py)?, callbacks));
+        self.unless_stopped(py, found)
+    }
+
+    fn next_of<'py>(
+        &self,
+        state: &mut State<Indexed<E>>,
+        callbacks: &Callbacks<'_, 'py>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let py = callbacks.py();
+        state.source.get().begin_call();
+        if let Some((of, data)) = state.kept.take() {
+            return self.hand_out(state, callbacks, of, data.into_bound(py));
+        }
+        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
+        let Some(Turn { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
+            return Err(invalid_state());
+        };
+        state.core.delivered(worker);
+        self.hand_out(state, callbacks, (seq, worker), data)
+    }
+
+    /// Makes every call for a batch raise `RuntimeError` with this text from now on, also one that waits in another
+    /// thread.
+    fn stop(&self, message: String) -> PyResult<()> {
+        let _ = self.stopped.set(message);
+        E::of(&self.engine).end_wait()
+    }
+
+    /// # Errors
+    /// Once it is stopped.
+    fn check_stopped(&self) -> PyResult<()> {
+        match self.stopped.get() {
+            None => Ok(()),
+            Some(message) => Err(PyRuntimeError::new_err(message.clone())),
+        }
+    }
+
+    /// Returns `found`, or the scheduler's error once it is stopped. That error replaces a batch, and also an error
+    /// that the end of the workers has raised, but no interrupt.
+    fn unless_stopped<T>(&self, py: Python<'_>, found: PyResult<T>) -> PyResult<T> {
+        match found {
+            Err(interrupt) if !interrupt.is_instance_of::<PyException>(py) => Err(interrupt),
+            found => self.check_stopped().and(found),
+        }
+    }
+
+    /// Takes what all workers have committed, and keeps it until its turn: for a caller that waits for something else
+    /// from them. So no worker waits for room for long.
+    fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        let state = &mut *state;
+        let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
+        for worker in 0..self.workers {
+            while !state.ends_kept.contains(&worker)
+                && let Some(poll) = state.core.poll_of(&*engine, worker).map_err(exception)?
+            {
+                let mut timed = None;
+                let (seq, found) = match poll {
+                    Poll::Arrived { seq, delivery } => {
+                        timed = self.begin_timed(&delivery);
+                        (seq, E::of(&self.engine).unpack(py, delivery))
+                    }
+                    Poll::Failed { seq, error } => (seq, Err(exception(error))),
+                    Poll::Early { seq, found } => {
+                        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
+                        self.keep_early(py, state.following.as_mut(), seq, found, unpack)?;
+                        continue;
+                    }
+                    _ => break,
+                };
+                let (data, interrupt) = match found {
+                    Ok(data) => (data, None),
+                    Err(error) => stand_in(py, error)?,
+                };
+                if self.iterable && is_end(&data)? {
+                    state.ends_kept.push(worker);
+                } else if let Some(timed) = timed {
+                    self.end_timed(py, state, seq, timed);
+                }
+                state.core.keep(seq, data.unbind()).map_err(exception)?;
+                if let Some(interrupt) = interrupt {
+                    return Err(interrupt);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
+    fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
+        let state = self.lock(py)?;
+        let (sent, received, outstanding) = state.core.positions();
+        let kept = u64::from(state.kept.is_some());
+        let unplaced = state.unplaced.iter().map(|(taken, _)| taken);
+        let first = state.taken.front().or(unplaced.clone().next());
+        let received = first.map_or(received, |first| first.received).saturating_sub(kept);
+        let outstanding = outstanding + (state.taken.len() + unplaced.count()) as u64 + kept;
+        Ok(Positions { sent, received, outstanding })
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        if !self.process.is_current() {
+            // A thread of the parent may have had the lock at the fork.
+            return Ok(());
+        }
+        self.state.traverse(|state| {
+            visit.call(state.kept.as_ref().map(|(_, data)| data))?;
+            visit.call(state.unplaced.as_ref().map(|(_, data)| data))?;
+            visit.call(state.following.as_ref().map(|following| following.source()))?;
+            visit.call(&state.source)
+        })?;
+        self.ahead.traverse(|ahead| ahead.traverse(visit))
+    }
+}
+
+const BUSY: &str = "this iterator is being advanced elsewhere at this moment";
+
+fn invalid_state() -> PyErr {
+    PyAssertionError::new_err(
+        "Invalid iterator state: shutdown or no outstanding tasks when fetching next data",
+    )
+}
+
+fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(data.get_type().is(&Torch::get(data.py())?.iterable_end))
+}
+
+impl<E: ParentEnd> Scheduling<E> {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State<Indexed<E>>>> {
+        self.check_process()?;
+        self.state.lock(py, BUSY)
+    }
+
+    /// # Errors
+    /// In a forked child. To be called before a lock, which a thread may have had at the fork.
+    fn check_process(&self) -> PyResult<()> {
+        if self.process.is_current() {
+            return Ok(());
+        }
+        Err(exception(Error::Inherited { owner: self.process.pid() }))
+    }
+}

@@ -1,0 +1,286 @@
+//! The parent's end of a transport, as the scheduler uses it: a Python class.
+
+use std::time::Duration;
+
+use pyo3::prelude::*;
+use ringloader_core::batch::Token;
+use ringloader_core::sync::Arc;
+use ringloader_core::timing::Stamps;
+use ringloader_core::transport::Transport;
+use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::engine::Engine as CoreEngine;
+use ringloader_core::transport::message::{TaskIndex, TaskKind};
+use ringloader_core::transport::queues::Reply;
+
+use crate::caught::caught;
+use crate::gil::{exception, wait, wait_for_threads};
+use crate::placement::arrival::Arrival;
+use crate::python::Callbacks;
+use crate::sampling::codec::{decode_index, encode_index};
+use crate::sampling::places;
+use crate::sampling::source::IndexSource;
+use crate::transport::engine::Engine;
+use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
+
+/// In each pickle that has what torch sends of a tensor to another process.
+const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";
+
+/// The delivery of a [`ParentEnd`].
+pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Delivery;
+
+/// The index that a task of a [`ParentEnd`] asks for.
+pub(crate) type Indexed<E> = <<E as ParentEnd>::Core as Transport>::Index;
+
+/// The parent's end of a transport, as a Python class.
+pub(crate) trait ParentEnd: Sized {
+    /// The transport.
+    type Core: Transport<Index: Send>;
+
+    /// Returns the Rust value of a Python object.
+    fn of(this: &Py<Self>) -> &Self;
+
+    /// # Errors
+    /// Once it is closed.
+    fn core(&self) -> PyResult<Arc<Self::Core>>;
+
+    /// Returns true if nothing more is wanted of the workers.
+    fn is_done(&self) -> bool;
+
+    /// Ends the wait of a thread that is in [`wait`](Self::wait), or comes there next. Does nothing once it is closed.
+    ///
+    /// # Errors
+    /// In a forked child.
+    fn end_wait(&self) -> PyResult<()>;
+
+    /// The object that a delivery carries.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    fn unpack<'py>(&self, py: Python<'py>, delivery: Delivered<Self>) -> PyResult<Bound<'py, PyAny>>;
+
+    /// A delivery as an [`Arrival`], or unpacked; in any case unpacked if it may be the end of an iterable dataset.
+    ///
+    /// # Errors
+    /// Why it cannot be had.
+    fn keep<'py>(
+        this: &Py<Self>,
+        py: Python<'py>,
+        delivery: Delivered<Self>,
+        iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>>;
+
+    /// Returns the worker that has made a delivery, and the batch's moments there, if they were noted.
+    fn stamps(delivery: &Delivered<Self>) -> Option<(u32, Stamps)>;
+
+    /// Returns the numbers that an index consists of, as little-endian int64; `None` for an index of any other kind.
+    fn numbers(index: &Indexed<Self>) -> Option<&[u8]>;
+
+    /// Reads the next index; `None` at the sampler's end. `again`: it may be sent and decoded more than once.
+    ///
+    /// # Errors
+    /// The error that the sampler raises.
+    fn read(
+        source: &IndexSource,
+        callbacks: &Callbacks<'_, '_>,
+        again: bool,
+    ) -> PyResult<Option<Indexed<Self>>>;
+
+    /// Returns the same index again, for errors that name it.
+    fn kept(index: &Indexed<Self>, py: Python<'_>) -> Indexed<Self>;
+
+    /// The object that an index is to the worker.
+    ///
+    /// # Errors
+    /// The error that unpickling raises.
+    fn index<'py>(py: Python<'py>, index: &Indexed<Self>) -> PyResult<Bound<'py, PyAny>>;
+
+    /// The task that `worker` took last, as it was sent, and its index; `None` where that is not known.
+    fn in_hand(core: &Self::Core, worker: u32) -> Option<(u64, Indexed<Self>)>;
+
+    /// Waits for the next event without the interpreter, then lets signal handlers run.
+    ///
+    /// # Errors
+    /// The error of the transport, or the one that a signal handler raises.
+    fn wait(py: Python<'_>, core: &Self::Core, only: Option<u32>, limit: Duration) -> PyResult<()>;
+}
+
+impl ParentEnd for Engine {
+    type Core = CoreEngine;
+
+    fn of(this: &Py<Self>) -> &Self {
+        this.get()
+    }
+
+    fn core(&self) -> PyResult<Arc<CoreEngine>> {
+        self.core()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+
+    fn end_wait(&self) -> PyResult<()> {
+        if let Ok(core) = self.core() {
+            core.wake();
+        }
+        Ok(())
+    }
+
+    fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+        self.unpack(py, delivery)
+    }
+
+    fn keep<'py>(
+        this: &Py<Self>,
+        py: Python<'py>,
+        delivery: Delivery,
+        iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if iterable {
+            // The end of an iterable dataset is a small pickle.
+            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
+            if root.map_err(exception)? {
+                return this.get().unpack(py, delivery);
+            }
+        }
+        caught(py, || {
+            this.get().say_if_oversize(py, &delivery)?;
+            let arrival = Arrival::of_delivery(this.clone_ref(py), delivery);
+            Ok(Bound::new(py, arrival)?.into_any())
+        })
+    }
+
+    fn stamps(delivery: &Delivery) -> Option<(u32, Stamps)> {
+        Some((delivery.worker, delivery.stamps()?))
+    }
+
+    fn numbers(index: &TaskIndex) -> Option<&[u8]> {
+        numbers(index)
+    }
+
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
+        source.read(callbacks, again)
+    }
+
+    fn kept(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
+        index.clone()
+    }
+
+    fn index<'py>(py: Python<'py>, (kind, bytes): &TaskIndex) -> PyResult<Bound<'py, PyAny>> {
+        decode_index(py, *kind, bytes)
+    }
+
+    fn in_hand(core: &CoreEngine, worker: u32) -> Option<(u64, TaskIndex)> {
+        let task = core.in_hand(worker).ok().flatten()?;
+        let (kind, bytes) = match task.kind {
+            TaskKind::Placed => {
+                places::split(&task.bytes).map(|(_, kind, bytes)| (kind, bytes.to_vec())).ok()?
+            }
+            kind => (kind, task.bytes),
+        };
+        // Messages and calls have no number.
+        let asks = matches!(
+            kind,
+            TaskKind::Indices | TaskKind::Index | TaskKind::Nones | TaskKind::PickledIndex | TaskKind::None
+        );
+        // A tensor that torch sends in its own way can be taken only once, and not here.
+        let once =
+            kind == TaskKind::PickledIndex && bytes.windows(REDUCTIONS.len()).any(|part| part == REDUCTIONS);
+        (asks && !once).then_some((task.seq, (kind, bytes)))
+    }
+
+    fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
+        wait(py, core, only, limit)
+    }
+}
+
+/// Bytes of the pickle of the end of an iterable dataset, at most: a class by its name, and a small number.
+const LONGEST_END: usize = 1024;
+
+fn numbers((kind, bytes): &TaskIndex) -> Option<&[u8]> {
+    match kind {
+        TaskKind::Indices | TaskKind::Index => Some(bytes),
+        TaskKind::Placed => match places::split(bytes).ok()? {
+            (_, TaskKind::Indices | TaskKind::Index, bytes) => Some(bytes),
+            _ => None,
+        },
+        _ => None,
+    }
+}
+
+fn may_be_end(token: Token<'_>) -> bool {
+    matches!(token, Token::Pickle(bytes) if bytes.len() <= LONGEST_END)
+}
+
+impl ParentEnd for ThreadQueues {
+    type Core = CoreQueues;
+
+    fn of(this: &Py<Self>) -> &Self {
+        this.get()
+    }
+
+    fn core(&self) -> PyResult<Arc<CoreQueues>> {
+        self.core()
+    }
+
+    fn is_done(&self) -> bool {
+        self.is_done()
+    }
+
+    fn end_wait(&self) -> PyResult<()> {
+        self.core().map_or(Ok(()), |core| core.wake().map_err(exception))
+    }
+
+    fn unpack<'py>(&self, py: Python<'py>, reply: Reply<Made>) -> PyResult<Bound<'py, PyAny>> {
+        Ok(reply.content.object.into_bound(py))
+    }
+
+    fn keep<'py>(
+        _this: &Py<Self>,
+        py: Python<'py>,
+        reply: Reply<Made>,
+        _iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Ok(reply.content.object.into_bound(py))
+    }
+
+    fn stamps(reply: &Reply<Made>) -> Option<(u32, Stamps)> {
+        reply.content.stamps.as_deref().copied()
+    }
+
+    fn numbers(index: &Index) -> Option<&[u8]> {
+        match index {
+            Index::Plain(plain) => numbers(plain),
+            Index::Placed(index, _) => Self::numbers(index),
+            Index::Object(_) => None,
+        }
+    }
+
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<Index>> {
+        let read = source.read_as(callbacks, again, Index::Plain, |index| {
+            // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own
+            // again.
+            Ok(encode_index(index)?.map_or_else(|| Index::Object(index.clone().unbind()), Index::Plain))
+        })?;
+        Ok(read.map(|(index, places)| match places {
+            None => index,
+            Some(places) => Index::Placed(Box::new(index), places),
+        }))
+    }
+
+    fn kept(index: &Index, py: Python<'_>) -> Index {
+        index.kept(py)
+    }
+
+    fn index<'py>(py: Python<'py>, index: &Index) -> PyResult<Bound<'py, PyAny>> {
+        index.plain(py)
+    }
+
+    fn in_hand(_core: &CoreQueues, _worker: u32) -> Option<(u64, Index)> {
+        None
+    }
+
+    fn wait(py: Python<'_>, core: &CoreQueues, only: Option<u32>, limit: Duration) -> PyResult<()> {
+        wait_for_threads(py, core, only, limit)
+    }
+}

@@ -1,0 +1,68 @@
+//! Tells the recorder of the batches that arrive.
+
+use pyo3::prelude::*;
+use ringloader_core::os::clock::monotonic;
+use ringloader_core::timing::{MainWork, Stamps};
+
+use super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::{Scheduling, State};
+
+/// A batch that has arrived and is not yet unpacked.
+pub(super) struct Timed {
+    made: Option<(u32, Stamps)>,
+    begun: u64,
+}
+
+impl<E: ParentEnd> Scheduling<E> {
+    /// Begins to note a batch that has arrived, where that is wanted.
+    pub(super) fn begin_timed(&self, delivery: &Delivered<E>) -> Option<Timed> {
+        self.recorder.get().map(|_| Timed { made: E::stamps(delivery), begun: monotonic() })
+    }
+
+    /// Notes a batch, which is unpacked now.
+    pub(super) fn end_timed(&self, py: Python<'_>, state: &State<Indexed<E>>, batch: u64, timed: Timed) {
+        let Some((recorder, _)) = self.recorder.get() else { return };
+        recorder.get().note_main(MainWork::Decode, batch, timed.begun);
+        if let Some(made) = timed.made {
+            self.note_fetch(py, state, batch, made);
+        }
+    }
+
+    /// Returns the stamps of a batch whose epoch has not begun, where they are wanted. Its decoding is of no epoch.
+    pub(super) fn early(&self, delivery: &Delivered<E>) -> Option<(u32, Stamps)> {
+        self.recorder.get().and_then(|_| E::stamps(delivery))
+    }
+
+    /// Notes the batches that had arrived before their epoch began.
+    pub(super) fn note_early(&self, py: Python<'_>, state: &mut State<Indexed<E>>) {
+        for (batch, made) in std::mem::take(&mut state.early) {
+            self.note_fetch(py, state, batch, made);
+        }
+    }
+
+    fn note_fetch(&self, py: Python<'_>, state: &State<Indexed<E>>, batch: u64, made: (u32, Stamps)) {
+        let Some((recorder, _)) = self.recorder.get() else { return };
+        let index = state.sent.get(batch);
+        let bytes = index.and_then(E::numbers).unwrap_or_default();
+        recorder.get().note_fetch(batch, made, bytes, || {
+            let index = index.filter(|_| !self.iterable);
+            index.and_then(|index| E::index(py, index).ok()).map(Bound::unbind)
+        });
+    }
+
+    /// Begins to note that a batch is brought to where it is needed, where that is wanted.
+    pub(super) fn begin_placed(&self) -> Option<u64> {
+        self.recorder.get().map(|_| monotonic())
+    }
+
+    /// Notes it for the batch at this place of those ahead.
+    ///
+    /// # Errors
+    /// As [`lock`](Scheduling::lock).
+    pub(super) fn end_placed(&self, py: Python<'_>, at: usize, begun: Option<u64>) -> PyResult<()> {
+        let (Some((recorder, work)), Some(begun)) = (self.recorder.get(), begun) else { return Ok(()) };
+        let batch = self.lock(py)?.taken.get(at).map_or(0, |taken| taken.seq);
+        recorder.get().note_main(*work, batch, begun);
+        Ok(())
+    }
+}

@@ -1,0 +1,13 @@
+//! Both ends of each transport, as Python classes.
+//!
+//! | file | about |
+//! |---|---|
+//! | `engine.rs` | shared memory, the parent's end |
+//! | `port.rs` | shared memory, a worker's end |
+//! | `memory.rs` | shared memory: descriptors for a worker, slots for a driver |
+//! | `queues.rs` | both ends between threads |
+
+pub(crate) mod engine;
+pub(crate) mod memory;
+pub(crate) mod port;
+pub(crate) mod queues;

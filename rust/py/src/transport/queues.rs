@@ -1,0 +1,191 @@
+//! The transport between threads, as a Python class: the parent's end, and the workers'.
+
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use ringloader_core::plan::TaskPlaces;
+use ringloader_core::sync::Arc;
+use ringloader_core::timing::Stamps;
+use ringloader_core::transport::message::{ResultKind, TaskIndex};
+use ringloader_core::transport::queues::{Queues, Reply, Request};
+
+use crate::gil::{exception, in_thread, wait_for_request};
+use crate::objects;
+use crate::python;
+use crate::sampling::codec::{decode_index, encode_index, pair};
+use crate::sampling::places::placed;
+use crate::timing::WorkerClock;
+use crate::torch::names::Torch;
+
+pub(crate) type Core = Queues<Index, Made>;
+
+/// The object that a worker has made.
+pub(crate) struct Made {
+    pub(crate) object: Py<PyAny>,
+    /// The worker, and the batch's moments there, where they are noted.
+    pub(crate) stamps: Option<Box<(u32, Stamps)>>,
+}
+
+/// The index that a task asks for.
+pub(crate) enum Index {
+    /// An index of plain numbers, or of `None`.
+    Plain(TaskIndex),
+    /// Any other index, as the sampler's own object; or a whole message of torch's protocol.
+    Object(Py<PyAny>),
+    /// One of these with the places of its samples.
+    Placed(Box<Index>, TaskPlaces),
+}
+
+/// Tasks to the threads that are workers, and their results back. The same object is both ends.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct ThreadQueues {
+    /// `None` once it is closed.
+    core: Mutex<Option<Arc<Core>>>,
+    /// For each worker, notes the moments of each batch, where that is wanted.
+    clocks: OnceLock<Vec<Py<WorkerClock>>>,
+}
+
+#[pymethods]
+impl ThreadQueues {
+    #[new]
+    fn new(py: Python<'_>, workers: u32) -> PyResult<Self> {
+        Torch::get(py)?;
+        python::load(py)?;
+        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))), clocks: OnceLock::new() })
+    }
+
+    /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
+    fn put(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        let request = if message.is_none() {
+            Request::End
+        } else if let Some((seq, index)) = pair(message)? {
+            let plain = encode_index(&index)?;
+            let index = plain.map_or_else(|| Index::Object(index.unbind()), Index::Plain);
+            Request::Task { seq: seq as u64, index }
+        } else {
+            Request::Object(Index::Object(message.clone().unbind()))
+        };
+        self.core()?.put(worker, request).map_err(exception)
+    }
+
+    /// Has `clocks`, one for each worker, note the moments of each batch from now on. They travel with the batch.
+    fn time(&self, clocks: Vec<Py<WorkerClock>>) {
+        let _ = self.clocks.set(clocks);
+    }
+
+    /// Tells the workers that nothing more is wanted.
+    fn set_done(&self) -> PyResult<()> {
+        self.core()?.set_done().map_err(exception)
+    }
+
+    /// Returns true if `set_done` or `close` was called.
+    pub(crate) fn is_done(&self) -> bool {
+        self.core().map_or(true, |core| core.is_done().unwrap_or(true))
+    }
+
+    /// Drops what is in the queues. Workers find the end there. Calling it again does nothing.
+    fn close(&self) -> PyResult<()> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // After the lock is released, because the drop may run any code.
+        core.map_or(Ok(()), |core| core.close().map(drop).map_err(exception))
+    }
+
+    /// Counts the batches of another epoch from now on.
+    fn begin_epoch(&self) -> PyResult<()> {
+        self.core()?.begin_epoch().map_err(exception)
+    }
+
+    /// Batches that the workers have made in this epoch.
+    fn counters(&self) -> PyResult<Vec<(&'static str, u64)>> {
+        Ok(vec![("batches", self.core()?.counts().map_err(exception)?.1)])
+    }
+
+    /// In a worker: waits for its next message of torch's protocol. None is the end.
+    fn get<'py>(&self, py: Python<'py>, worker: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
+        loop {
+            // Looked up anew after each wait, because the queues may have been closed meanwhile.
+            let Ok(core) = self.core() else { return Ok(None) };
+            match core.take_request(worker).map_err(exception)? {
+                Some(Request::End) => return Ok(None),
+                Some(Request::Object(index)) => return index.decode(py).map(Some),
+                Some(Request::Task { seq, index }) => {
+                    if let Some(clock) = self.clock(worker) {
+                        clock.note_task();
+                    }
+                    // New objects may set off the collector, and that finalisers.
+                    return in_thread(py, || {
+                        let seq = objects::int(py, seq as i64)?.into_any();
+                        Ok(Some(objects::arguments(py, [seq, index.decode(py)?])?.into_any()))
+                    });
+                }
+                None => wait_for_request(py, &core, worker)?,
+            }
+        }
+    }
+
+    /// In a worker: sends a message of torch's protocol. After the end it goes nowhere.
+    fn reply(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
+        let (reply, is_batch) = match pair(message)? {
+            Some((seq, data)) => {
+                let is_batch = !Torch::get(data.py())?.is_notice(&data)?;
+                let stamps = self.clock(worker).map(|clock| {
+                    clock.note_made();
+                    Box::new((worker, clock.sent()))
+                });
+                let content = Made { object: data.unbind(), stamps };
+                (Reply { seq: seq as u64, kind: ResultKind::Batch, content }, is_batch)
+            }
+            None => {
+                let content = Made { object: message.clone().unbind(), stamps: None };
+                (Reply { seq: 0, kind: ResultKind::Object, content }, false)
+            }
+        };
+        let Ok(core) = self.core() else { return Ok(()) };
+        core.reply(worker, reply, is_batch).map(drop).map_err(exception)
+    }
+
+    /// In a worker, at its end.
+    fn note_end(&self, worker: u32) -> PyResult<()> {
+        let Ok(core) = self.core() else { return Ok(()) };
+        core.note_end(worker).map_err(exception)
+    }
+}
+
+impl Index {
+    /// Returns the index as the worker gets it.
+    fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Placed(index, places) => placed(index.plain(py)?, places),
+            _ => self.plain(py),
+        }
+    }
+
+    /// Returns the index alone.
+    pub(crate) fn plain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Plain((kind, bytes)) => decode_index(py, *kind, bytes),
+            Self::Object(object) => Ok(object.bind(py).clone()),
+            Self::Placed(index, _) => index.plain(py),
+        }
+    }
+
+    pub(crate) fn kept(&self, py: Python<'_>) -> Self {
+        match self {
+            Self::Plain(plain) => Self::Plain(plain.clone()),
+            Self::Object(object) => Self::Object(object.clone_ref(py)),
+            Self::Placed(index, places) => Self::Placed(Box::new(index.kept(py)), places.clone()),
+        }
+    }
+}
+
+impl ThreadQueues {
+    fn clock(&self, worker: u32) -> Option<&WorkerClock> {
+        self.clocks.get()?.get(worker as usize).map(Py::get)
+    }
+
+    pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
+        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
+    }
+}
