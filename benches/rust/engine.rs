@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringloader_core::batch::MetaWriter;
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{Task, TaskKind};
 use ringloader_core::transport::port::Wake;
@@ -28,9 +28,9 @@ fn send(engine: &Engine, seq: u64) {
 
 /// Takes the batch of `seq`, if it is there.
 fn take(engine: &Engine, seq: u64, checked: bool) -> bool {
-    let Some(delivery) = engine.try_next().expect("a sound ring") else { return false };
-    assert_eq!(delivery.seq, seq);
-    read(engine, delivery, checked);
+    let Some(received) = engine.try_next().expect("a sound ring") else { return false };
+    assert_eq!(received.seq, seq);
+    read(engine, received, checked);
     true
 }
 
@@ -92,7 +92,7 @@ fn engine(criterion: &mut Criterion) {
 }
 
 fn scheduling(criterion: &mut Criterion) {
-    let orders = [("in_order", Order::InOrder), ("as_completed", Order::AsCompleted)];
+    let orders = [("in_order", ResultOrder::InOrder), ("as_completed", ResultOrder::AsCompleted)];
     let runs =
         [("ready", Fleet::ready as fn(&mut Fleet, u64, bool) -> Duration), ("awaited", Fleet::awaited)];
     for (name, run) in runs {

@@ -7,7 +7,7 @@ use std::env;
 use std::hint::black_box;
 use std::process::{Command, ExitCode};
 
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::ring::Consumer;
 use ringloader_core::sync::AtomicU64;
 use ringloader_core::sync::ready::{Ready, ReadyBits};
@@ -30,9 +30,10 @@ const WORKERS: [u32; 4] = [1, 8, 64, 128];
 /// More for many workers than for one.
 const ALLOWED: f64 = 1.1;
 
-const PARTS: [(&str, fn(u32, Order)); 4] =
+const PARTS: [(&str, fn(u32, ResultOrder)); 4] =
     [("plan", plan), ("look", look), ("ready", ready), ("awaited", awaited)];
-const ORDERS: [(&str, Order); 2] = [("in_order", Order::InOrder), ("as_completed", Order::AsCompleted)];
+const ORDERS: [(&str, ResultOrder); 2] =
+    [("in_order", ResultOrder::InOrder), ("as_completed", ResultOrder::AsCompleted)];
 const RINGS: [(&str, fn()); 2] = [
     ("ringloader", || {
         let storage = Storage::new();
@@ -53,8 +54,8 @@ fn measured_ring(mut push: impl Push, mut pop: impl Pop) {
     }
 }
 
-/// Dispatch and reorder buffer alone.
-fn plan(workers: u32, order: Order) {
+/// Worker selector and reorder buffer alone.
+fn plan(workers: u32, order: ResultOrder) {
     let mut epoch = Epoch::new(workers, order);
     (0..4096).for_each(|_| _ = epoch.step());
     measured_plan(&mut epoch);
@@ -66,11 +67,11 @@ fn measured_plan(epoch: &mut Epoch) {
 }
 
 /// Finding the one worker that has committed, and popping its descriptor: in order, whose turn it is is known.
-fn look(workers: u32, order: Order) {
+fn look(workers: u32, order: ResultOrder) {
     let rings: Vec<Storage> = (0..workers).map(|_| Storage::new()).collect();
     let (mut push, mut pop): (Vec<_>, Vec<_>) = rings.iter().map(|storage| ours(storage.ring())).unzip();
     let shared: Vec<_> = (0..ReadyBits::words(workers)).map(|_| AtomicU64::new(0)).collect();
-    let mut ready = (order == Order::AsCompleted).then(|| Ready::new(workers));
+    let mut ready = (order == ResultOrder::AsCompleted).then(|| Ready::new(workers));
     for turn in 0..OPERATIONS {
         let worker = (turn % u64::from(workers)) as u32;
         assert!(push[worker as usize].push(&words(turn)));
@@ -99,12 +100,12 @@ fn measured_look(
 }
 
 /// The parent's work for a batch that is there.
-fn ready(workers: u32, order: Order) {
+fn ready(workers: u32, order: ResultOrder) {
     Fleet::new(workers, order).ready(OPERATIONS, false);
 }
 
 /// The parent's work for a batch, with the wait before it.
-fn awaited(workers: u32, order: Order) {
+fn awaited(workers: u32, order: ResultOrder) {
     Fleet::new(workers, order).awaited(OPERATIONS, false);
 }
 

@@ -1,11 +1,11 @@
 //! The cost of scheduling per batch: reading the sampler, and sending, reordering and handing out one task.
 //!
-//! Every candidate is checked before it is timed. Dispatch and reorder must cost the same for any number of workers.
+//! Every candidate is checked before it is timed. Worker selector and reorder buffer must cost the same for any number of workers.
 
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ringloader_core::plan::{BatchRule, Draw, Indices, Order, Source, Step, Stream, Supply};
+use ringloader_core::plan::{BatchRule, Draw, Indices, ResultOrder, Source, Step, Stream, Supply};
 
 #[path = "parts/epoch.rs"]
 mod epoch;
@@ -74,14 +74,14 @@ fn streams(criterion: &mut Criterion) {
 }
 
 fn scheduling(criterion: &mut Criterion) {
-    let mut group = criterion.benchmark_group("plan/dispatch and reorder");
-    for (name, order) in [("in order", Order::InOrder), ("as completed", Order::AsCompleted)] {
+    let mut group = criterion.benchmark_group("plan/selector and reorder");
+    for (name, order) in [("in order", ResultOrder::InOrder), ("as completed", ResultOrder::AsCompleted)] {
         for workers in [1, 2, 8, 64] {
             let mut epoch = Epoch::new(workers, order);
             let mut seen = vec![0_u32; 4096];
             for number in 0..4096 {
                 let seq = epoch.step();
-                if order == Order::InOrder {
+                if order == ResultOrder::InOrder {
                     assert_eq!(seq, number);
                 }
                 if let Some(times) = seen.get_mut(seq as usize) {

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use ringloader_core::Result;
-use ringloader_core::pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots};
+use ringloader_core::pool::{Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
 
 const LIMITS: Limits = Limits { share: 1 << 30, window: 1 << 30, page: 4 << 10 };
 const BATCH: u64 = 1 << 20;
@@ -36,15 +36,15 @@ impl Pages for Plenty {
     }
 }
 
-fn cycle(words: SlotWords<'_>, worker: &mut WorkerSlots, ledger: &Ledger, os: &mut impl Pages) -> SlotId {
+fn cycle(words: SlotWords<'_>, worker: &mut WorkerSlots, leases: &Leases, os: &mut impl Pages) -> SlotId {
     let slot = worker.begin(words).expect("a free slot");
     let growth = worker.grow(words, slot, BATCH, os);
     assert_eq!(growth, Ok(Growth::Ready));
     worker.commit(slot);
-    ledger.hold(words, slot);
-    let cost = ledger.try_lease(words, slot);
+    leases.hold(words, slot);
+    let cost = leases.try_lease(words, slot);
     assert_eq!(cost, Some(BATCH));
-    ledger.release(words, slot, cost);
+    leases.release(words, slot, cost);
     slot
 }
 
@@ -53,13 +53,13 @@ fn one_batch(criterion: &mut Criterion) {
         let heap = HeapWords::new(slots);
         let words = heap.words();
         let mut worker = WorkerSlots::new(words, LIMITS);
-        let ledger = Ledger::new(LIMITS, slots);
-        let warm = cycle(words, &mut worker, &ledger, &mut Plenty);
-        let again = cycle(words, &mut worker, &ledger, &mut Untouched);
+        let leases = Leases::new(LIMITS, slots);
+        let warm = cycle(words, &mut worker, &leases, &mut Plenty);
+        let again = cycle(words, &mut worker, &leases, &mut Untouched);
         assert_eq!(again, warm, "the warm slot is used again");
-        assert_eq!((ledger.leased_slots(), ledger.leased_bytes()), (0, 0));
+        assert_eq!((leases.leased_slots(), leases.leased_bytes()), (0, 0));
         criterion.bench_function(&format!("pool/batch of one worker with {slots} slots"), |bencher| {
-            bencher.iter(|| cycle(words, &mut worker, &ledger, &mut Untouched));
+            bencher.iter(|| cycle(words, &mut worker, &leases, &mut Untouched));
         });
     }
 }

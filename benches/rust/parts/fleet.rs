@@ -4,12 +4,12 @@ use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::{Poll, Scheduler};
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{Port, Room};
+use ringloader_core::transport::received::Received;
 
 pub(crate) const SHARE: u64 = 16 << 20;
 const LEAF: u64 = 1024;
@@ -45,16 +45,16 @@ pub(crate) fn answer(port: &Port, engine: &Engine, task: &Task, meta: &mut MetaW
     assert!(commit.finish(task.seq, ResultKind::Batch, at..end, end, false).expect("a slot"));
 }
 
-/// Asks a delivery for its table and the address of its leaf. `checked`: and reads every byte.
-pub(crate) fn read(engine: &Engine, mut delivery: Delivery, checked: bool) {
-    assert!(delivery.lease());
-    let storage = delivery.meta().expect("a table").storage(0).expect("one leaf");
-    let address = delivery.pointer(storage.offset, storage.nbytes).expect("bytes").as_ptr() as u64;
+/// Asks a received result for its table and the address of its leaf. `checked`: and reads every byte.
+pub(crate) fn read(engine: &Engine, mut received: Received, checked: bool) {
+    assert!(received.lease());
+    let storage = received.meta().expect("a table").storage(0).expect("one leaf");
+    let address = received.pointer(storage.offset, storage.nbytes).expect("bytes").as_ptr() as u64;
     if checked {
         let segment = engine.control().segment();
         let mut bytes = Vec::new();
         segment.copy_out(address - segment.base().as_ptr() as u64, LEAF, &mut bytes).expect("bytes");
-        assert_eq!(bytes, content(delivery.seq));
+        assert_eq!(bytes, content(received.seq));
     }
 }
 
@@ -71,7 +71,7 @@ pub(crate) struct Fleet {
 }
 
 impl Fleet {
-    pub(crate) fn new(workers: u32, order: Order) -> Self {
+    pub(crate) fn new(workers: u32, order: ResultOrder) -> Self {
         let engine = Engine::new(workers, workers * PREFETCH_FACTOR, SHARE).expect("an engine");
         let scheduler = Scheduler::new(workers, PREFETCH_FACTOR, order);
         let ports = (0..workers).map(|worker| port(&engine, worker)).collect();
@@ -106,12 +106,12 @@ impl Fleet {
     /// The next batch, which is there, and the next task. Not inlined: instructions are counted by its name.
     #[inline(never)]
     fn measured_step(&mut self, checked: bool) {
-        let Ok(Poll::Arrived { seq, delivery }) = self.scheduler.poll(Some(&self.engine)) else {
+        let Ok(Poll::Arrived { seq, received }) = self.scheduler.poll(Some(&self.engine)) else {
             panic!("a batch is there")
         };
         let (worker, ()) = self.scheduler.accept(seq, ()).expect("a task under way").expect("its turn");
-        read(&self.engine, delivery, checked);
-        self.scheduler.delivered(worker);
+        read(&self.engine, received, checked);
+        self.scheduler.record_delivered(worker);
         self.send();
     }
 

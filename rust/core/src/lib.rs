@@ -5,13 +5,13 @@
 //!   main process                    one sealed memfd                    worker w
 //!   Engine  --- tasks -->  [ ring of descriptors | task arena ]  --->   Port
 //!           <-- results -  [ ring of descriptors ]               <---   fills a slot, commits
-//!   Delivery  -- lease -->  [ slot windows ]      <-- free bit, when the last tensor is dropped
+//!   Received  -- lease -->  [ slot windows ]      <-- free bit, when the last tensor is dropped
 //! ```
 //!
 //! | module | what it knows |
 //! |---|---|
 //! | [`scheduler`] | torch's rules for which worker does what, and whose turn it is, over any transport |
-//! | [`transport`] | tasks and results over shared memory: layout, engine, port, delivery |
+//! | [`transport`] | tasks and results over shared memory: layout, engine, port, received results |
 //! | [`process`] | this process, and the children that it forks |
 //! | [`os`] | system calls: segments, eventfds, descriptors over sockets, what memory is left |
 //! | [`items`] | a list of byte strings that all processes read |
@@ -20,7 +20,7 @@
 //! | [`pool`] | which side has which slot; nothing of rings |
 //! | [`ring`] | rings of descriptors; nothing of slots |
 //! | [`cache`] | which samples are there, and where; nothing of files |
-//! | [`plan`] | samplers, dispatch, reorder buffer: torch's rules; nothing of processes or memory |
+//! | [`plan`] | samplers, the selection of workers, the reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`forks`] | what a forked child may still have |
 //! | [`timing`] | how long each batch took whom; reads no clock |
 //! | [`sync`] | atomics, the doorbell, adaptive spinning |

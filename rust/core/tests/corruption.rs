@@ -9,13 +9,13 @@ use std::time::Duration;
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
 use ringloader_core::os::Segment;
-use ringloader_core::os::fd_passing::Sent;
+use ringloader_core::os::fd_passing::SendOutcome;
 use ringloader_core::sync::Ordering;
 use ringloader_core::transport::Control;
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{Commit, Port, Room};
+use ringloader_core::transport::received::Received;
 use ringloader_core::{Error, Result};
 
 const SHARE: u64 = 1 << 20;
@@ -29,7 +29,7 @@ const BEFORE: u64 = 20;
 struct Live {
     engine: Engine,
     port: Port,
-    held: Delivery,
+    held: Received,
     next: u64,
 }
 
@@ -61,7 +61,7 @@ fn answer(engine: &Engine, port: &Port, seq: u64, kind: ResultKind, own: bool) -
         let Some((segment, fd)) = commit.own_segment(end)? else { return Ok(false) };
         segment.copy_in(0, &content)?;
         segment.copy_in(LEAF, &block)?;
-        return Ok(commit.send(&fd)? == Sent::Yes && commit.finish(seq, kind, LEAF..end, end, true)?);
+        return Ok(commit.send(&fd)? == SendOutcome::Yes && commit.finish(seq, kind, LEAF..end, end, true)?);
     }
     let Room::Ready = commit.reserve(end)? else { return Ok(false) };
     let segment = engine.control().segment();
@@ -72,12 +72,12 @@ fn answer(engine: &Engine, port: &Port, seq: u64, kind: ResultKind, own: bool) -
     commit.finish(seq, kind, LEAF..end, end, false)
 }
 
-/// Reads a delivery as its decoder does, and all bytes that its table names.
-fn read(delivery: &Delivery) -> Result<Vec<u8>> {
+/// Reads a received result as its decoder does, and all bytes that its table names.
+fn read(received: &Received) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    for storage in delivery.meta()?.storages() {
-        delivery.pointer(storage.offset, storage.nbytes)?;
-        delivery.backing().copy_out(storage.offset, storage.nbytes, &mut bytes)?;
+    for storage in received.meta()?.storages() {
+        received.pointer(storage.offset, storage.nbytes)?;
+        received.backing().copy_out(storage.offset, storage.nbytes, &mut bytes)?;
     }
     Ok(bytes)
 }
@@ -94,10 +94,10 @@ impl Live {
         let mut held = None;
         for seq in 0..BEFORE {
             commit(seq, ResultKind::Batch, seq % 5 == 4);
-            let mut delivery = engine.try_next().unwrap().unwrap();
-            assert!(delivery.lease());
-            assert_eq!(read(&delivery).unwrap(), [seq as u8; LEAF as usize]);
-            held = (seq >= BEFORE - 2).then_some(delivery).filter(|it| !it.is_oversize()).or(held);
+            let mut received = engine.try_next().unwrap().unwrap();
+            assert!(received.lease());
+            assert_eq!(read(&received).unwrap(), [seq as u8; LEAF as usize]);
+            held = (seq >= BEFORE - 2).then_some(received).filter(|it| !it.is_oversize()).or(held);
         }
         commit(BEFORE, ResultKind::Batch, false);
         commit(BEFORE + 1, ResultKind::Batch, true);
@@ -122,9 +122,9 @@ impl Live {
             for _ in 0..24 {
                 match engine.try_next() {
                     Ok(None) => break,
-                    Ok(Some(mut delivery)) => {
-                        delivery.lease();
-                        errors.extend(read(&delivery).err());
+                    Ok(Some(mut received)) => {
+                        received.lease();
+                        errors.extend(read(&received).err());
                     }
                     Err(error) => {
                         errors.push(error);
@@ -148,7 +148,7 @@ impl Live {
 
     /// Checks that a batch that the user holds can be read for as long as he holds it, whichever side ends before. The
     /// bytes may be another batch's: a worker that is told that its slot is free fills it again.
-    fn still_mapped(held: &Delivery) {
+    fn still_mapped(held: &Received) {
         assert_eq!(read(held).unwrap().len(), LEAF as usize);
     }
 }

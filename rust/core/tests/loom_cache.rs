@@ -6,7 +6,7 @@ mod support;
 
 use loom::sync::Mutex;
 use ringloader_core::{
-    cache::{ALIGN, FIRST, Room, Seen, State, Table},
+    cache::{ALIGN, FIRST, Seen, State, Table, TableMemory},
     sync::{Arc, AtomicU64, thread},
     testing::crash::killed_after,
 };
@@ -32,7 +32,7 @@ struct Shared {
     blocks: Mutex<[bool; PLACES]>,
 }
 
-impl Room for Shared {
+impl TableMemory for Shared {
     fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]> {
         let start = at as usize / 8;
         self.words.get(start..start + count)

@@ -13,7 +13,7 @@ use std::ops::Range;
 use ringloader_core::{
     Result,
     forks::{Child, Clock, Forks, Moment},
-    pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, WorkerSlots},
+    pool::{Growth, HeapWords, Leases, Limits, Pages, SlotId, WorkerSlots},
     sync::{
         Arc, AtomicU32, Ordering,
         thread::{self, JoinHandle},
@@ -62,7 +62,7 @@ impl Child for Processes {
 /// One slot, the object that lies over it, and the process that forks.
 struct World {
     heap: HeapWords,
-    ledger: Ledger,
+    leases: Leases,
     payload: Vec<Payload>,
     clock: Clock,
     forks: Forks<Processes>,
@@ -76,7 +76,7 @@ impl World {
         clock.start(1);
         Arc::new(Self {
             heap: HeapWords::new(1),
-            ledger: Ledger::new(LIMITS, 1),
+            leases: Leases::new(LIMITS, 1),
             payload: Payload::cells(1),
             clock,
             forks: Forks::new(),
@@ -95,7 +95,7 @@ impl World {
 
     /// Takes what was filled.
     fn lend(&self) -> Moment {
-        self.ledger.hold(self.heap.words(), SLOT);
+        self.leases.hold(self.heap.words(), SLOT);
         let lent = self.clock.now();
         self.references.fetch_add(1, Ordering::AcqRel);
         lent
@@ -140,18 +140,18 @@ impl World {
     /// The slot is in use no more: it must be there.
     fn assert_back(&self, worker: &mut WorkerSlots) {
         self.forks.look();
-        assert!(!self.forks.keeps_anything(), "something is kept for no child");
-        assert_eq!(Ledger::busy(self.heap.words()), [0], "the slot is not held");
+        assert!(!self.forks.retains_anything(), "something is kept for no child");
+        assert_eq!(Leases::busy(self.heap.words()), [0], "the slot is not held");
         assert_eq!(worker.begin(self.heap.words()), Some(SLOT), "the slot was lost");
     }
 }
 
-/// MIRRORS `Returned` of the core's `delivery`.
+/// MIRRORS `Returned` of the core's `transport::received`.
 struct Returned(Arc<World>);
 
 impl Drop for Returned {
     fn drop(&mut self) {
-        self.0.ledger.release(self.0.heap.words(), SLOT, None);
+        self.0.leases.release(self.0.heap.words(), SLOT, None);
     }
 }
 
@@ -171,7 +171,7 @@ fn dropped_around_a_fork(name: &str, grandchild: bool) {
         let has_child = child.is_some();
         let again = world.fill(&mut worker, 2);
         user.join().unwrap();
-        note(seen, has_child, world.forks.keeps_anything());
+        note(seen, has_child, world.forks.retains_anything());
         child.into_iter().for_each(|child| child.join().unwrap());
         if again {
             world.lend();
@@ -218,7 +218,7 @@ fn a_batch_is_lent_and_dropped_around_a_fork() {
         let has_child = child.is_some();
         let again = world.fill(&mut worker, 2);
         user.join().unwrap();
-        note(seen, has_child, world.forks.keeps_anything());
+        note(seen, has_child, world.forks.retains_anything());
         child.into_iter().for_each(|child| child.join().unwrap());
         if again {
             world.lend();
@@ -244,7 +244,7 @@ fn storing_leaves_what_a_child_has() {
         };
         let child = World::fork(&world, 1, false);
         world.forks.look();
-        let busy = Ledger::busy(world.heap.words());
+        let busy = Leases::busy(world.heap.words());
         if busy == [0] {
             // MIRRORS `Engine::keep`: the pages of what is not held are given back.
             world.payload[0].write(0);

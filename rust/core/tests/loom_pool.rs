@@ -16,7 +16,7 @@ use std::{
 
 use ringloader_core::{
     Result,
-    pool::{Closing, Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
+    pool::{Closing, Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
     sync::{
         Arc, AtomicU32, Ordering,
         thread::{self, JoinHandle},
@@ -45,10 +45,10 @@ impl Pages for Plenty {
     }
 }
 
-/// One slot, its payload, the parent's ledger, and a ring of one batch.
+/// One slot, its payload, the parent's leases, and a ring of one batch.
 struct World {
     heap: HeapWords,
-    ledger: Ledger,
+    leases: Leases,
     payload: Vec<Payload>,
     tail: AtomicU32,
 }
@@ -57,7 +57,7 @@ impl World {
     fn new() -> Arc<Self> {
         Arc::new(Self {
             heap: HeapWords::new(1),
-            ledger: Ledger::new(LIMITS, 1),
+            leases: Leases::new(LIMITS, 1),
             payload: Payload::cells(1),
             tail: AtomicU32::new(0),
         })
@@ -83,7 +83,7 @@ impl World {
     fn deliver(&self, worker: &mut WorkerSlots, value: u64) -> bool {
         let filled = self.fill(worker, value);
         if filled {
-            self.ledger.hold(self.words(), SLOT);
+            self.leases.hold(self.words(), SLOT);
         }
         filled
     }
@@ -91,7 +91,7 @@ impl World {
     /// Does what the user's thread does with a held slot.
     fn use_up(&self, value: u64) {
         assert_eq!(self.payload[0].read(), value);
-        self.ledger.release(self.words(), SLOT, None);
+        self.leases.release(self.words(), SLOT, None);
     }
 
     fn in_thread(world: &Arc<Self>, value: u64) -> JoinHandle<()> {
@@ -100,7 +100,7 @@ impl World {
     }
 
     fn successor(&self) -> WorkerSlots {
-        let worker = WorkerSlots::take_over(self.words(), LIMITS, &Ledger::busy(self.words()));
+        let worker = WorkerSlots::take_over(self.words(), LIMITS, &Leases::busy(self.words()));
         let touched = self.words().touched()[0].load(Ordering::Relaxed);
         assert_eq!(worker.resident(), touched);
         assert_eq!(self.words().resident.load(Ordering::Relaxed), touched);
@@ -109,7 +109,7 @@ impl World {
 
     /// Nothing is held any more: the slot must be there once, and after a take-over too.
     fn assert_whole(&self, mut worker: WorkerSlots) {
-        let busy = Ledger::busy(self.words());
+        let busy = Leases::busy(self.words());
         assert_eq!(busy, [0], "a hold was lost or is left over");
         let slot = worker.begin(self.words());
         assert_eq!(slot, Some(SLOT), "the slot was lost");
@@ -211,7 +211,7 @@ fn take_over_after(stores: usize, death: &str, situations: &[&'static str]) {
         // The parent drains, then takes over.
         let held = world.tail.load(Ordering::Acquire) == 1;
         if held {
-            world.ledger.hold(world.words(), SLOT);
+            world.leases.hold(world.words(), SLOT);
         }
         let mut worker = world.successor();
         let at_once = worker.begin(world.words()).is_some();
@@ -286,7 +286,7 @@ fn an_own_lease_ends_while_the_slot_comes_back() {
         world.payload[0].write(1);
         let own = worker.own_lease(slot);
         worker.commit(slot);
-        world.ledger.hold(world.words(), slot);
+        world.leases.hold(world.words(), slot);
         let user = World::in_thread(&world, 1);
         let worker_itself = {
             let world = Arc::clone(&world);
@@ -384,7 +384,7 @@ fn storing_meets_a_release() {
         assert!(world.deliver(&mut worker, 1));
         drop(worker);
         let user = World::in_thread(&world, 1);
-        let held = Ledger::busy(world.words()) != [0];
+        let held = Leases::busy(world.words()) != [0];
         if !held {
             world.payload[0].write(0);
         }
@@ -427,10 +427,10 @@ fn registered_pages_stay() {
         let parent = {
             let world = Arc::clone(&world);
             thread::spawn(move || {
-                assert!(world.ledger.set_registered(world.words(), SLOT, PAGE));
+                assert!(world.leases.set_registered(world.words(), SLOT, PAGE));
                 world.use_up(2);
                 assert_eq!(world.payload[0].read(), 2, "the device reads other bytes");
-                assert!(world.ledger.set_registered(world.words(), SLOT, 0));
+                assert!(world.leases.set_registered(world.words(), SLOT, 0));
             })
         };
         let mut memory = TwoPages([&world.payload[0], &second]);
@@ -453,7 +453,7 @@ fn closing_meets_unregistering() {
         let (world, closing) = (World::new(), Arc::new(Closing::new()));
         let mut worker = WorkerSlots::new(world.words(), LIMITS);
         assert!(world.deliver(&mut worker, 1));
-        assert!(world.ledger.set_registered(world.words(), SLOT, PAGE));
+        assert!(world.leases.set_registered(world.words(), SLOT, PAGE));
         let user = {
             let (world, closing) = (Arc::clone(&world), Arc::clone(&closing));
             thread::spawn(move || release_and_retire(&world, &closing, 1))
@@ -462,7 +462,7 @@ fn closing_meets_unregistering() {
             let (world, closing) = (Arc::clone(&world), Arc::clone(&closing));
             thread::spawn(move || {
                 assert_eq!(world.payload[0].read(), 1);
-                assert!(world.ledger.set_registered(world.words(), SLOT, 0));
+                assert!(world.leases.set_registered(world.words(), SLOT, 0));
                 closing.is_closed() && give_back(&world)
             })
         };
@@ -537,7 +537,7 @@ fn counts_cover_the_memory(stores: usize) -> bool {
     for (there, counted) in memory.there.iter().zip(touched.clone()) {
         assert!(*there <= counted, "{there} bytes are there, {counted} are counted");
     }
-    let worker = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
+    let worker = WorkerSlots::take_over(words, LIMITS, &Leases::busy(words));
     assert_eq!(worker.resident(), touched.sum::<u64>());
     life.is_some()
 }

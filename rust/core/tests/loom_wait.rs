@@ -214,7 +214,7 @@ fn as_completed_a_death_leaves_nothing_behind() {
             loop {
                 if !ended && shared.channels[1].ended.load(Ordering::Acquire) {
                     ended = true;
-                    // `Engine::note_ended`.
+                    // `Engine::record_ended`.
                     if !fault("ended_not_looked_at") {
                         parent.ready.look_at(1);
                     }

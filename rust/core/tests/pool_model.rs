@@ -8,7 +8,7 @@ use std::ops::Range;
 use proptest::prelude::*;
 use proptest::sample::Index;
 use ringloader_core::pool::{
-    Growth, HeapWords, Ledger, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots,
+    Growth, HeapWords, Leases, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots,
 };
 use ringloader_core::sync::Ordering::Relaxed;
 
@@ -79,7 +79,7 @@ impl Pages for Memory {
 
 struct Model<'a> {
     words: SlotWords<'a>,
-    ledger: Ledger,
+    leases: Leases,
     worker: WorkerSlots,
     used: [u64; SLOTS as usize],
     /// Bytes of each slot that a driver has.
@@ -102,7 +102,7 @@ impl<'a> Model<'a> {
     fn new(words: SlotWords<'a>) -> Self {
         Self {
             words,
-            ledger: Ledger::new(LIMITS, SLOTS),
+            leases: Leases::new(LIMITS, SLOTS),
             worker: WorkerSlots::new(words, LIMITS),
             used: [0; SLOTS as usize],
             registered: [0; SLOTS as usize],
@@ -159,9 +159,9 @@ impl<'a> Model<'a> {
         let Some(slot) = self.committed.pop_front() else {
             return;
         };
-        self.ledger.hold(self.words, slot);
-        let (slots, bytes) = (self.ledger.leased_slots(), self.ledger.leased_bytes());
-        let cost = self.ledger.try_lease(self.words, slot);
+        self.leases.hold(self.words, slot);
+        let (slots, bytes) = (self.leases.leased_slots(), self.leases.leased_bytes());
+        let cost = self.leases.try_lease(self.words, slot);
         let fits = slots < SLOTS / 2 && bytes + self.touched(slot) <= LIMITS.half();
         assert_eq!(cost, fits.then(|| self.touched(slot)));
         self.held.push((slot, cost));
@@ -180,7 +180,7 @@ impl<'a> Model<'a> {
         self.lost = unsure.filter(|slot| !bit_is_there(*slot)).collect();
         self.filling.clear();
         self.own_leases.clear();
-        self.worker = WorkerSlots::take_over(self.words, LIMITS, &Ledger::busy(self.words));
+        self.worker = WorkerSlots::take_over(self.words, LIMITS, &Leases::busy(self.words));
     }
 
     fn apply(&mut self, step: &Step) {
@@ -216,11 +216,11 @@ impl<'a> Model<'a> {
             Step::EndOwnLease(index) => drop(pick(&mut self.own_leases, index)),
             Step::Register(index, bytes) if !self.held.is_empty() => {
                 let (slot, _) = self.held[index.index(self.held.len())];
-                let others = self.ledger.registered_bytes() - self.registered[slot.index()];
+                let others = self.leases.registered_bytes() - self.registered[slot.index()];
                 let bytes_there = bytes.next_multiple_of(4096);
                 let fits = bytes_there <= self.touched(slot) && others + bytes_there <= LIMITS.share / 2;
                 let less = bytes_there <= self.registered[slot.index()];
-                assert_eq!(self.ledger.set_registered(self.words, slot, *bytes), fits || less);
+                assert_eq!(self.leases.set_registered(self.words, slot, *bytes), fits || less);
                 if fits {
                     self.registered[slot.index()] = bytes_there;
                 }
@@ -228,18 +228,18 @@ impl<'a> Model<'a> {
             Step::Unregister(index) => {
                 let slot = SlotId::new(index.index(SLOTS as usize) as u32);
                 self.registered[slot.index()] = 0;
-                assert!(self.ledger.set_registered(self.words, slot, 0));
+                assert!(self.leases.set_registered(self.words, slot, 0));
             }
             Step::Drain => self.drain(),
             Step::Release(index) => {
                 if let Some((slot, cost)) = pick(&mut self.held, index) {
-                    self.ledger.release(self.words, slot, cost);
+                    self.leases.release(self.words, slot, cost);
                 }
             }
             Step::ReleaseHalf(index) => {
                 if let Some((slot, cost)) = pick(&mut self.held, index) {
                     // The whole release, with the counter put back.
-                    self.ledger.release(self.words, slot, cost);
+                    self.leases.release(self.words, slot, cost);
                     self.words.holds[slot.index()].fetch_add(1, Relaxed);
                     self.late.push(slot);
                 }
@@ -267,12 +267,12 @@ impl<'a> Model<'a> {
             assert_eq!(self.words.registered()[slot.index()].load(Relaxed), registered);
             assert!(registered <= self.touched(slot), "slot {slot} keeps less than is registered of it");
         }
-        assert_eq!(self.ledger.registered_bytes(), self.registered.iter().sum::<u64>());
+        assert_eq!(self.leases.registered_bytes(), self.registered.iter().sum::<u64>());
         let costs = self.held.iter().filter_map(|(_, cost)| *cost);
-        assert_eq!(self.ledger.leased_bytes(), costs.clone().sum::<u64>());
-        assert_eq!(self.ledger.leased_slots() as usize, costs.count());
-        assert!(self.ledger.leased_bytes() <= LIMITS.half());
-        assert!(self.ledger.leased_slots() <= SLOTS / 2);
+        assert_eq!(self.leases.leased_bytes(), costs.clone().sum::<u64>());
+        assert_eq!(self.leases.leased_slots() as usize, costs.count());
+        assert!(self.leases.leased_bytes() <= LIMITS.half());
+        assert!(self.leases.leased_slots() <= SLOTS / 2);
     }
 }
 
@@ -293,17 +293,17 @@ proptest! {
         // Everything comes back in the end.
         model.filling.clear();
         for (slot, cost) in std::mem::take(&mut model.held) {
-            model.ledger.release(model.words, slot, cost);
+            model.leases.release(model.words, slot, cost);
         }
         for slot in std::mem::take(&mut model.late) {
             model.words.holds[slot.index()].fetch_sub(1, Relaxed);
         }
         model.die();
         for (slot, cost) in std::mem::take(&mut model.held) {
-            model.ledger.release(model.words, slot, cost);
+            model.leases.release(model.words, slot, cost);
         }
         let all: BTreeSet<_> = std::iter::from_fn(|| model.worker.begin(model.words)).collect();
         prop_assert_eq!(all.len(), SLOTS as usize);
-        prop_assert_eq!((model.ledger.leased_slots(), model.ledger.leased_bytes()), (0, 0));
+        prop_assert_eq!((model.leases.leased_slots(), model.leases.leased_bytes()), (0, 0));
     }
 }

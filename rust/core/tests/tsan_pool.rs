@@ -24,7 +24,7 @@ mod stress {
     use super::support::payload::Payload;
     use ringloader_core::{
         Result,
-        pool::{Growth, HeapWords, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots},
+        pool::{Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots},
         sync::{Arc, AtomicU64, AtomicUsize, Ordering, thread},
         testing::fault::fault,
     };
@@ -39,7 +39,7 @@ mod stress {
 
     struct World {
         heap: HeapWords,
-        ledger: Ledger,
+        leases: Leases,
         payload: Vec<Payload>,
         /// For each batch, its slot plus one, from the worker to the parent.
         published: Vec<AtomicU64>,
@@ -94,9 +94,9 @@ mod stress {
 
         fn drain(&self, batch: usize) {
             let slot = SlotId::new(wait(&self.published[batch]) as u32 - 1);
-            self.ledger.hold(self.words(), slot);
-            let cost = self.ledger.try_lease(self.words(), slot).unwrap_or(0);
-            assert!(self.ledger.leased_bytes() <= LIMITS.half());
+            self.leases.hold(self.words(), slot);
+            let cost = self.leases.try_lease(self.words(), slot).unwrap_or(0);
+            assert!(self.leases.leased_bytes() <= LIMITS.half());
             let lease = (cost << 32) | (u64::from(slot.get()) + 1);
             self.leased[batch].store(lease, Ordering::Release);
         }
@@ -106,7 +106,7 @@ mod stress {
                 let lease = wait(&self.leased[batch]);
                 let (slot, cost) = (SlotId::new(lease as u32 - 1), lease >> 32);
                 assert_eq!(self.payload[slot.index()].read(), batch as u64, "a held slot was filled");
-                self.ledger.release(self.words(), slot, (cost > 0).then_some(cost));
+                self.leases.release(self.words(), slot, (cost > 0).then_some(cost));
                 self.released.fetch_add(1, Ordering::Relaxed);
             }
         }
@@ -128,7 +128,7 @@ mod stress {
         let cells = || (0..BATCHES).map(|_| AtomicU64::new(0)).collect();
         let world = Arc::new(World {
             heap: HeapWords::new(SLOTS),
-            ledger: Ledger::new(LIMITS, SLOTS),
+            leases: Leases::new(LIMITS, SLOTS),
             payload: Payload::cells(SLOTS as usize),
             published: cells(),
             leased: cells(),
@@ -151,12 +151,12 @@ mod stress {
                 world.drain(batch);
             }
             process.join().expect("the worker");
-            worker = WorkerSlots::take_over(world.words(), LIMITS, &Ledger::busy(world.words()));
+            worker = WorkerSlots::take_over(world.words(), LIMITS, &Leases::busy(world.words()));
         }
         for user in users {
             user.join().expect("a user");
         }
-        let mut worker = WorkerSlots::take_over(world.words(), LIMITS, &Ledger::busy(world.words()));
+        let mut worker = WorkerSlots::take_over(world.words(), LIMITS, &Leases::busy(world.words()));
         let slots = std::iter::from_fn(|| worker.begin(world.words())).count();
         assert_eq!(slots, SLOTS as usize, "a slot was lost or handed out twice");
         let (released, punched) =

@@ -8,7 +8,7 @@ use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit, intern};
 use ringloader_core::os::clock::{monotonic, thread_cpu};
 use ringloader_core::sync::{AtomicU64, Ordering};
-use ringloader_core::timing::{Epoch, Event, Fetch, MainWork, Stamps, WorkerClock as CoreClock};
+use ringloader_core::timing::{EpochTimes, Event, Fetch, MainWork, Stamps, WorkerClock as CoreClock};
 
 /// Notes the moments of one batch after another, in the thread that makes them.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -33,15 +33,15 @@ impl WorkerClock {
     }
 
     pub(crate) fn note_task(&self) {
-        self.core().note_task(monotonic());
+        self.core().record_task(monotonic());
     }
 
     pub(crate) fn note_made(&self) {
-        self.core().note_made(monotonic());
+        self.core().record_made(monotonic());
     }
 
     pub(crate) fn note_room(&self, time: u64) {
-        self.core().note_room(time);
+        self.core().record_room(time);
     }
 
     pub(crate) fn sent(&self) -> Stamps {
@@ -77,7 +77,7 @@ impl TimedCollate {
     fn __call__<'py>(&self, batch: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let begun = monotonic();
         let made = self.collate.bind(batch.py()).call1((batch,));
-        self.clock.get().core().note_collation(begun, monotonic());
+        self.clock.get().core().record_collation(begun, monotonic());
         made
     }
 
@@ -87,7 +87,7 @@ impl TimedCollate {
     }
 }
 
-type Core = Epoch<Option<Py<PyAny>>>;
+type Core = EpochTimes<Option<Py<PyAny>>>;
 
 /// The times of the epoch that runs, or ran last.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -118,7 +118,7 @@ impl Recorder {
         let ended = monotonic();
         let mut core = self.core();
         let (batch, _) = core.returned();
-        core.note_main(MainWork::Place, batch, begun, ended);
+        core.record_main(MainWork::Place, batch, begun, ended);
     }
 
     /// Returns the figures of the epoch, in nanoseconds of the monotonic clock.
@@ -213,16 +213,16 @@ impl Recorder {
     /// Notes that the sampler was read. Returns how many batches were made before, without workers.
     fn note_index(&self, begun: u64, ended: u64) -> u64 {
         let mut core = self.core();
-        core.note_main(MainWork::Index, 0, begun, ended);
+        core.record_main(MainWork::Index, 0, begun, ended);
         core.workers().first().map_or(0, |sums| sums.batches)
     }
 
-    /// As [`Epoch::note_main`], for work that ends now.
+    /// As [`EpochTimes::record_main`], for work that ends now.
     pub(crate) fn note_main(&self, work: MainWork, batch: u64, begun: u64) {
-        self.core().note_main(work, batch, begun, monotonic());
+        self.core().record_main(work, batch, begun, monotonic());
     }
 
-    /// As [`Epoch::note_fetch`].
+    /// As [`EpochTimes::record_fetch`].
     pub(crate) fn note_fetch(
         &self,
         batch: u64,
@@ -233,7 +233,7 @@ impl Recorder {
         // Without the lock: a new object may set off the collector, and that any code.
         let is_long = self.core().is_long(stamps.dataset());
         let index = is_long.then(index);
-        let dropped = self.core().note_fetch(batch, worker, stamps, bytes, index);
+        let dropped = self.core().record_fetch(batch, worker, stamps, bytes, index);
         drop(dropped);
     }
 }
@@ -266,9 +266,9 @@ impl TimedNext {
         // On torch's own path no fetch is seen, so nothing is known of what comes behind one.
         if self.places && taken.is_ok() && known != begun {
             let (batch, _) = core.returned();
-            core.note_main(MainWork::Place, batch, known, ended);
+            core.record_main(MainWork::Place, batch, known, ended);
         }
-        core.note_next(begun, ended, taken.is_ok());
+        core.record_next(begun, ended, taken.is_ok());
         taken
     }
 

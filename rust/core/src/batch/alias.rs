@@ -66,7 +66,7 @@ pub struct Group {
 
 /// One storage's place in the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Placed {
+pub struct StorageOffset {
     /// Offset of the storage's first byte.
     pub offset: u64,
     /// True if the storage's bytes must be copied there.
@@ -139,18 +139,18 @@ impl Groups {
     /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of a segment of
     /// their own if `bump` is `None`, and tells each. Returns where they end.
     #[inline]
-    pub fn place(&self, bump: Option<u64>, mut told: impl FnMut(u32, &Group, Placed)) -> u64 {
+    pub fn assign_offsets(&self, bump: Option<u64>, mut each: impl FnMut(u32, &Group, StorageOffset)) -> u64 {
         let mut end = bump.unwrap_or(0);
         for (number, group) in (0..).zip(&self.groups) {
-            let placed = match group.in_place {
-                Some(offset) if bump.is_some() => Placed { offset, is_copied: false },
+            let assigned = match group.in_place {
+                Some(offset) if bump.is_some() => StorageOffset { offset, is_copied: false },
                 _ => {
                     let offset = end.next_multiple_of(STORAGE_ALIGN);
                     end = offset + group.len;
-                    Placed { offset, is_copied: true }
+                    StorageOffset { offset, is_copied: true }
                 }
             };
-            told(number, group, placed);
+            each(number, group, assigned);
         }
         end
     }
@@ -383,11 +383,11 @@ mod tests {
         }
     }
 
-    fn placed(groups: &Groups, bump: Option<u64>) -> (Vec<Placed>, u64) {
+    fn assigned(groups: &Groups, bump: Option<u64>) -> (Vec<StorageOffset>, u64) {
         let mut all = Vec::new();
-        let end = groups.place(bump, |number, _, placed| {
+        let end = groups.assign_offsets(bump, |number, _, assigned| {
             assert_eq!(number as usize, all.len());
-            all.push(placed);
+            all.push(assigned);
         });
         (all, end)
     }
@@ -399,18 +399,21 @@ mod tests {
         assert_eq!(groups.in_place(), 2);
         let memory: Vec<_> = groups.groups().iter().map(|group| (group.start, group.len)).collect();
         assert_eq!(memory, [(1088, 42), (1200, 8), (5000, 10), (1280, 128)]);
-        let copied = |offset| Placed { offset, is_copied: true };
-        let there = |offset| Placed { offset, is_copied: false };
-        assert_eq!(placed(&groups, Some(384)), (vec![there(64), copied(384), copied(448), there(256)], 458));
+        let copied = |offset| StorageOffset { offset, is_copied: true };
+        let there = |offset| StorageOffset { offset, is_copied: false };
+        assert_eq!(
+            assigned(&groups, Some(384)),
+            (vec![there(64), copied(384), copied(448), there(256)], 458)
+        );
         // In a segment of their own, all are copied.
-        assert_eq!(placed(&groups, None), (vec![copied(0), copied(64), copied(128), copied(192)], 320));
+        assert_eq!(assigned(&groups, None), (vec![copied(0), copied(64), copied(128), copied(192)], 320));
     }
 
     #[test]
     fn what_begins_within_another_storage_is_copied() {
         let (groups, _) = formed_in(&[tensor(1024, 64, 1), tensor(1088 - 16, 64, 2)], 1024..2048);
-        let (all, _) = placed(&groups, Some(1024));
-        assert_eq!(all.iter().map(|placed| placed.is_copied).collect::<Vec<_>>(), [false, true]);
+        let (all, _) = assigned(&groups, Some(1024));
+        assert_eq!(all.iter().map(|assigned| assigned.is_copied).collect::<Vec<_>>(), [false, true]);
     }
 
     #[test]
@@ -419,6 +422,6 @@ mod tests {
         assert!(groups.has_empty());
         groups.clear();
         assert!(!groups.has_empty() && groups.groups().is_empty());
-        assert_eq!(placed(&groups, Some(7)), (vec![], 7));
+        assert_eq!(assigned(&groups, Some(7)), (vec![], 7));
     }
 }

@@ -7,7 +7,7 @@
 //!
 //! A table lies among the records: it is reserved as they are, counts as they do, and is cleared with them.
 
-use super::{Room, Seen, State, Table, sealed};
+use super::{Seen, State, Table, TableMemory, sealed};
 use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
@@ -36,7 +36,7 @@ fn bucket(index: usize, number: usize) -> u64 {
     hash & (len(number) - 1) & !(ENTRY * BUCKET as u64 - 1)
 }
 
-impl<R: Room> Table<'_, R> {
+impl<R: TableMemory> Table<'_, R> {
     /// Returns the state of an index, and what says it.
     #[must_use]
     pub fn look(&self, index: usize) -> (State, Seen) {
@@ -126,7 +126,7 @@ impl<R: Room> Table<'_, R> {
         if !self.room.make(at, len) {
             self.room.give_back(at, len);
             self.unreserve(at, len);
-            self.note_full();
+            self.record_full();
             return None;
         }
         failpoint("table-made");

@@ -48,7 +48,7 @@ pub enum State {
 }
 
 /// What lies at the places of a table.
-pub trait Room {
+pub trait TableMemory {
     /// The words from `at` on, which lie in one table. `None`: they cannot be had.
     fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]>;
 
@@ -82,7 +82,7 @@ pub struct Table<'a, R> {
     pub room: &'a R,
 }
 
-impl<R: Room> Table<'_, R> {
+impl<R: TableMemory> Table<'_, R> {
     /// Begins at `start`, if the table did not begin further on, behind all that is there.
     pub fn begin(&self, start: u64, end: u64) {
         sealed::raise(self.tail, end.max(start));
@@ -115,7 +115,7 @@ impl<R: Room> Table<'_, R> {
             let at = sealed::open(seen)?.next_multiple_of(align);
             let end = at.checked_add(len).filter(|&end| end < sealed::END)?;
             if end.saturating_sub(self.floor()) > bound {
-                self.note_full();
+                self.record_full();
                 return None;
             }
             if fault("reserved_by_store") {
@@ -131,7 +131,7 @@ impl<R: Room> Table<'_, R> {
     }
 
     /// Notes that a sample had no room.
-    pub fn note_full(&self) {
+    pub fn record_full(&self) {
         self.full.store(sealed::seal(self.tail() + 1), Ordering::Relaxed);
     }
 

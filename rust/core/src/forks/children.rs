@@ -23,14 +23,14 @@ pub type Thing = Box<dyn Send>;
 pub struct Forks<C> {
     children: Mutex<Children<C>>,
     /// The number of things that are kept. If it is 0, a look needs no lock.
-    kept: AtomicU64,
+    retained: AtomicU64,
 }
 
 struct Children<C> {
     /// The number of forks that have begun.
     begun: u64,
     records: Vec<Record<C>>,
-    kept: Vec<Kept>,
+    retained: Vec<Retained>,
 }
 
 /// One fork.
@@ -41,7 +41,7 @@ struct Record<C> {
     child: C,
 }
 
-struct Kept {
+struct Retained {
     lent: Moment,
     /// The number of forks that had begun when the thing came back.
     begun: u64,
@@ -61,8 +61,8 @@ impl<C: Child> Forks<C> {
     /// No forks yet.
     #[must_use]
     pub fn new() -> Self {
-        let children = Children { begun: 0, records: Vec::new(), kept: Vec::new() };
-        Self { children: Mutex::new(children), kept: AtomicU64::new(0) }
+        let children = Children { begun: 0, records: Vec::new(), retained: Vec::new() };
+        Self { children: Mutex::new(children), retained: AtomicU64::new(0) }
     }
 
     /// A fork is about to happen, which `child` tells the end of. Returns its number.
@@ -82,7 +82,7 @@ impl<C: Child> Forks<C> {
         let mut children = self.lock();
         let ended = clock.end();
         let Some(at) = children.records.iter().position(|record| record.number == number) else { return };
-        if anything || !children.kept.is_empty() {
+        if anything || !children.retained.is_empty() {
             children.records[at].ended = Some(ended);
         } else {
             children.records.swap_remove(at);
@@ -95,14 +95,14 @@ impl<C: Child> Forks<C> {
         failpoint("given-back");
         let mut children = self.lock();
         let begun = children.begun;
-        let is_kept = children.records.iter().any(|record| record.may_have(lent, begun));
-        if !is_kept || fault("given_back_under_a_child") {
+        let is_retained = children.records.iter().any(|record| record.may_have(lent, begun));
+        if !is_retained || fault("given_back_under_a_child") {
             drop(children);
             drop(thing);
             return;
         }
-        children.kept.push(Kept { lent, begun, thing });
-        self.kept.store(children.kept.len() as u64, Ordering::Relaxed);
+        children.retained.push(Retained { lent, begun, thing });
+        self.retained.store(children.retained.len() as u64, Ordering::Relaxed);
         drop(children);
         self.look();
     }
@@ -110,24 +110,24 @@ impl<C: Child> Forks<C> {
     /// Returns true if anything is kept.
     #[inline]
     #[must_use]
-    pub fn keeps_anything(&self) -> bool {
-        self.kept.load(Ordering::Relaxed) > 0
+    pub fn retains_anything(&self) -> bool {
+        self.retained.load(Ordering::Relaxed) > 0
     }
 
     /// Looks which children have gone, and drops what was kept for them.
     pub fn look(&self) {
         let mut children = self.lock();
-        let Children { records, kept, .. } = &mut *children;
+        let Children { records, retained, .. } = &mut *children;
         records.retain(|record| record.ended.is_none() || !record.child.has_gone());
         let mut gone = Vec::new();
-        kept.retain_mut(|kept| {
+        retained.retain_mut(|kept| {
             let stays = records.iter().any(|record| record.may_have(kept.lent, kept.begun));
             if !stays {
                 gone.push(std::mem::replace(&mut kept.thing, Box::new(())));
             }
             stays
         });
-        self.kept.store(kept.len() as u64, Ordering::Relaxed);
+        self.retained.store(retained.len() as u64, Ordering::Relaxed);
         // After the lock is released: to drop a thing may take other locks.
         drop(children);
         drop(gone);
@@ -231,7 +231,7 @@ mod tests {
             world.forks.look();
             assert_eq!(dropped.is_set(), is_dropped);
         }
-        assert!(!world.forks.keeps_anything());
+        assert!(!world.forks.retains_anything());
     }
 
     #[test]
@@ -287,7 +287,7 @@ mod tests {
         world.forks.give_back(lent, Box::new(Nested(world.clone(), lent)));
         child.set();
         world.forks.look();
-        assert!(!world.forks.keeps_anything());
+        assert!(!world.forks.retains_anything());
     }
 
     #[test]

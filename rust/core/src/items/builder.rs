@@ -21,7 +21,7 @@ pub struct Builder {
     buffer: Vec<u8>,
     ends_buffer: Vec<u8>,
     count: u64,
-    room: Room,
+    allowance: Allowance,
     owner: u32,
 }
 
@@ -37,7 +37,7 @@ impl Builder {
             buffer: Vec::new(),
             ends_buffer: 0u64.to_le_bytes().to_vec(),
             count: 0,
-            room: Room::default(),
+            allowance: Allowance::default(),
             owner: std::process::id(),
         })
     }
@@ -70,7 +70,7 @@ impl Builder {
         for (memory, buffer) in
             [(&mut self.payload, &mut self.buffer), (&mut self.ends, &mut self.ends_buffer)]
         {
-            self.room.take(buffer.len() as u64, memory.len())?;
+            self.allowance.take(buffer.len() as u64, memory.len())?;
             memory.append(buffer)?;
             buffer.clear();
             buffer.shrink_to(2 * BUFFER);
@@ -87,7 +87,7 @@ impl Builder {
         self.buffer.resize(self.buffer.len() + (end.next_multiple_of(WORD as u64) - end) as usize, 0);
         self.ends_buffer.extend_from_slice(&self.count.to_le_bytes());
         self.flush()?;
-        self.room.take(self.ends.len(), self.payload.len())?;
+        self.allowance.take(self.ends.len(), self.payload.len())?;
         self.payload.append_all(&self.ends)?;
         Items::over(self.payload.freeze()?)
     }
@@ -96,12 +96,12 @@ impl Builder {
 /// The bytes that may be written before the next look at what the system has left. A process that reaches its control
 /// group's limit is killed.
 #[derive(Debug, Default)]
-pub(super) struct Room {
+pub(super) struct Allowance {
     taken: u64,
     probe: Option<MemoryProbe>,
 }
 
-impl Room {
+impl Allowance {
     /// Asks for `needed` bytes for a list that has `built`.
     pub(super) fn take(&mut self, needed: u64, built: u64) -> Result<()> {
         self.taken = self.taken.saturating_add(needed);
@@ -124,10 +124,10 @@ mod tests {
 
     #[test]
     fn more_than_the_machine_has_is_refused_with_the_figures() {
-        let mut room = Room::default();
-        assert_eq!(room.take(LOOK - 1, 0), Ok(()));
-        let error = room.take(1 << 60, 77).unwrap_err().to_string();
+        let mut allowance = Allowance::default();
+        assert_eq!(allowance.take(LOOK - 1, 0), Ok(()));
+        let error = allowance.take(1 << 60, 77).unwrap_err().to_string();
         assert!(error.contains("77 bytes") && error.contains(&(1u64 << 60).to_string()), "{error}");
-        assert_eq!(room.take(1, 0), Ok(()), "the next look is later");
+        assert_eq!(allowance.take(1, 0), Ok(()), "the next look is later");
     }
 }

@@ -101,7 +101,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 /// [`Error::Corrupt`] when they are no list, [`Error::ListMemory`] or [`Error::Os`] when there is no memory for them.
 pub fn from_bytes(bytes: &[u8]) -> Result<Items> {
     let mut memory = Growing::create("ringloader-items")?;
-    builder::Room::default().take(bytes.len() as u64, 0)?;
+    builder::Allowance::default().take(bytes.len() as u64, 0)?;
     memory.append(bytes)?;
     Items::over(memory.freeze()?)
 }

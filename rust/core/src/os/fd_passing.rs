@@ -29,7 +29,7 @@ pub fn pair() -> Result<(OwnedFd, OwnedFd)> {
 /// The outcome of sending a descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
-pub enum Sent {
+pub enum SendOutcome {
     /// The other end will find it.
     Yes,
     /// The socket is full: try again when the other end has taken something.
@@ -50,16 +50,16 @@ pub fn most_in_flight() -> Option<u64> {
 ///
 /// # Errors
 /// [`Error::Os`] when the other end is gone.
-pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>, tag: u64) -> Result<Sent> {
+pub fn send(socket: BorrowedFd<'_>, fd: BorrowedFd<'_>, tag: u64) -> Result<SendOutcome> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     let fds = [fd];
     control.push(SendAncillaryMessage::ScmRights(&fds));
     let tag = tag.to_le_bytes();
     match sendmsg(socket, &[IoSlice::new(&tag)], &mut control, SendFlags::NOSIGNAL) {
-        Ok(_) => Ok(Sent::Yes),
-        Err(Errno::AGAIN | Errno::NOBUFS) => Ok(Sent::Full),
-        Err(Errno::TOOMANYREFS) => Ok(Sent::TooManyInFlight),
+        Ok(_) => Ok(SendOutcome::Yes),
+        Err(Errno::AGAIN | Errno::NOBUFS) => Ok(SendOutcome::Full),
+        Err(Errno::TOOMANYREFS) => Ok(SendOutcome::TooManyInFlight),
         Err(errno) => Err(Error::os("sending a batch's memory to the main process", errno)),
     }
 }
@@ -133,7 +133,7 @@ mod tests {
         let (parent, worker) = pair().unwrap();
         let (segment, fd) = Segment::create("test", 4096).unwrap();
         segment.copy_in(0, b"oversize").unwrap();
-        assert_eq!(send(worker.as_fd(), fd.as_fd(), 7).unwrap(), Sent::Yes);
+        assert_eq!(send(worker.as_fd(), fd.as_fd(), 7).unwrap(), SendOutcome::Yes);
         drop((segment, fd));
         let segment = Segment::attach(receive(parent.as_fd(), 7).unwrap().as_fd()).unwrap();
         let mut read = Vec::new();
@@ -146,7 +146,7 @@ mod tests {
         let (parent, worker) = pair().unwrap();
         assert!(matches!(receive(parent.as_fd(), 1), Err(Error::Corrupt(_))));
         let (_segment, fd) = Segment::create("test", 4096).unwrap();
-        assert_eq!(send(worker.as_fd(), fd.as_fd(), 2).unwrap(), Sent::Yes);
+        assert_eq!(send(worker.as_fd(), fd.as_fd(), 2).unwrap(), SendOutcome::Yes);
         assert!(matches!(receive(parent.as_fd(), 1), Err(Error::Corrupt(_))));
     }
 
@@ -156,7 +156,7 @@ mod tests {
         for (tag, content) in [(4, b"given up"), (5, b"this one")] {
             let (segment, fd) = Segment::create("test", 4096).unwrap();
             segment.copy_in(0, content).unwrap();
-            assert_eq!(send(worker.as_fd(), fd.as_fd(), tag).unwrap(), Sent::Yes);
+            assert_eq!(send(worker.as_fd(), fd.as_fd(), tag).unwrap(), SendOutcome::Yes);
         }
         let segment = Segment::attach(receive(parent.as_fd(), 5).unwrap().as_fd()).unwrap();
         let mut read = Vec::new();
@@ -169,7 +169,7 @@ mod tests {
         let (_parent, worker) = pair().unwrap();
         let (_segment, fd) = Segment::create("test", 4096).unwrap();
         let sent = (0..100_000)
-            .take_while(|&tag| send(worker.as_fd(), fd.as_fd(), tag).unwrap() == Sent::Yes)
+            .take_while(|&tag| send(worker.as_fd(), fd.as_fd(), tag).unwrap() == SendOutcome::Yes)
             .count();
         assert!(sent > 0 && sent < 100_000);
     }

@@ -3,13 +3,13 @@
 
 use std::collections::VecDeque;
 
-use super::delivered::{Delivered, Walk};
 use super::fingerprint::fingerprint_of;
+use super::ordinals::{OrdinalSet, Walk};
 
 /// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
 ///
 /// - [`read`](Self::read): the sampler gave a task's indices.
-/// - [`begin_call`](Self::begin_call), [`got`](Self::got), [`raised`](Self::raised), [`left_out`](Self::left_out): the
+/// - [`begin_call`](Self::begin_call), [`record_got`](Self::record_got), [`record_raised`](Self::record_raised), [`record_left_out`](Self::record_left_out): the
 ///   caller asked for a batch, and what came. A call returns one batch: the last one that it got.
 /// - [`position`](Self::position): where the caller is.
 ///
@@ -24,20 +24,20 @@ pub struct Ledger {
     /// The ordinals that are still to be read, past those of the base.
     walk: Walk,
     /// The base's and those of the tasks that are settled.
-    delivered: Delivered,
+    delivered: OrdinalSet,
     batches: u64,
     /// Settled batches of this ledger that were returned.
     returned: u64,
     passed_sum: Option<u64>,
     sum: Option<u64>,
     /// The tasks from number `first` on. Those before it are settled.
-    tasks: VecDeque<Task>,
+    tasks: VecDeque<TaskSpan>,
     first: u64,
     current: Option<Current>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Task {
+struct TaskSpan {
     /// The task has all ordinals from here that are not in the base.
     start: u64,
     stop: u64,
@@ -76,7 +76,7 @@ impl Ledger {
     /// rank begins, and `step` the number of ranks; else they are 0 and 1.
     #[must_use]
     pub fn new(
-        base: Delivered,
+        base: OrdinalSet,
         place: u64,
         step: u64,
         passed_sum: Option<u64>,
@@ -110,7 +110,7 @@ impl Ledger {
         } else {
             self.read_around(task_len, ints)
         };
-        self.tasks.push_back(Task { start, stop: self.walk.at(), sum, is_settled: false });
+        self.tasks.push_back(TaskSpan { start, stop: self.walk.at(), sum, is_settled: false });
         self.first + self.tasks.len() as u64 - 1
     }
 
@@ -142,8 +142,8 @@ impl Ledger {
     ///
     /// # Panics
     /// For any other task: the numbers are this ledger's own.
-    pub fn got(&mut self, task: u64) {
-        self.left_out();
+    pub fn record_got(&mut self, task: u64) {
+        self.record_left_out();
         let found = task.checked_sub(self.first).and_then(|at| self.tasks.get(at as usize));
         assert!(found.is_some_and(|found| !found.is_settled), "task {task} was got, but is not under way");
         self.current = Some(Current { task, has_raised: false });
@@ -151,7 +151,7 @@ impl Ledger {
 
     /// A call raised, and calls have returned so many batches of this ledger. The batch that was got in it, if any, is
     /// taken back: it counts once the next call begins.
-    pub fn raised(&mut self, returned: u64) {
+    pub fn record_raised(&mut self, returned: u64) {
         let is_returned = self.returned < returned;
         if let Some(current) = &mut self.current {
             // A call that raises before it has begun here finds the batch of the call before it.
@@ -167,7 +167,7 @@ impl Ledger {
 
     /// The batch that was got in this call, if any, is passed and not returned, as with `on_error="skip"`. The call
     /// goes on: it may get another batch, or find the end, of which the ledger is not told.
-    pub fn left_out(&mut self) {
+    pub fn record_left_out(&mut self) {
         if let Some(Current { task, .. }) = self.current.take() {
             self.settle(task, false);
         }
@@ -221,7 +221,7 @@ impl Ledger {
     fn settle(&mut self, number: u64, is_returned: bool) {
         let task = &mut self.tasks[(number - self.first) as usize];
         task.is_settled = true;
-        let &mut Task { start, stop, sum, .. } = task;
+        let &mut TaskSpan { start, stop, sum, .. } = task;
         // What the task does not have of these is in the base.
         self.delivered.insert(start, stop);
         self.batches += 1;
@@ -251,7 +251,7 @@ mod tests {
     }
 
     fn fresh() -> Ledger {
-        Ledger::new(Delivered::new(), 0, 1, Some(0), Some(0), 0)
+        Ledger::new(OrdinalSet::new(), 0, 1, Some(0), Some(0), 0)
     }
 
     fn hashes(samples: &[(u64, i64)]) -> Option<u64> {
@@ -267,20 +267,20 @@ mod tests {
             read(&mut ledger, &indices);
         }
         ledger.begin_call();
-        ledger.got(0);
+        ledger.record_got(0);
         let sum = hashes(&[(0, 7), (1, 8)]);
         let first = Position { ranges: vec![(0, 2)], batches: 1, passed_sum: sum, sum, tasks: 1 };
         assert_eq!(ledger.position(u64::MAX), first);
         ledger.begin_call();
         assert_eq!(ledger.position(u64::MAX), first);
         // It comes before its turn.
-        ledger.got(2);
+        ledger.record_got(2);
         let found = ledger.position(u64::MAX);
         assert_eq!((found.ranges, found.batches), (vec![(0, 2), (4, 6)], 2));
         assert_eq!((found.sum, found.passed_sum), (hashes(&[(0, 7), (1, 8), (4, 1), (5, 2)]), found.sum));
         assert_eq!(found.tasks, 1);
         ledger.begin_call();
-        ledger.got(1);
+        ledger.record_got(1);
         let found = ledger.position(u64::MAX);
         assert_eq!((found.ranges, found.tasks), (vec![(0, 6)], 3));
     }
@@ -290,19 +290,19 @@ mod tests {
         let mut ledger = fresh();
         [[3], [4], [5]].iter().for_each(|indices| assert!(read(&mut ledger, indices) < 3));
         ledger.begin_call();
-        ledger.got(0);
+        ledger.record_got(0);
         assert_eq!((ledger.position(0).ranges, ledger.position(0).tasks), (vec![], 0));
         assert_eq!((ledger.position(1).ranges, ledger.position(1).tasks), (vec![(0, 1)], 1));
         // A call that raises before it begins takes back nothing of the call before it.
-        ledger.raised(1);
+        ledger.record_raised(1);
         assert_eq!(ledger.position(1).ranges, [(0, 1)]);
         ledger.begin_call();
-        ledger.got(1);
+        ledger.record_got(1);
         assert_eq!((ledger.position(1).batches, ledger.position(1).sum), (1, hashes(&[(0, 3)])));
-        ledger.raised(1);
+        ledger.record_raised(1);
         ledger.begin_call();
         assert_eq!((ledger.position(1).batches, ledger.position(1).sum), (2, hashes(&[(0, 3)])));
-        ledger.got(2);
+        ledger.record_got(2);
         assert_eq!((ledger.position(1).batches, ledger.position(2).batches), (2, 3));
     }
 
@@ -311,56 +311,56 @@ mod tests {
         let mut ledger = fresh();
         [[3], [4], [5]].iter().for_each(|indices| assert!(read(&mut ledger, indices) < 3));
         ledger.begin_call();
-        ledger.raised(0);
+        ledger.record_raised(0);
         ledger.begin_call();
-        ledger.got(0);
-        ledger.raised(0);
+        ledger.record_got(0);
+        ledger.record_raised(0);
         assert_eq!((ledger.position(u64::MAX).ranges, ledger.position(u64::MAX).batches), (vec![], 0));
         ledger.begin_call();
         let passed = ledger.position(u64::MAX);
         assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 1)], 1, 1));
         assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3)]), Some(0)));
-        ledger.got(1);
-        ledger.got(2);
+        ledger.record_got(1);
+        ledger.record_got(2);
         // The first of two in a call was left out.
         let passed = ledger.position(u64::MAX);
         assert_eq!((passed.passed_sum, passed.sum), (hashes(&[(0, 3), (1, 4), (2, 5)]), hashes(&[(2, 5)])));
         assert_eq!((passed.ranges, passed.batches, passed.tasks), (vec![(0, 3)], 3, 3));
         let last = read(&mut ledger, &[6]);
         ledger.begin_call();
-        ledger.got(last);
-        ledger.left_out();
+        ledger.record_got(last);
+        ledger.record_left_out();
         // As the call that finds the end does.
-        ledger.raised(0);
+        ledger.record_raised(0);
         let passed = ledger.position(u64::MAX);
         assert_eq!((passed.sum, passed.ranges), (hashes(&[(2, 5)]), vec![(0, 4)]));
     }
 
     #[test]
     fn a_rest_goes_around_what_was_delivered_before() {
-        let base = Delivered::from_ranges([(0, 2), (3, 5), (9, 10)]).unwrap();
+        let base = OrdinalSet::from_ranges([(0, 2), (3, 5), (9, 10)]).unwrap();
         let mut ledger = Ledger::new(base, 1, 4, Some(100), Some(10), 7);
         for (number, indices) in [[10, 11, 12].as_slice(), &[], &[13], &[14, 15, 16]].into_iter().enumerate()
         {
             assert_eq!(read(&mut ledger, indices), number as u64);
         }
         ledger.begin_call();
-        ledger.got(0);
+        ledger.record_got(0);
         let found = ledger.position(u64::MAX);
         let sum = hashes(&[(1 + 2 * 4, 10), (1 + 5 * 4, 11), (1 + 6 * 4, 12)]).unwrap();
         assert_eq!((found.passed_sum, found.sum, found.batches), (Some(100 + sum), Some(10 + sum), 8));
         assert_eq!(found.ranges, [(0, 7), (9, 10)]);
         ledger.begin_call();
-        ledger.got(3);
+        ledger.record_got(3);
         assert_eq!(ledger.position(u64::MAX).ranges, [(0, 7), (8, 12)]);
         ledger.begin_call();
-        ledger.got(1);
+        ledger.record_got(1);
         assert_eq!(
             (ledger.position(u64::MAX).ranges, ledger.position(u64::MAX).tasks),
             (vec![(0, 7), (8, 12)], 2)
         );
         ledger.begin_call();
-        ledger.got(2);
+        ledger.record_got(2);
         assert_eq!(
             (ledger.position(u64::MAX).ranges, ledger.position(u64::MAX).batches),
             (vec![(0, 12)], 11)
@@ -373,11 +373,11 @@ mod tests {
         read(&mut ledger, &[1, 2]);
         ledger.read(3, None::<std::iter::Empty<i64>>);
         ledger.begin_call();
-        ledger.got(0);
+        ledger.record_got(0);
         assert!(ledger.position(u64::MAX).sum.is_some());
         ledger.begin_call();
-        ledger.got(1);
-        ledger.raised(0);
+        ledger.record_got(1);
+        ledger.record_raised(0);
         assert!(ledger.position(u64::MAX).passed_sum.is_some());
         ledger.begin_call();
         let found = ledger.position(u64::MAX);
@@ -389,18 +389,18 @@ mod tests {
         let mut ledger = fresh();
         assert_eq!(ledger.read_whole(Some([5, 6].into_iter())), 0);
         assert_eq!(ledger.read_whole(Some([7].into_iter())), 1);
-        ledger.got(0);
+        ledger.record_got(0);
         ledger.begin_call();
-        ledger.got(1);
+        ledger.record_got(1);
         assert_eq!(ledger.position(u64::MAX).ranges, [(0, 2)]);
         assert_eq!(ledger.position(u64::MAX).sum, hashes(&[(0, 5), (1, 6), (1 << 32, 7)]));
     }
 
     #[test]
     fn behind_the_last_ordinal_of_all_nothing_hangs() {
-        let mut ledger = Ledger::new(Delivered::first(u64::MAX), 0, 1, Some(0), Some(0), 0);
+        let mut ledger = Ledger::new(OrdinalSet::first(u64::MAX), 0, 1, Some(0), Some(0), 0);
         read(&mut ledger, &[5, 6]);
-        ledger.got(0);
+        ledger.record_got(0);
         assert_eq!(ledger.position(u64::MAX).ranges, [(0, u64::MAX)]);
     }
 
@@ -410,7 +410,7 @@ mod tests {
         read(&mut ledger, &[5, 6]);
         ledger.lose_last();
         assert_eq!(read(&mut ledger, &[7, 8]), 0);
-        ledger.got(0);
+        ledger.record_got(0);
         assert_eq!(ledger.position(u64::MAX).ranges, [(2, 4)]);
     }
 
@@ -421,14 +421,14 @@ mod tests {
             assert_eq!(read(&mut ledger, &[1, 2, 3]), number);
             if number >= 4 {
                 ledger.begin_call();
-                ledger.got(number - 4);
+                ledger.record_got(number - 4);
             }
         }
         assert!(ledger.tasks.capacity() <= 16 && ledger.position(u64::MAX).ranges.len() == 1);
         // One is late, and the others go on without it.
         for number in 9_996..10_000 {
             ledger.begin_call();
-            ledger.got(19_995 - number);
+            ledger.record_got(19_995 - number);
         }
         assert_eq!((ledger.tasks.len(), ledger.position(u64::MAX).tasks), (4, 10_000));
         ledger.begin_call();
@@ -440,7 +440,7 @@ mod tests {
     fn a_task_is_got_once() {
         let mut ledger = fresh();
         read(&mut ledger, &[1]);
-        ledger.got(0);
-        ledger.got(0);
+        ledger.record_got(0);
+        ledger.record_got(0);
     }
 }

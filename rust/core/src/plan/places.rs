@@ -1,7 +1,7 @@
 //! Places of samples in their epoch, task by task: what keyed seeds of random generators are made from.
 #![forbid(unsafe_code)]
 
-use super::delivered::{Delivered, Walk};
+use super::ordinals::{OrdinalSet, Walk};
 use crate::Result;
 
 /// Samples of a task that come one after another in the epoch.
@@ -81,7 +81,7 @@ impl Places {
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) for a range that is empty, or that begins before the one before it ends.
     pub fn new(key: u64, first: u64, step: u64, passed: Vec<(u64, u64)>) -> Result<Self> {
-        Ok(Self { key, walk: Walk::new(Delivered::from_ranges(passed)?, first, step) })
+        Ok(Self { key, walk: Walk::new(OrdinalSet::from_ranges(passed)?, first, step) })
     }
 
     /// Returns the places of the next `count` samples.

@@ -37,9 +37,9 @@ pub enum Next<T> {
 #[derive(Debug)]
 pub struct ReorderBuffer<T> {
     /// INVARIANT: the length is zero or a power of two, and a task lies at its `seq` modulo the length.
-    ring: Vec<Option<Task<T>>>,
-    /// Tasks whose place another one needed.
-    aside: Vec<Task<T>>,
+    ring: Vec<Option<Entry<T>>>,
+    /// Tasks whose location another one needed.
+    aside: Vec<Entry<T>>,
     /// Tasks in the ring and aside.
     alive: usize,
     send_idx: u64,
@@ -48,7 +48,7 @@ pub struct ReorderBuffer<T> {
 }
 
 #[derive(Debug)]
-struct Task<T> {
+struct Entry<T> {
     seq: u64,
     worker: u32,
     state: TaskState<T>,
@@ -63,7 +63,7 @@ enum TaskState<T> {
 }
 
 #[derive(Clone, Copy)]
-enum TaskPlace {
+enum TaskLocation {
     Ring(usize),
     Aside(usize),
 }
@@ -80,7 +80,7 @@ impl<T> ReorderBuffer<T> {
         self.send_idx += 1;
         self.outstanding += 1;
         self.alive += 1;
-        self.insert(Task { seq, worker, state: TaskState::Sent });
+        self.insert(Entry { seq, worker, state: TaskState::Sent });
         seq
     }
 
@@ -89,9 +89,9 @@ impl<T> ReorderBuffer<T> {
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
     pub fn arrive(&mut self, seq: u64, data: T) -> Result<()> {
-        let place = self.awaited(seq)?;
+        let location = self.awaited(seq)?;
         self.outstanding -= 1;
-        self.at(place).state = TaskState::Arrived(data);
+        self.at(location).state = TaskState::Arrived(data);
         Ok(())
     }
 
@@ -100,12 +100,12 @@ impl<T> ReorderBuffer<T> {
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
     pub fn take(&mut self, seq: u64) -> Result<u32> {
-        let place = self.awaited(seq)?;
+        let location = self.awaited(seq)?;
         self.outstanding -= 1;
         if seq == self.rcvd_idx {
             self.rcvd_idx += 1;
         }
-        Ok(self.remove(place).worker)
+        Ok(self.remove(location).worker)
     }
 
     /// Instead of a result, task `seq` brought the end of its worker's part of an iterable dataset. Returns the worker,
@@ -113,10 +113,10 @@ impl<T> ReorderBuffer<T> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
-    pub fn ended(&mut self, seq: u64) -> Result<u32> {
-        let place = self.awaited(seq)?;
+    pub fn record_end(&mut self, seq: u64) -> Result<u32> {
+        let location = self.awaited(seq)?;
         self.outstanding -= 1;
-        let task = self.at(place);
+        let task = self.at(location);
         task.state = TaskState::Ended;
         Ok(task.worker)
     }
@@ -126,8 +126,8 @@ impl<T> ReorderBuffer<T> {
     pub fn next(&mut self, active: impl Fn(u32) -> bool) -> Next<T> {
         while self.rcvd_idx < self.send_idx {
             let seq = self.rcvd_idx;
-            if let Some(place) = self.find(seq) {
-                let task = self.at(place);
+            if let Some(location) = self.find(seq) {
+                let task = self.at(location);
                 let worker = task.worker;
                 match task.state {
                     TaskState::Arrived(_) => {}
@@ -135,7 +135,7 @@ impl<T> ReorderBuffer<T> {
                     TaskState::Sent | TaskState::Ended => {}
                 }
                 self.rcvd_idx += 1;
-                if let TaskState::Arrived(data) = self.remove(place).state {
+                if let TaskState::Arrived(data) = self.remove(location).state {
                     return Next::Ready { seq, worker, data };
                 }
             } else {
@@ -184,14 +184,14 @@ impl<T> ReorderBuffer<T> {
         (seq & (self.ring.len() as u64).wrapping_sub(1)) as usize
     }
 
-    fn insert(&mut self, task: Task<T>) {
+    fn insert(&mut self, task: Entry<T>) {
         if self.alive * 2 > self.ring.len() {
             self.grow();
         }
         self.put(task);
     }
 
-    fn put(&mut self, task: Task<T>) {
+    fn put(&mut self, task: Entry<T>) {
         let index = self.index(task.seq);
         let older = self.ring[index].replace(task);
         self.aside.extend(older);
@@ -201,38 +201,38 @@ impl<T> ReorderBuffer<T> {
         let len = (self.ring.len() * 2).max(8);
         let mut tasks: Vec<_> = self.ring.drain(..).flatten().chain(self.aside.drain(..)).collect();
         self.ring.resize_with(len, || None);
-        // If two want the same place, the older one moves aside, here as in `insert`.
+        // If two want the same location, the older one moves aside, here as in `insert`.
         tasks.sort_unstable_by_key(|task| task.seq);
         tasks.into_iter().for_each(|task| self.put(task));
     }
 
-    fn find(&self, seq: u64) -> Option<TaskPlace> {
+    fn find(&self, seq: u64) -> Option<TaskLocation> {
         let index = self.index(seq);
         match self.ring.get(index) {
-            Some(Some(task)) if task.seq == seq => Some(TaskPlace::Ring(index)),
-            _ => self.aside.iter().position(|task| task.seq == seq).map(TaskPlace::Aside),
+            Some(Some(task)) if task.seq == seq => Some(TaskLocation::Ring(index)),
+            _ => self.aside.iter().position(|task| task.seq == seq).map(TaskLocation::Aside),
         }
     }
 
-    fn awaited(&mut self, seq: u64) -> Result<TaskPlace> {
+    fn awaited(&mut self, seq: u64) -> Result<TaskLocation> {
         match self.find(seq) {
-            Some(place) if matches!(self.at(place).state, TaskState::Sent) => Ok(place),
+            Some(location) if matches!(self.at(location).state, TaskState::Sent) => Ok(location),
             found => Err(self.unexpected(seq, found.is_some())),
         }
     }
 
-    fn at(&mut self, place: TaskPlace) -> &mut Task<T> {
-        match place {
-            TaskPlace::Ring(index) => self.ring[index].as_mut().expect("a place that was just found"),
-            TaskPlace::Aside(index) => &mut self.aside[index],
+    fn at(&mut self, location: TaskLocation) -> &mut Entry<T> {
+        match location {
+            TaskLocation::Ring(index) => self.ring[index].as_mut().expect("a location that was just found"),
+            TaskLocation::Aside(index) => &mut self.aside[index],
         }
     }
 
-    fn remove(&mut self, place: TaskPlace) -> Task<T> {
+    fn remove(&mut self, location: TaskLocation) -> Entry<T> {
         self.alive -= 1;
-        match place {
-            TaskPlace::Ring(index) => self.ring[index].take().expect("a place that was just found"),
-            TaskPlace::Aside(index) => self.aside.swap_remove(index),
+        match location {
+            TaskLocation::Ring(index) => self.ring[index].take().expect("a location that was just found"),
+            TaskLocation::Aside(index) => self.aside.swap_remove(index),
         }
     }
 
@@ -265,7 +265,7 @@ mod tests {
         assert_eq!(buffer.awaited_tasks().collect::<Vec<_>>(), [(0, 0), (1, 1), (2, 1)]);
         buffer.arrive(tasks[2], "kept for its turn").unwrap();
         assert!(buffer.awaits(1));
-        buffer.ended(tasks[1]).unwrap();
+        buffer.record_end(tasks[1]).unwrap();
         assert!(!buffer.awaits(1) && buffer.awaits(0));
         assert_eq!(buffer.awaited_tasks().collect::<Vec<_>>(), [(0, 0)]);
     }

@@ -21,7 +21,7 @@ mod shuffle;
 use std::fmt::Debug;
 use std::vec;
 
-use super::delivered::{Delivered, Run, Walk};
+use super::ordinals::{OrdinalSet, Stretch, Walk};
 use crate::{Error, Result};
 use drawn::Draws;
 use once::Once;
@@ -314,10 +314,10 @@ impl Stream {
                     None => Step::Index(self.batch[0]),
                 });
             }
-            let run = self.walk.as_ref().map_or(Run::Out(missing), Walk::run);
+            let run = self.walk.as_ref().map_or(Stretch::Out(missing), Walk::stretch);
             let (limit, out) = match run {
-                Run::Out(run) => (run.min(missing), &mut self.batch),
-                Run::In(run) => {
+                Stretch::Out(run) => (run.min(missing), &mut self.batch),
+                Stretch::In(run) => {
                     self.passed.clear();
                     (run.min(Self::PASS), &mut self.passed)
                 }
@@ -334,7 +334,7 @@ impl Stream {
             if let Some(walk) = &mut self.walk {
                 let (place, step) = walk.place();
                 walk.advance(read);
-                if let Run::In(_) = run {
+                if let Stretch::In(_) = run {
                     self.state = StreamState::Answered;
                     return Ok(Step::Passed { place, step, indices: &self.passed });
                 }
@@ -376,7 +376,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Config`] for a stream that was asked, and one without indices.
-    pub fn skip(&mut self, base: Delivered, place: u64, step: u64) -> Result<()> {
+    pub fn skip(&mut self, base: OrdinalSet, place: u64, step: u64) -> Result<()> {
         if !self.is_fresh() {
             return Err(Error::Config(
                 "only a stream of indices, from its beginning, can pass over some".into(),

@@ -13,7 +13,7 @@ use crate::testing::fault::fault;
 /// INVARIANT: the leases stay within half the worker's share and half its slots, so holding batches
 /// never starves the worker.
 #[derive(Debug)]
-pub struct Ledger {
+pub struct Leases {
     leased_slots: AtomicU64,
     leased_bytes: AtomicU64,
     most_slots: u64,
@@ -24,8 +24,8 @@ pub struct Ledger {
     pub(super) page: u64,
 }
 
-impl Ledger {
-    /// A ledger without leases, for a worker with this many slots.
+impl Leases {
+    /// No leases, for a worker with this many slots.
     pub fn new(limits: Limits, slots: u32) -> Self {
         Self {
             leased_slots: AtomicU64::new(0),
@@ -176,7 +176,7 @@ mod tests {
     fn touch(words: SlotWords<'_>, slot: u32, bytes: u64) -> SlotId {
         words.touched()[slot as usize].store(bytes, Ordering::Relaxed);
         let slot = SlotId::new(slot);
-        Ledger::new(LIMITS, words.slots()).hold(words, slot);
+        Leases::new(LIMITS, words.slots()).hold(words, slot);
         slot
     }
 
@@ -184,71 +184,71 @@ mod tests {
     fn leases_stay_within_half_the_bytes() {
         let heap = HeapWords::new(64);
         let words = heap.words();
-        let ledger = Ledger::new(LIMITS, 64);
+        let leases = Leases::new(LIMITS, 64);
         let [a, b, c] =
             [(0, LIMITS.half() - 10), (1, 11), (2, 10)].map(|(slot, bytes)| touch(words, slot, bytes));
-        let cost = ledger.try_lease(words, a);
+        let cost = leases.try_lease(words, a);
         assert_eq!(cost, Some(LIMITS.half() - 10));
-        assert_eq!(ledger.try_lease(words, b), None);
-        assert_eq!(ledger.leased_slots(), 1, "a refusal leaves nothing behind");
-        assert_eq!(ledger.try_lease(words, c), Some(10));
-        ledger.release(words, a, cost);
-        assert_eq!(ledger.try_lease(words, b), Some(11));
-        assert_eq!((ledger.leased_slots(), ledger.leased_bytes()), (2, 21));
+        assert_eq!(leases.try_lease(words, b), None);
+        assert_eq!(leases.leased_slots(), 1, "a refusal leaves nothing behind");
+        assert_eq!(leases.try_lease(words, c), Some(10));
+        leases.release(words, a, cost);
+        assert_eq!(leases.try_lease(words, b), Some(11));
+        assert_eq!((leases.leased_slots(), leases.leased_bytes()), (2, 21));
     }
 
     #[test]
     fn leases_stay_within_half_the_slots() {
         let heap = HeapWords::new(64);
         let words = heap.words();
-        let ledger = Ledger::new(LIMITS, 64);
+        let leases = Leases::new(LIMITS, 64);
         for slot in 0..32 {
-            assert_eq!(ledger.try_lease(words, touch(words, slot, 1)), Some(1));
+            assert_eq!(leases.try_lease(words, touch(words, slot, 1)), Some(1));
         }
-        assert_eq!(ledger.try_lease(words, touch(words, 32, 1)), None);
-        ledger.release(words, SlotId::new(7), Some(1));
-        assert_eq!(ledger.try_lease(words, SlotId::new(32)), Some(1));
+        assert_eq!(leases.try_lease(words, touch(words, 32, 1)), None);
+        leases.release(words, SlotId::new(7), Some(1));
+        assert_eq!(leases.try_lease(words, SlotId::new(32)), Some(1));
     }
 
     #[test]
     fn a_corrupt_size_is_refused() {
         let heap = HeapWords::new(64);
-        let ledger = Ledger::new(LIMITS, 64);
+        let leases = Leases::new(LIMITS, 64);
         let [a, b] = [(0, 1), (1, u64::MAX)].map(|(slot, bytes)| touch(heap.words(), slot, bytes));
-        assert_eq!(ledger.try_lease(heap.words(), a), Some(1));
-        assert_eq!(ledger.try_lease(heap.words(), b), None);
+        assert_eq!(leases.try_lease(heap.words(), a), Some(1));
+        assert_eq!(leases.try_lease(heap.words(), b), None);
     }
 
     #[test]
     fn a_lowered_hold_of_a_leased_slot_is_noticed() {
         let heap = HeapWords::new(64);
         let words = heap.words();
-        let ledger = Ledger::new(LIMITS, 64);
+        let leases = Leases::new(LIMITS, 64);
         let [a, b] = [(0, 1), (1, 1)].map(|(slot, bytes)| touch(words, slot, bytes));
-        assert!(ledger.is_borne_out(words));
-        let [first, second] = [a, b].map(|slot| ledger.try_lease(words, slot));
-        assert!(ledger.is_borne_out(words));
+        assert!(leases.is_borne_out(words));
+        let [first, second] = [a, b].map(|slot| leases.try_lease(words, slot));
+        assert!(leases.is_borne_out(words));
         words.holds[1].store(0, Ordering::Relaxed);
-        assert!(!ledger.is_borne_out(words));
+        assert!(!leases.is_borne_out(words));
         words.holds[1].store(1, Ordering::Relaxed);
-        ledger.release(words, a, first);
-        assert!(ledger.is_borne_out(words));
-        ledger.release(words, b, second);
-        assert!(ledger.is_borne_out(words));
+        leases.release(words, a, first);
+        assert!(leases.is_borne_out(words));
+        leases.release(words, b, second);
+        assert!(leases.is_borne_out(words));
     }
 
     #[test]
     fn busy_is_what_is_held() {
         let heap = HeapWords::new(128);
         let words = heap.words();
-        let ledger = Ledger::new(LIMITS, 128);
+        let leases = Leases::new(LIMITS, 128);
         for slot in [0, 63, 64, 64, 127] {
-            ledger.hold(words, SlotId::new(slot));
+            leases.hold(words, SlotId::new(slot));
         }
-        assert_eq!(Ledger::busy(words), [1 | 1 << 63, 1 | 1 << 63]);
-        ledger.release(words, SlotId::new(64), None);
-        ledger.release(words, SlotId::new(0), None);
-        assert_eq!(Ledger::busy(words), [1 << 63, 1 | 1 << 63]);
+        assert_eq!(Leases::busy(words), [1 | 1 << 63, 1 | 1 << 63]);
+        leases.release(words, SlotId::new(64), None);
+        leases.release(words, SlotId::new(0), None);
+        assert_eq!(Leases::busy(words), [1 << 63, 1 | 1 << 63]);
         assert_eq!(words.free[0].load(Ordering::Relaxed), 1);
         assert_eq!(words.free[1].load(Ordering::Relaxed), 1);
     }
@@ -256,25 +256,25 @@ mod tests {
     #[test]
     fn releasing_no_slot_does_nothing() {
         let heap = HeapWords::new(64);
-        Ledger::new(LIMITS, 64).release(heap.words(), SlotId::new(64), None);
-        assert_eq!(Ledger::busy(heap.words()), [0]);
+        Leases::new(LIMITS, 64).release(heap.words(), SlotId::new(64), None);
+        assert_eq!(Leases::busy(heap.words()), [0]);
     }
 
     #[test]
     fn registered_is_what_the_slot_keeps_in_whole_pages() {
         let heap = HeapWords::new(64);
         let words = heap.words();
-        let ledger = Ledger::new(LIMITS, 64);
+        let leases = Leases::new(LIMITS, 64);
         let slot = touch(words, 3, 8 << 10);
-        let registered = || (words.registered()[3].load(Ordering::Relaxed), ledger.registered_bytes());
-        assert!(!ledger.set_registered(words, slot, (8 << 10) + 1));
-        assert!(!ledger.set_registered(words, slot, u64::MAX));
+        let registered = || (words.registered()[3].load(Ordering::Relaxed), leases.registered_bytes());
+        assert!(!leases.set_registered(words, slot, (8 << 10) + 1));
+        assert!(!leases.set_registered(words, slot, u64::MAX));
         assert_eq!(registered(), (0, 0), "a refusal leaves nothing behind");
-        assert!(ledger.set_registered(words, slot, 1));
+        assert!(leases.set_registered(words, slot, 1));
         assert_eq!(registered(), (4 << 10, 4 << 10));
-        assert!(ledger.set_registered(words, slot, 8 << 10));
+        assert!(leases.set_registered(words, slot, 8 << 10));
         assert_eq!(registered(), (8 << 10, 8 << 10));
-        assert!(ledger.set_registered(words, slot, 0));
+        assert!(leases.set_registered(words, slot, 0));
         assert_eq!(registered(), (0, 0));
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A worker owns K slots, each a fixed window of address space of which the first `touched` bytes
 //! are backed by memory. Only the worker hands slots out, from private state ([`WorkerSlots`]); the
-//! parent holds, leases and returns them ([`Ledger`]). The two meet in the shared words
+//! parent holds, leases and returns them ([`Leases`]). The two meet in the shared words
 //! ([`SlotWords`]) and nowhere else. Nothing here waits, locks or calls the system; that is for the
 //! caller, through [`Pages`].
 //!
@@ -20,12 +20,12 @@
 //! | FILLING grows | worker, [`WorkerSlots::grow`] | `resident`, `touched[slot]`, before the pages are used |
 //! | FILLING -> FREE | worker, [`WorkerSlots::abandon`] | nothing shared |
 //! | FILLING -> COMMITTED | worker, [`WorkerSlots::commit`] | nothing here; the ring's `tail` publishes it |
-//! | COMMITTED -> HELD | parent at drain, [`Ledger::hold`] | `holds[slot] += 1` |
-//! | HELD -> RETURNED | any thread of the parent, [`Ledger::release`] | the slot's `free` bit, **then** `holds[slot] -= 1` |
+//! | COMMITTED -> HELD | parent at drain, [`Leases::hold`] | `holds[slot] += 1` |
+//! | HELD -> RETURNED | any thread of the parent, [`Leases::release`] | the slot's `free` bit, **then** `holds[slot] -= 1` |
 //! | RETURNED -> FREE | worker, when it sweeps | the `free` word is swapped to 0 |
 //! | RETURNED -> OWN-LEASED -> FREE | worker, when it sweeps | nothing shared: an [`OwnLease`] of the worker kept the slot |
 //! | FREE loses pages | worker, making room in `grow`, or in `shrink` | `touched[slot]`, `resident`, after the pages are gone |
-//! | HELD is registered | parent, [`Ledger::set_registered`] | `registered[slot]`, before the driver has the pages |
+//! | HELD is registered | parent, [`Leases::set_registered`] | `registered[slot]`, before the driver has the pages |
 //!
 //! The worker cannot tell COMMITTED from HELD, and need not. A slot may be FILLING again, even
 //! COMMITTED and HELD again, while the thread that released it is still between its two stores:
@@ -35,7 +35,7 @@
 //!
 //! # When a worker dies
 //!
-//! The parent drains the dead worker's ring, reads [`Ledger::busy`], and only **then** does the
+//! The parent drains the dead worker's ring, reads [`Leases::busy`], and only **then** does the
 //! successor swap the
 //! `free` words, in [`WorkerSlots::take_over`]: a slot is in use if it was busy and its bit was not there.
 //!
@@ -71,6 +71,6 @@ mod worker;
 
 pub use budget::{Growth, Limits, Pages};
 pub use closing::{Closing, retire};
-pub use lease::Ledger;
+pub use lease::Leases;
 pub use words::{HeapWords, SlotId, SlotWords};
 pub use worker::{OwnLease, WorkerSlots};

@@ -32,11 +32,11 @@
 //! A child of a worker must leave the worker's slots alone, as ever.
 
 use super::lease::add_within;
-use super::{Ledger, SlotId, SlotWords};
+use super::{Leases, SlotId, SlotWords};
 use crate::sync::{Ordering, acquire_unless, release_unless};
 use crate::testing::fault::fault;
 
-impl Ledger {
+impl Leases {
     /// Says that the driver is about to get the first `bytes` of the window of `slot`, rounded up to pages, or has
     /// given back all beyond them. `false`, and nothing is changed, where that is more than the slot keeps, or takes
     /// more than half the worker's share together with its other slots.

@@ -1,7 +1,7 @@
 //! The worker's side: the only allocator of its slots.
 
 use super::registered::fixed;
-use super::{Growth, Ledger, Limits, Pages, SlotId, SlotWords};
+use super::{Growth, Leases, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
 use crate::sync::{Arc, Ordering, acquire_unless};
 use crate::testing::failpoint::failpoint;
@@ -69,7 +69,7 @@ impl WorkerSlots {
     }
 
     /// The slots of a worker whose predecessor has ended. `busy` is
-    /// [`Ledger::busy`](super::Ledger::busy), which the parent read after it had drained the
+    /// [`Leases::busy`](super::Leases::busy), which the parent read after it had drained the
     /// predecessor's ring and before it started this worker.
     pub fn take_over(words: SlotWords<'_>, limits: Limits, busy: &[u64]) -> Self {
         debug_assert_eq!(busy.len(), words.free.len());
@@ -80,7 +80,7 @@ impl WorkerSlots {
             failpoint("take-over-swapped");
             let mut busy = busy.get(number).copied().unwrap_or(u64::MAX);
             if fault("busy_read_after_swap") {
-                busy = Ledger::busy(words)[number];
+                busy = Leases::busy(words)[number];
             }
             for slot in SlotId::of_bits(number, busy & !returned) {
                 if let Some(state) = slots.states.get_mut(slot.index()) {

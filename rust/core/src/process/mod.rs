@@ -134,7 +134,7 @@ impl Process {
     /// Looks whether children have gone for which something is kept. A load where nothing is.
     #[inline]
     pub fn look(&self) {
-        if self.keeps_anything() && self.is_current() {
+        if self.retains_anything() && self.is_current() {
             self.forks.look();
         }
     }
@@ -142,7 +142,7 @@ impl Process {
     /// Does what [`look`](Self::look) does, but no more than once in ten milliseconds: for callers that come by often.
     #[inline]
     pub fn glance(&self) {
-        if self.keeps_anything() {
+        if self.retains_anything() {
             self.glance_at_children();
         }
     }
@@ -165,8 +165,8 @@ impl Process {
 
     /// Returns true if anything is kept for a child.
     #[must_use]
-    pub fn keeps_anything(&self) -> bool {
-        self.forks.keeps_anything()
+    pub fn retains_anything(&self) -> bool {
+        self.forks.retains_anything()
     }
 
     /// Asks `lender` at each fork whether it lends anything, for as long as it lives.
@@ -206,7 +206,7 @@ impl Child for Pipe {
 }
 
 /// A fork of this thread that is under way.
-struct Window {
+struct ForkUnderWay {
     process: &'static Process,
     number: u64,
     writing: Option<OwnedFd>,
@@ -214,7 +214,7 @@ struct Window {
 
 thread_local! {
     /// The innermost fork last: what runs around a fork may fork.
-    static WINDOWS: RefCell<Vec<Window>> = const { RefCell::new(Vec::new()) };
+    static UNDER_WAY: RefCell<Vec<ForkUnderWay>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Called by the thread that is about to fork. Does nothing in a process that has made no engine or port.
@@ -222,13 +222,13 @@ pub fn before_fork() {
     let Some(process) = known() else { return };
     let (reading, writing) = end_pipe().unzip();
     let number = process.forks.begin(&process.page.clock, Pipe(reading));
-    WINDOWS.with_borrow_mut(|windows| windows.push(Window { process, number, writing }));
+    UNDER_WAY.with_borrow_mut(|under_way| under_way.push(ForkUnderWay { process, number, writing }));
     failpoint("fork-begun");
 }
 
 /// Called by that thread after the fork, or after the fork that failed.
 pub fn after_fork_in_parent() {
-    if let Some(Window { process, number, writing }) = WINDOWS.with_borrow_mut(Vec::pop) {
+    if let Some(ForkUnderWay { process, number, writing }) = UNDER_WAY.with_borrow_mut(Vec::pop) {
         failpoint("fork-happened");
         process.forks.end(&process.page.clock, number, process.is_lending());
         drop(writing);
@@ -237,7 +237,7 @@ pub fn after_fork_in_parent() {
 
 /// Called in the child.
 pub fn after_fork_in_child() {
-    let Some(Window { process, writing, .. }) = WINDOWS.with_borrow_mut(Vec::pop) else { return };
+    let Some(ForkUnderWay { process, writing, .. }) = UNDER_WAY.with_borrow_mut(Vec::pop) else { return };
     // The parent's memory, as it was at the fork. A lock that another thread had then stays locked.
     let is_lending = process.lenders.try_lock().is_err() || process.is_lending();
     process.forks.forget_children();

@@ -45,7 +45,7 @@ pub mod record;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use crate::cache::{FIRST, Room, Seen, State, TABLES, Table};
+use crate::cache::{FIRST, Seen, State, TABLES, Table, TableMemory};
 use crate::error::{Error, Result};
 use crate::os::record_lock;
 use crate::os::segment::page_size;
@@ -91,7 +91,7 @@ pub struct Samples {
     was_damaged: bool,
 }
 
-impl Room for WordFile {
+impl TableMemory for WordFile {
     fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]> {
         self.words_at(at, count)
     }
@@ -112,14 +112,14 @@ impl Room for WordFile {
 
 /// A record that the table names, and how long it says to be.
 #[derive(Debug)]
-pub struct Found {
+pub struct RecordRef {
     index: usize,
     seen: Seen,
     at: u64,
     len: u64,
 }
 
-impl Found {
+impl RecordRef {
     /// Bytes of the record.
     #[must_use]
     pub fn len(&self) -> u64 {
@@ -204,13 +204,13 @@ impl Samples {
 
     /// Looks for the sample of an index. `None`: it is not kept.
     #[must_use]
-    pub fn find(&self, index: usize) -> Option<Found> {
+    pub fn find(&self, index: usize) -> Option<RecordRef> {
         let (State::At(at), seen) = self.table().look(index) else { return None };
         let mut header = [MaybeUninit::uninit(); record::HEADER];
         // An error says nothing of the record, which others may be able to read.
         let header = self.file.read_at(&mut header, at).ok()?;
         let len = record::len(header, index);
-        let found = Found { index, seen, at, len: len.unwrap_or(0) };
+        let found = RecordRef { index, seen, at, len: len.unwrap_or(0) };
         let tail = self.table().tail();
         if len.is_none() || at.checked_add(found.len).is_none_or(|end| end > tail) {
             self.forget(&found);
@@ -236,7 +236,7 @@ impl Samples {
         clippy::disallowed_methods,
         reason = "no atomic is read before it, which ThreadSanitizer would see"
     )]
-    pub fn read<'a>(&self, found: &Found, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
+    pub fn read<'a>(&self, found: &RecordRef, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
         let bytes = self.file.read_at(into, found.at).ok()?;
         let whole = Some(bytes).filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
             let last = record::check(bytes, found.index, self.is_on_disk())?;
@@ -253,7 +253,7 @@ impl Samples {
         whole
     }
 
-    fn forget(&self, found: &Found) {
+    fn forget(&self, found: &RecordRef) {
         self.table().forget(found.seen);
         if self.table().is_cleared(found.at) {
             // The record was cleared while it was read. Reading a mapping has brought pages back.
@@ -304,7 +304,7 @@ impl Samples {
             // First gives back the part that was written: once the tail is lower, others write there.
             self.file.punch(at, len);
             self.table().unreserve(at, len);
-            self.table().note_full();
+            self.table().record_full();
             return Stored::Full;
         }
         if !self.table().publish(seen, at) {

@@ -1,6 +1,6 @@
 //! Scheduling: torch's rules for which worker is asked for what, and whose turn it is, over the transport.
 //!
-//! Composition of [`plan`](crate::plan) and any [`Transport`]. `T` is what a caller makes of a delivery before its
+//! Composition of [`plan`](crate::plan) and any [`Transport`]. `T` is what a caller makes of a received result before its
 //! turn.
 //!
 //! The parent pays the same for a batch whether there are one or many workers: in order it looks at one ring, out of
@@ -28,7 +28,7 @@
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
-use crate::plan::{Dispatch, Next, Order, ReorderBuffer};
+use crate::plan::{Next, ReorderBuffer, ResultOrder, WorkerSelector};
 use crate::testing::fault::fault;
 use crate::transport::Transport;
 use crate::transport::message::ResultKind;
@@ -47,9 +47,9 @@ pub const PATIENCE: Duration = Duration::from_millis(50);
 /// Keeps which worker was asked for what, in this epoch.
 #[derive(Debug)]
 pub struct Scheduler<T> {
-    dispatch: Dispatch,
+    selector: WorkerSelector,
     tasks: ReorderBuffer<T>,
-    order: Order,
+    order: ResultOrder,
     /// Modulo [`EPOCHS`].
     epoch: u64,
     /// Workers whose process has ended, and has no successor.
@@ -92,7 +92,7 @@ pub enum Poll<T, D> {
         /// The task that the result answers.
         seq: u64,
         /// The result.
-        delivery: D,
+        received: D,
     },
     /// A result has come and cannot be had. Give [`Scheduler::accept`] a stand-in, so that the caller does not wait for
     /// it.
@@ -103,7 +103,7 @@ pub enum Poll<T, D> {
         error: Error,
     },
     /// A result of the epoch that [follows](Scheduler::follow) has come before this one is over:
-    /// [`keep`](Scheduler::keep) it there.
+    /// [`buffer`](Scheduler::buffer) it there.
     Early {
         /// The task that the result answers.
         seq: u64,
@@ -127,9 +127,9 @@ pub enum Poll<T, D> {
 impl<T> Scheduler<T> {
     /// For `workers` workers, each of which is asked for `prefetch_factor` batches ahead.
     #[must_use]
-    pub fn new(workers: u32, prefetch_factor: u32, order: Order) -> Self {
+    pub fn new(workers: u32, prefetch_factor: u32, order: ResultOrder) -> Self {
         Self {
-            dispatch: Dispatch::new(workers, prefetch_factor, order),
+            selector: WorkerSelector::new(workers, prefetch_factor, order),
             tasks: ReorderBuffer::new(),
             order,
             epoch: 0,
@@ -148,13 +148,13 @@ impl<T> Scheduler<T> {
     /// an abandoned epoch are dropped before the ring is counted. One worker may get all tasks, so its ring has room for
     /// all of them.
     pub fn balance(&mut self) {
-        self.loads.get_or_insert_with(|| vec![0; self.dispatch.workers()].into());
+        self.loads.get_or_insert_with(|| vec![0; self.selector.workers()].into());
     }
 
     /// Begins a new epoch: results of tasks sent before are thrown away when they come, also those of an epoch that was
     /// to [follow](Self::follow).
     pub fn reset(&mut self) {
-        self.dispatch.reset();
+        self.selector.reset();
         self.tasks.reset();
         self.behind = None;
         self.epoch = (self.epoch + 1 + u64::from(self.is_followed)) % EPOCHS;
@@ -162,7 +162,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. The caller
-    /// sends nothing more in this one, and polls nothing in the next one before it has [taken over](Self::take_over).
+    /// sends nothing more in this one, and polls nothing in the next one before it [continues](Self::continue_from) from this one.
     /// Until then the tasks of the next one go to the workers in turn.
     ///
     /// INVARIANT: a worker answers in the order of its tasks. So in its ring nothing of this epoch is behind anything of
@@ -170,13 +170,13 @@ impl<T> Scheduler<T> {
     #[must_use]
     pub fn follow(&mut self) -> Self {
         self.is_followed = true;
-        let mut next = Self::new(self.dispatch.workers() as u32, self.dispatch.prefetch_factor(), self.order);
+        let mut next = Self::new(self.selector.workers() as u32, self.selector.prefetch_factor(), self.order);
         next.epoch = (self.epoch + 1) % EPOCHS;
         next
     }
 
-    /// Goes on from `before`, which this one [follows](Self::follow) and which is over, or was given up.
-    pub fn take_over(&mut self, before: &mut Self) {
+    /// Continues from `before`, which this one [follows](Self::follow) and which is over, or was given up.
+    pub fn continue_from(&mut self, before: &mut Self) {
         self.ended = std::mem::take(&mut before.ended);
         self.loads = before.loads.take();
     }
@@ -191,7 +191,7 @@ impl<T> Scheduler<T> {
     /// Returns true if torch's limit forbids another task.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.tasks.outstanding() >= self.dispatch.max_tasks()
+        self.tasks.outstanding() >= self.selector.max_tasks()
     }
 
     /// Sends an index that was read to the worker whose turn it is, and returns which. `None`: no worker is
@@ -204,12 +204,12 @@ impl<T> Scheduler<T> {
         let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
         transport.put_task(worker, seq, index)?;
         self.tasks.send(worker);
-        self.dispatch.sent(worker);
+        self.selector.record_sent(worker);
         Ok(Some(worker))
     }
 
     fn choose(&mut self, transport: &impl Transport) -> Option<u32> {
-        let Some(mut loads) = self.loads.take() else { return self.dispatch.choose() };
+        let Some(mut loads) = self.loads.take() else { return self.selector.choose() };
         loads.fill(0);
         for (_, worker) in self.tasks.awaited_tasks() {
             loads[worker as usize] += 1;
@@ -219,7 +219,7 @@ impl<T> Scheduler<T> {
             let there = self.drop_stale(transport, worker).and_then(|_| transport.there_of(worker));
             *load = load.saturating_sub(there.unwrap_or(0));
         }
-        let chosen = self.dispatch.choose_least(&loads);
+        let chosen = self.selector.choose_least(&loads);
         self.loads = Some(loads);
         chosen
     }
@@ -229,13 +229,13 @@ impl<T> Scheduler<T> {
     ///
     /// # Errors
     /// As [`Transport::try_next`], but for a result that cannot be had, which has [failed](Poll::Failed).
-    pub fn poll<C: Transport>(&mut self, transport: Option<&C>) -> Result<Poll<T, C::Delivery>> {
+    pub fn poll<C: Transport>(&mut self, transport: Option<&C>) -> Result<Poll<T, C::Received>> {
         loop {
             let wanted =
-                match self.tasks.next(|worker| transport.is_some() && self.dispatch.is_active(worker)) {
+                match self.tasks.next(|worker| transport.is_some() && self.selector.is_active(worker)) {
                     Next::End => return Ok(Poll::End),
                     Next::Ready { seq, worker, data } => return Ok(Poll::Ready { seq, worker, data }),
-                    Next::Wait { worker, .. } => (self.order == Order::InOrder).then_some(worker),
+                    Next::Wait { worker, .. } => (self.order == ResultOrder::InOrder).then_some(worker),
                 };
             let Some(transport) = transport else { return Ok(Poll::End) };
             self.ended.extend(std::iter::from_fn(|| transport.take_ended()));
@@ -268,7 +268,7 @@ impl<T> Scheduler<T> {
     }
 
     /// The next result that `worker` has committed, before its turn: for a caller that waits for something else from
-    /// this worker, which may wait for room. [`keep`](Self::keep) what comes. `None`: nothing is there.
+    /// this worker, which may wait for room. [`buffer`](Self::buffer) what comes. `None`: nothing is there.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).
@@ -276,9 +276,9 @@ impl<T> Scheduler<T> {
         &mut self,
         transport: &C,
         worker: u32,
-    ) -> Result<Option<Poll<T, C::Delivery>>> {
+    ) -> Result<Option<Poll<T, C::Received>>> {
         // One that has ended may have answers in its ring that nobody awaits.
-        while self.dispatch.is_active(worker) {
+        while self.selector.is_active(worker) {
             let found = transport.try_next_of(worker);
             if matches!(found, Ok(None)) {
                 return Ok(None);
@@ -295,16 +295,16 @@ impl<T> Scheduler<T> {
     #[inline]
     fn found<C: Transport>(
         &self,
-        found: Result<Option<C::Delivery>>,
-    ) -> Result<Option<Poll<T, C::Delivery>>> {
+        found: Result<Option<C::Received>>,
+    ) -> Result<Option<Poll<T, C::Received>>> {
         match found {
-            Ok(Some(delivery)) => {
-                let (seq, kind) = C::answered(&delivery);
+            Ok(Some(received)) => {
+                let (seq, kind) = C::answered(&received);
                 if self.is_early(seq, kind) {
-                    return Ok(Some(Poll::Early { seq: seq & SEQ_MASK, found: Ok(delivery) }));
+                    return Ok(Some(Poll::Early { seq: seq & SEQ_MASK, found: Ok(received) }));
                 }
                 let seq = (!self.is_stale(seq, kind)).then_some(seq & SEQ_MASK);
-                Ok(seq.map(|seq| Poll::Arrived { seq, delivery }))
+                Ok(seq.map(|seq| Poll::Arrived { seq, received }))
             }
             Err(Error::Arrival { task: Some(seq), error }) if self.is_early(seq, ResultKind::Batch) => {
                 Ok(Some(Poll::Early { seq: seq & SEQ_MASK, found: Err(*error) }))
@@ -330,7 +330,7 @@ impl<T> Scheduler<T> {
     /// Workers that have ended and owe a result, which may still be in their rings.
     fn debtors(&self) -> impl Iterator<Item = u32> {
         let ended = self.ended.iter().copied();
-        ended.filter(|&worker| self.dispatch.is_active(worker) && self.tasks.awaits(worker))
+        ended.filter(|&worker| self.selector.is_active(worker) && self.tasks.awaits(worker))
     }
 
     /// One of them that has nothing of this epoch left in its ring.
@@ -382,19 +382,19 @@ impl<T> Scheduler<T> {
     /// # Errors
     /// [`Error::Corrupt`] when no such task is out.
     pub fn accept(&mut self, seq: u64, data: T) -> Result<Option<(u32, T)>> {
-        if self.order != Order::InOrder || seq == self.tasks.rcvd_idx() {
+        if self.order != ResultOrder::InOrder || seq == self.tasks.rcvd_idx() {
             let worker = self.tasks.take(seq)?;
             return Ok(Some((worker, data)));
         }
-        self.keep(seq, data)?;
+        self.buffer(seq, data)?;
         Ok(None)
     }
 
-    /// As [`accept`](Self::accept), for a caller that can hand out nothing now: it is kept in any case.
+    /// Keeps a result until its turn, in any case: for a caller that can hand out nothing now.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when no such task is out.
-    pub fn keep(&mut self, seq: u64, data: T) -> Result<()> {
+    pub fn buffer(&mut self, seq: u64, data: T) -> Result<()> {
         self.tasks.arrive(seq, data)
     }
 
@@ -403,15 +403,15 @@ impl<T> Scheduler<T> {
     /// # Errors
     /// [`Error::Corrupt`] when no such task is out.
     pub fn end_worker(&mut self, seq: u64) -> Result<u32> {
-        let worker = self.tasks.ended(seq)?;
-        self.dispatch.deactivate(worker);
+        let worker = self.tasks.record_end(seq)?;
+        self.selector.deactivate(worker);
         Ok(worker)
     }
 
     /// Expects nothing more of a worker that was [lost](Poll::Lost): said once, the epoch goes on without
     /// it, as torch's does.
     pub fn give_up(&mut self, worker: u32) {
-        self.dispatch.deactivate(worker);
+        self.selector.deactivate(worker);
     }
 
     /// A successor runs in place of a worker that was [lost](Poll::Lost): sends the tasks again whose results have not
@@ -448,7 +448,7 @@ impl<T> Scheduler<T> {
 
     /// Has the next task, the epoch's first, go to `worker`, as where an epoch goes on that stopped before its turn.
     pub fn begin_at(&mut self, worker: u32) {
-        self.dispatch.begin_at(worker);
+        self.selector.begin_at(worker);
     }
 
     /// The number of tasks of `worker` whose results have not come. Looks at every task.
@@ -457,9 +457,9 @@ impl<T> Scheduler<T> {
         self.tasks.awaited_tasks().filter(|&(_, of)| of == worker).count() as u64
     }
 
-    /// A batch of `worker` is about to be handed out.
-    pub fn delivered(&mut self, worker: u32) {
-        self.dispatch.delivered(worker);
+    /// Records that a batch of `worker` is about to be handed out.
+    pub fn record_delivered(&mut self, worker: u32) {
+        self.selector.record_delivered(worker);
     }
 
     /// The tasks whose results have not come, each with its worker, in no order. Looks at every task.
@@ -470,7 +470,7 @@ impl<T> Scheduler<T> {
     /// Returns the largest number of tasks that may be without a result.
     #[must_use]
     pub fn most_tasks(&self) -> u64 {
-        self.dispatch.max_tasks()
+        self.selector.max_tasks()
     }
 
     /// torch's counters: the next task's number, the next batch's, and tasks without a result.

@@ -5,7 +5,7 @@ use super::Stamps;
 /// The shortest time between two reads of the processor time, which is a system call.
 const BETWEEN: u64 = 100_000;
 
-/// Notes the moments of one batch after another, in the worker. `now` is a moment; `cpu` reads the thread's processor
+/// Records the moments of one batch after another, in the worker. `now` is a moment; `cpu` reads the thread's processor
 /// time.
 #[derive(Debug, Default)]
 pub struct WorkerClock {
@@ -24,28 +24,28 @@ impl WorkerClock {
         (self.cpu, self.read) = (cpu(), now);
     }
 
-    /// The worker has a task.
-    pub fn note_task(&mut self, now: u64) {
+    /// Records that the worker has a task.
+    pub fn record_task(&mut self, now: u64) {
         self.stamps = Stamps { asked: self.stamps.asked, got: now, ..Stamps::default() };
     }
 
-    /// Collation took this long. There may be several of one batch.
-    pub fn note_collation(&mut self, begun: u64, ended: u64) {
+    /// Records the time of a collation. One batch may have several.
+    pub fn record_collation(&mut self, begun: u64, ended: u64) {
         if self.stamps.collating == 0 {
             self.stamps.collating = begun;
         }
         self.stamps.collate += ended.saturating_sub(begun);
     }
 
-    /// The batch is there. Says nothing new if it could not be sent, and its error is sent instead.
-    pub fn note_made(&mut self, now: u64) {
+    /// Records that the batch is made. If the batch cannot be sent and its error is sent instead, the first time counts.
+    pub fn record_made(&mut self, now: u64) {
         if self.stamps.made == 0 {
             self.stamps.made = now;
         }
     }
 
-    /// The worker has waited this long for memory.
-    pub fn note_room(&mut self, time: u64) {
+    /// Records how long the worker has waited for memory.
+    pub fn record_room(&mut self, time: u64) {
         self.stamps.room += time;
     }
 
@@ -87,12 +87,12 @@ mod tests {
     fn a_batch_has_its_own_moments_only() {
         let mut clock = WorkerClock::default();
         clock.begin(100, || 1000);
-        clock.note_task(110);
-        clock.note_collation(120, 125);
-        clock.note_collation(130, 140);
-        clock.note_made(150);
-        clock.note_made(155);
-        clock.note_room(3);
+        clock.record_task(110);
+        clock.record_collation(120, 125);
+        clock.record_collation(130, 140);
+        clock.record_made(150);
+        clock.record_made(155);
+        clock.record_room(3);
         let first = Stamps {
             asked: 100,
             got: 110,
@@ -104,8 +104,8 @@ mod tests {
             cpu: 0,
         };
         assert_eq!(clock.sent(160, || unreachable!()), first);
-        clock.note_task(170);
-        clock.note_made(180);
+        clock.record_task(170);
+        clock.record_made(180);
         let now = 100 + BETWEEN;
         let second = Stamps { asked: 160, got: 170, made: 180, sent: now, cpu: 9, ..Stamps::default() };
         assert_eq!(clock.sent(now, || 1009), second);

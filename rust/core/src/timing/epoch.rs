@@ -65,7 +65,7 @@ pub struct Event {
 
 /// The epoch that runs, or ran last. `I` is what is kept of the indices of the longest fetches.
 #[derive(Debug)]
-pub struct Epoch<I> {
+pub struct EpochTimes<I> {
     begun: u64,
     first: Option<u64>,
     last: u64,
@@ -81,7 +81,7 @@ pub struct Epoch<I> {
     slowest: Vec<(Fetch, I)>,
 }
 
-impl<I> Epoch<I> {
+impl<I> EpochTimes<I> {
     /// An epoch of this many workers that begins now.
     #[must_use]
     pub fn new(workers: u32, now: u64) -> Self {
@@ -100,8 +100,8 @@ impl<I> Epoch<I> {
         }
     }
 
-    /// A call of `next` took this long.
-    pub fn note_next(&mut self, begun: u64, ended: u64, has_returned: bool) {
+    /// Records the time of a call of `next`.
+    pub fn record_next(&mut self, begun: u64, ended: u64, has_returned: bool) {
         self.push(Event { work: None, batch: self.returned, begun, ended });
         if self.first.is_some() {
             self.waiting += ended.saturating_sub(begun);
@@ -112,8 +112,8 @@ impl<I> Epoch<I> {
         self.last = ended;
     }
 
-    /// The main process worked this long for a batch.
-    pub fn note_main(&mut self, work: MainWork, batch: u64, begun: u64, ended: u64) {
+    /// Records how long the main process worked for a batch.
+    pub fn record_main(&mut self, work: MainWork, batch: u64, begun: u64, ended: u64) {
         self.main[work as usize] += ended.saturating_sub(begun);
         if work != MainWork::Index {
             self.push(Event { work: Some(work), batch, begun, ended });
@@ -135,9 +135,9 @@ impl<I> Epoch<I> {
             || self.slowest.last().is_some_and(|(other, _)| other.stamps.dataset() < time)
     }
 
-    /// A worker has made a batch. `bytes` has its indices, where these are numbers. `index` is kept if the fetch
-    /// [is long](Self::is_long). Returns what is kept no more, for the caller to drop.
-    pub fn note_fetch(
+    /// Records a batch that a worker has made. `bytes` has its indices, where these are numbers. `index` is kept if the fetch
+    /// [is long](Self::is_long). Returns the index that is not kept any more, for the caller to drop.
+    pub fn record_fetch(
         &mut self,
         batch: u64,
         worker: u32,
@@ -231,30 +231,30 @@ mod tests {
 
     #[test]
     fn the_first_batch_ends_the_start() {
-        let mut epoch = Epoch::<()>::new(1, 100);
-        epoch.note_next(110, 150, true);
-        epoch.note_next(160, 165, true);
-        epoch.note_next(185, 186, false);
+        let mut epoch = EpochTimes::<()>::new(1, 100);
+        epoch.record_next(110, 150, true);
+        epoch.record_next(160, 165, true);
+        epoch.record_next(185, 186, false);
         assert_eq!(epoch.moments(), (100, Some(150), 186));
         assert_eq!(epoch.returned(), (2, 6));
     }
 
     #[test]
     fn an_epoch_without_a_batch_is_all_start() {
-        let mut epoch = Epoch::<()>::new(1, 100);
-        epoch.note_next(110, 150, false);
+        let mut epoch = EpochTimes::<()>::new(1, 100);
+        epoch.record_next(110, 150, false);
         assert_eq!(epoch.moments(), (100, None, 150));
         assert_eq!(epoch.returned(), (0, 0));
     }
 
     #[test]
     fn the_longest_fetches_are_kept_with_their_indices() {
-        let mut epoch = Epoch::new(2, 0);
+        let mut epoch = EpochTimes::new(2, 0);
         let mut dropped = Vec::new();
         for batch in 0..40u64 {
             let time = batch * 7 % 40;
             let index = (batch as i64).to_le_bytes();
-            dropped.extend(epoch.note_fetch(
+            dropped.extend(epoch.record_fetch(
                 batch,
                 (batch % 2) as u32,
                 made(time),
@@ -277,34 +277,34 @@ mod tests {
 
     #[test]
     fn a_wait_from_before_the_epoch_is_none_of_it() {
-        let mut epoch = Epoch::<()>::new(1, 100);
+        let mut epoch = EpochTimes::<()>::new(1, 100);
         let stamps = Stamps { asked: 10, got: 130, made: 140, sent: 140, ..Stamps::default() };
-        epoch.note_fetch(0, 0, stamps, &[], None);
-        epoch.note_fetch(1, 0, Stamps { asked: 20, got: 90, ..stamps }, &[], None);
+        epoch.record_fetch(0, 0, stamps, &[], None);
+        epoch.record_fetch(1, 0, Stamps { asked: 20, got: 90, ..stamps }, &[], None);
         assert_eq!(epoch.workers()[0].idle, 30);
     }
 
     #[test]
     fn a_wait_for_room_from_before_the_epoch_is_none_of_it() {
-        let mut epoch = Epoch::<()>::new(1, 100);
+        let mut epoch = EpochTimes::<()>::new(1, 100);
         let stamps = Stamps { asked: 10, got: 20, made: 50, room: 60, sent: 115, ..Stamps::default() };
-        epoch.note_fetch(0, 0, stamps, &[], None);
+        epoch.record_fetch(0, 0, stamps, &[], None);
         assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (10, 5));
-        epoch.note_fetch(1, 0, Stamps { room: 20, ..stamps }, &[], None);
+        epoch.record_fetch(1, 0, Stamps { room: 20, ..stamps }, &[], None);
         assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (10, 50));
-        epoch.note_fetch(2, 0, Stamps { got: 110, made: 120, sent: 190, ..stamps }, &[], None);
+        epoch.record_fetch(2, 0, Stamps { got: 110, made: 120, sent: 190, ..stamps }, &[], None);
         assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (70, 60));
     }
 
     #[test]
     fn only_the_last_events_are_kept() {
-        let mut epoch = Epoch::<()>::new(1, 0);
+        let mut epoch = EpochTimes::<()>::new(1, 0);
         for batch in 0..KEPT as u64 + 5 {
-            epoch.note_fetch(batch, 0, made(1), &[0; 8 * (INDICES + 1)], None);
+            epoch.record_fetch(batch, 0, made(1), &[0; 8 * (INDICES + 1)], None);
             for work in [MainWork::Decode, MainWork::Place, MainWork::Index] {
-                epoch.note_main(work, batch, 0, 1);
+                epoch.record_main(work, batch, 0, 1);
             }
-            epoch.note_next(0, 1, true);
+            epoch.record_next(0, 1, true);
         }
         assert_eq!(epoch.fetches().len(), KEPT);
         assert_eq!(

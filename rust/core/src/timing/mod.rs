@@ -1,14 +1,14 @@
-//! Where the time of an epoch goes. All times are nanoseconds of one clock that all processes share; nothing here reads
+//! Measures the time of an epoch's parts. All times are nanoseconds of one clock that all processes share; nothing here reads
 //! it.
 //!
-//! A worker notes the moments of a batch in a [`WorkerClock`]. They travel with the batch as [`Stamps`]. The main
-//! process adds them up in an [`Epoch`].
+//! A worker records the moments of a batch in a [`WorkerClock`]. They travel with the batch as [`Stamps`]. The main
+//! process adds them up in an [`EpochTimes`].
 
 mod clock;
 mod epoch;
 
 pub use clock::WorkerClock;
-pub use epoch::{Epoch, Event, Fetch, MainWork, WorkerSums};
+pub use epoch::{EpochTimes, Event, Fetch, MainWork, WorkerSums};
 
 /// Words of a batch's stamps, with the number of its filling behind them.
 const WORDS: usize = 9;

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use crate::process::{self, Process};
 use crate::sync::{AtomicU64, Ordering};
-use crate::transport::delivery::Backing;
+use crate::transport::received::Backing;
 
 /// Bytes of a batch, and where a copy of them belongs.
 #[derive(Debug)]

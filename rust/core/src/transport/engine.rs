@@ -16,16 +16,16 @@ use crate::os::eventfd::EventFd;
 use crate::os::fd_passing;
 use crate::os::poller::Poller;
 use crate::os::process::pidfd;
-use crate::pool::Ledger;
+use crate::pool::Leases;
 use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer};
 use crate::sync::Arc;
 use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
-use crate::transport::delivery::Delivery;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{ResultKind, Task, TaskIndex};
+use crate::transport::received::Received;
 use crate::transport::slot_memory::SlotMemory;
 use crate::transport::worker_handle::WorkerHandle;
 use crate::transport::{LONGEST_SLEEP, Transport};
@@ -66,7 +66,7 @@ struct EngineState {
     looked: Instant,
     woken: bool,
     closed: bool,
-    /// Memory for the next delivery's table.
+    /// Memory for the table of the next received result.
     table: Vec<u8>,
 }
 
@@ -123,8 +123,8 @@ impl Engine {
                 pidfd: None,
                 socket: Some(socket),
             });
-            let ledger = Ledger::new(limits, view.slots.slots());
-            engine.handles.push(WorkerHandle::new(engine.control.clone(), worker, EventFd::new()?, ledger));
+            let leases = Leases::new(limits, view.slots.slots());
+            engine.handles.push(WorkerHandle::new(engine.control.clone(), worker, EventFd::new()?, leases));
         }
         Ok(engine)
     }
@@ -168,7 +168,7 @@ impl Engine {
         };
         let sleep = || sleep_unless(flag, found, || self.poller.sleep(limit.min(LONGEST_SLEEP)));
         if let Some(Some(ended)) = self.spin.before(limit, found, sleep)? {
-            self.note_ended(&mut self.lock(), ended);
+            self.record_ended(&mut self.lock(), ended);
         }
         Ok(())
     }
@@ -233,11 +233,11 @@ impl Engine {
 
 impl Transport for Engine {
     type Index = TaskIndex;
-    type Delivery = Delivery;
+    type Received = Received;
 
     #[inline]
-    fn answered(delivery: &Delivery) -> (u64, ResultKind) {
-        (delivery.seq, delivery.kind)
+    fn answered(received: &Received) -> (u64, ResultKind) {
+        (received.seq, received.kind)
     }
 
     #[inline]
@@ -246,12 +246,12 @@ impl Transport for Engine {
     }
 
     #[inline]
-    fn try_next(&self) -> Result<Option<Delivery>> {
+    fn try_next(&self) -> Result<Option<Received>> {
         self.try_next()
     }
 
     #[inline]
-    fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
+    fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
         self.try_next_of(worker)
     }
 

@@ -11,10 +11,10 @@ pub trait Transport {
     /// The index that a task asks for.
     type Index;
     /// A result that has arrived.
-    type Delivery;
+    type Received;
 
-    /// The task that a delivery answers, and what it is.
-    fn answered(delivery: &Self::Delivery) -> (u64, ResultKind);
+    /// The task that a received result answers, and its kind.
+    fn answered(received: &Self::Received) -> (u64, ResultKind);
 
     /// Sends task `seq` to `worker`, or keeps it until there is room. Tasks of one worker arrive in order.
     ///
@@ -28,13 +28,13 @@ pub trait Transport {
     /// # Errors
     /// [`Error::Arrival`](crate::Error::Arrival) when this result cannot be had: it is gone, and those behind it are
     /// still there. Any other error stays: every later call says so again.
-    fn try_next(&self) -> Result<Option<Self::Delivery>>;
+    fn try_next(&self) -> Result<Option<Self::Received>>;
 
     /// As [`try_next`](Self::try_next), of one worker.
     ///
     /// # Errors
     /// As [`try_next`](Self::try_next).
-    fn try_next_of(&self, worker: u32) -> Result<Option<Self::Delivery>>;
+    fn try_next_of(&self, worker: u32) -> Result<Option<Self::Received>>;
 
     /// Returns what [`try_next_of`](Self::try_next_of) would take: the task that it answers, and the result's kind.
     ///

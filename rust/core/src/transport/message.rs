@@ -25,7 +25,7 @@ pub enum TaskKind {
     /// No task of torch's: something that the worker calls between two of them, pickled. Nothing answers it here.
     Call = 8,
     /// An index of one of the kinds above, behind the places of its samples in the epoch.
-    Placed = 9,
+    Seeded = 9,
 }
 
 impl TaskKind {
@@ -41,7 +41,7 @@ impl TaskKind {
             6 => Self::Object,
             7 => Self::None,
             8 => Self::Call,
-            9 => Self::Placed,
+            9 => Self::Seeded,
             _ => return None,
         })
     }
@@ -61,7 +61,7 @@ pub struct Task {
     pub bytes: Vec<u8>,
 }
 
-/// The place of a task's bytes.
+/// The location of a task's bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TaskDescriptor {
     pub(crate) seq: u64,
@@ -93,22 +93,22 @@ pub enum ResultKind {
     Object = 2,
 }
 
-/// The place of a result's bytes: in a slot of the worker, or in a segment of their own.
+/// The location of a result's bytes: in a slot of the worker, or in a segment of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum BatchPlace {
+pub(crate) enum BatchLocation {
     Slot(SlotId),
     Own,
 }
 
-/// One result, as both ends see it. Offsets count from the start of its place.
+/// One result, as both ends see it. Offsets count from the start of its location.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ResultDescriptor {
     pub(crate) seq: u64,
     pub(crate) kind: ResultKind,
-    pub(crate) place: BatchPlace,
+    pub(crate) location: BatchLocation,
     pub(crate) meta_offset: u64,
     pub(crate) meta_len: u64,
-    /// Bytes of the place that are in use.
+    /// Bytes of the location that are in use.
     pub(crate) used: u64,
     /// The number of this filling, counted by the worker; stands in the meta block too.
     pub(crate) generation: u64,
@@ -118,25 +118,25 @@ const OWN: u64 = u64::MAX;
 
 impl ResultDescriptor {
     pub(crate) fn to_words(self) -> Words {
-        let place = match self.place {
-            BatchPlace::Slot(slot) => slot.get().into(),
-            BatchPlace::Own => OWN,
+        let location = match self.location {
+            BatchLocation::Slot(slot) => slot.get().into(),
+            BatchLocation::Own => OWN,
         };
         let Self { seq, kind, meta_offset, meta_len, used, generation, .. } = self;
-        seal([seq, kind as u64, place, meta_offset, meta_len, used, generation, 0])
+        seal([seq, kind as u64, location, meta_offset, meta_len, used, generation, 0])
     }
 
     /// Reads a descriptor for a worker with `slots` windows of `window` bytes.
     pub(crate) fn from_words(words: &Words, slots: u32, window: u64) -> Result<Self> {
-        let &[seq, kind, place, meta_offset, meta_len, used, generation, _] = unseal(words)?;
+        let &[seq, kind, location, meta_offset, meta_len, used, generation, _] = unseal(words)?;
         let kind = match kind {
             1 => ResultKind::Batch,
             2 => ResultKind::Object,
             _ => return Err(Error::Corrupt(format!("{kind} is no kind of result"))),
         };
-        let (place, room) = match place {
-            OWN => (BatchPlace::Own, u64::MAX),
-            slot if slot < slots.into() => (BatchPlace::Slot(SlotId::new(slot as u32)), window),
+        let (location, room) = match location {
+            OWN => (BatchLocation::Own, u64::MAX),
+            slot if slot < slots.into() => (BatchLocation::Slot(SlotId::new(slot as u32)), window),
             slot => return Err(Error::Corrupt(format!("slot {slot} of {slots}"))),
         };
         let inside = meta_offset.checked_add(meta_len).is_some_and(|end| end <= used) && used <= room;
@@ -145,7 +145,7 @@ impl ResultDescriptor {
                 "a block of {meta_len} bytes at {meta_offset}, {used} bytes in use, in a window of {room}"
             )));
         }
-        Ok(Self { seq, kind, place, meta_offset, meta_len, used, generation })
+        Ok(Self { seq, kind, location, meta_offset, meta_len, used, generation })
     }
 }
 
@@ -174,7 +174,7 @@ mod tests {
     const RESULT: ResultDescriptor = ResultDescriptor {
         seq: 9,
         kind: ResultKind::Batch,
-        place: BatchPlace::Slot(SlotId::new(63)),
+        location: BatchLocation::Slot(SlotId::new(63)),
         meta_offset: 4000,
         meta_len: 96,
         used: 4096,
@@ -190,7 +190,7 @@ mod tests {
             assert_eq!(TaskDescriptor::from_words(&task.to_words()), Ok(task));
         }
         assert_eq!(ResultDescriptor::from_words(&RESULT.to_words(), 64, 4096), Ok(RESULT));
-        let own = ResultDescriptor { place: BatchPlace::Own, used: 1 << 40, ..RESULT };
+        let own = ResultDescriptor { location: BatchLocation::Own, used: 1 << 40, ..RESULT };
         assert_eq!(ResultDescriptor::from_words(&own.to_words(), 64, 4096), Ok(own));
     }
 
@@ -211,7 +211,7 @@ mod tests {
             let words = ResultDescriptor { meta_offset, meta_len, used, ..RESULT }.to_words();
             assert!(ResultDescriptor::from_words(&words, 64, 4096).is_err());
         }
-        let words = ResultDescriptor { place: BatchPlace::Slot(SlotId::new(64)), ..RESULT }.to_words();
+        let words = ResultDescriptor { location: BatchLocation::Slot(SlotId::new(64)), ..RESULT }.to_words();
         assert!(ResultDescriptor::from_words(&words, 64, 4096).is_err());
     }
 }

@@ -9,7 +9,7 @@
 //! | [`engine`] | the parent's side, composed |
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
-//! | [`delivery`] | a batch that arrived, and what keeps its bytes |
+//! | [`received`] | a batch that arrived, and what keeps its bytes |
 //! | [`queues`] | the same between threads of one process, without memory of its own |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
 //! | [`slot_memory`] | the slots as plain memory, for a driver to register |
@@ -50,7 +50,6 @@
 
 #[allow(unsafe_code, reason = "copies between addresses that its callers vouch for")]
 pub mod copier;
-pub mod delivery;
 pub mod engine;
 pub mod fds;
 mod interface;
@@ -58,6 +57,7 @@ pub mod layout;
 pub mod message;
 pub mod port;
 pub mod queues;
+pub mod received;
 pub mod slot_memory;
 mod worker_handle;
 

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::os::eventfd::{EventFd, sleep};
 use crate::os::memory::MemoryProbe;
 use crate::os::{fd_passing, parent_death};
-use crate::pool::{Growth, Ledger, Limits, Pages, SlotId, SlotWords, WorkerSlots};
+use crate::pool::{Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer, Ring};
 use crate::sync::Arc;
@@ -117,7 +117,7 @@ impl Port {
     pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> Result<Self> {
         // No result of this worker is in its ring, so no slot begins to be held between this look and the swap.
         Self::with_slots(control, worker, share, fds, |words, limits| {
-            Ok(WorkerSlots::take_over(words, limits, &Ledger::busy(words)))
+            Ok(WorkerSlots::take_over(words, limits, &Leases::busy(words)))
         })
     }
 
@@ -321,7 +321,7 @@ impl Port {
     /// has something in one of them, so the memory must stay mapped here for as long as this process lives.
     ///
     /// With `true`, nothing of this process uses the memory once the port is dropped.
-    pub fn leave(&self) -> bool {
+    pub fn detach(&self) -> bool {
         let mut state = self.lock();
         state.open = false;
         state.filling = None;
@@ -361,7 +361,7 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        if !self.leave() {
+        if !self.detach() {
             // INVARIANT: a chunk's address stays mapped for as long as the chunk lives. It has no part in the mapping,
             // because that would cost each allocation two atomic operations, so the mapping stays with the process.
             std::mem::forget(Arc::clone(&self.control));

@@ -201,7 +201,7 @@ impl<I, R> Queues<I, R> {
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
-    pub fn note_end(&self, worker: u32) -> Result<()> {
+    pub fn record_end(&self, worker: u32) -> Result<()> {
         let mut state = self.lock()?;
         state.ended.push_back(worker);
         // Wakes also a thread that waits for another worker's reply: it may have to be told of this at once.
@@ -328,7 +328,7 @@ fn left(deadline: Option<Instant>) -> Option<Duration> {
 
 impl<I, R> Transport for Queues<I, R> {
     type Index = I;
-    type Delivery = Reply<R>;
+    type Received = Reply<R>;
 
     fn answered(reply: &Reply<R>) -> (u64, ResultKind) {
         (reply.seq, reply.kind)

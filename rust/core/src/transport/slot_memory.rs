@@ -54,7 +54,7 @@ impl SlotMemory {
     }
 
     /// Says how many bytes of the window that `address` lies in are registered, from the window's start; see
-    /// [`Ledger::set_registered`](crate::pool::Ledger::set_registered). `false` too of an address that is of no window,
+    /// [`Leases::set_registered`](crate::pool::Leases::set_registered). `false` too of an address that is of no window,
     /// and for more than nothing of a slot that is not held. With nothing, and the engine closed, memory that is not
     /// held is given back.
     #[must_use = "a refusal means that the memory may be given back at any time"]
@@ -76,7 +76,7 @@ impl SlotMemory {
     /// Bytes that are registered.
     #[must_use]
     pub fn registered_bytes(&self) -> u64 {
-        self.0.iter().map(|handle| handle.ledger.registered_bytes()).sum()
+        self.0.iter().map(|handle| handle.leases.registered_bytes()).sum()
     }
 
     /// Says that the driver has unregistered all.

@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::os::eventfd::EventFd;
-use crate::pool::{Closing, Ledger, SlotId};
+use crate::pool::{Closing, Leases, SlotId};
 use crate::process::{self, Lender, Process};
 use crate::sync::{Arc, Ordering};
 use crate::transport::layout::Control;
@@ -16,7 +16,7 @@ pub(crate) struct WorkerHandle {
     pub(crate) worker: u32,
     /// Wakes the worker: it sleeps for tasks and for room.
     pub(crate) eventfd: EventFd,
-    pub(crate) ledger: Ledger,
+    pub(crate) leases: Leases,
     /// The process that may release: a forked child inherits leases and must leave them alone.
     pub(crate) process: &'static Process,
     closing: Closing,
@@ -24,7 +24,7 @@ pub(crate) struct WorkerHandle {
 
 impl Lender for WorkerHandle {
     fn is_lending(&self) -> bool {
-        self.ledger.leased_slots() > 0
+        self.leases.leased_slots() > 0
     }
 }
 
@@ -35,9 +35,9 @@ pub(crate) fn holds_overwritten(worker: u32) -> Error {
 }
 
 impl WorkerHandle {
-    pub(crate) fn new(control: Arc<Control>, worker: u32, eventfd: EventFd, ledger: Ledger) -> Arc<Self> {
+    pub(crate) fn new(control: Arc<Control>, worker: u32, eventfd: EventFd, leases: Leases) -> Arc<Self> {
         let process = process::current();
-        let handle = Arc::new(Self { control, worker, eventfd, ledger, process, closing: Closing::new() });
+        let handle = Arc::new(Self { control, worker, eventfd, leases, process, closing: Closing::new() });
         let lender = Arc::downgrade(&handle);
         process.register(lender);
         handle
@@ -56,21 +56,21 @@ impl WorkerHandle {
     /// Called when the worker has ended: nothing is filled any more.
     pub(crate) fn close(&self) {
         self.closing.close();
-        if !self.ledger.is_borne_out(self.control.worker(self.worker).slots) {
+        if !self.leases.is_borne_out(self.control.worker(self.worker).slots) {
             // INVARIANT: what the user holds stays mapped. Which slots he holds is not known any more, so all of them
             // stay as long as his batches do.
-            return self.control.note(Err(holds_overwritten(self.worker)));
+            return self.control.record_refusal(Err(holds_overwritten(self.worker)));
         }
         self.control.release_unheld(self.worker, (0..self.control.geometry().slots).map(SlotId::new));
         self.control.give_back(self.control.arena(self.worker));
     }
 
-    /// As [`Ledger::set_registered`], which see. `false` too in a forked child: the registrations are its parent's.
+    /// Calls [`Leases::set_registered`]. `false` too in a forked child: the registrations are its parent's.
     pub(super) fn set_registered(&self, slot: SlotId, bytes: u64) -> bool {
         if !self.process.is_current() {
             return false;
         }
-        let set = self.ledger.set_registered(self.control.worker(self.worker).slots, slot, bytes);
+        let set = self.leases.set_registered(self.control.worker(self.worker).slots, slot, bytes);
         // If the engine is closed only after this look, the thread that closes finds what was set.
         if bytes == 0 && self.closing.is_closed() {
             self.control.release_unheld(self.worker, std::iter::once(slot));
@@ -91,7 +91,7 @@ impl WorkerHandle {
     /// Ends one hold. Called by the process that holds, once for each hold, when no child that it forked may have the
     /// slot.
     pub(super) fn release(&self, slot: SlotId, cost: Option<u64>) {
-        self.ledger.release(self.control.worker(self.worker).slots, slot, cost);
+        self.leases.release(self.control.worker(self.worker).slots, slot, cost);
         if self.closing.is_closed() {
             // While this thread was between the two stores of its release, the slot may have come round:
             // then it is held, and its holder gives it back.

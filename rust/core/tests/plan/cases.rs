@@ -1,7 +1,7 @@
 //! Cases that torch's iterator and its workers may meet.
 
 use proptest::prelude::*;
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 
 #[derive(Clone, Debug)]
 pub(crate) enum Event {
@@ -20,8 +20,12 @@ pub(crate) fn event() -> impl Strategy<Value = Event> {
     ]
 }
 
-pub(crate) fn order() -> impl Strategy<Value = Order> {
-    prop_oneof![Just(Order::InOrder), Just(Order::AsCompleted), Just(Order::AsCompletedRoundRobin)]
+pub(crate) fn order() -> impl Strategy<Value = ResultOrder> {
+    prop_oneof![
+        Just(ResultOrder::InOrder),
+        Just(ResultOrder::AsCompleted),
+        Just(ResultOrder::AsCompletedRoundRobin)
+    ]
 }
 
 pub(crate) fn lengths() -> impl Strategy<Value = Vec<Option<u32>>> {

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::plan::{BatchRule, Delivered, Source, Step, Stream, fingerprint_of, sample_hash};
+use ringloader_core::plan::{BatchRule, OrdinalSet, Source, Step, Stream, fingerprint_of, sample_hash};
 
 use crate::generators::Rng;
 use crate::streams::{Outcome, Passed, Sampler, num_samples, request_past, rule, sampler};
@@ -45,7 +45,7 @@ proptest! {
         let mut whole = first.clone();
         whole.extend(read(&mut uninterrupted, &mut rng, word_by_word).0);
 
-        let mut delivered = Delivered::new();
+        let mut delivered = OrdinalSet::new();
         base.iter().for_each(|&(start, many)| delivered.insert(start, start + many));
         let mut stream = Stream::new(sampler.source(), rule).expect("a good source");
         if rolls_over {
@@ -127,7 +127,7 @@ fn the_hash_is_the_documented_one() {
 
 #[test]
 fn blocks_are_handed_over_with_their_places() {
-    let base = Delivered::from_ranges([(1, 3), (4, 5 + Stream::PASS)]).expect("in order");
+    let base = OrdinalSet::from_ranges([(1, 3), (4, 5 + Stream::PASS)]).expect("in order");
     let rule = Some(BatchRule { size: 3, drop_last: false });
     let mut stream = Stream::new(Source::Sequential { len: Stream::PASS + 10 }, rule).expect("a good source");
     stream.skip(base, 100, 10).expect("a fresh stream");
@@ -146,11 +146,11 @@ fn blocks_are_handed_over_with_their_places() {
 fn only_a_fresh_stream_of_indices_skips() {
     let mut begun = Stream::new(Source::Sequential { len: 3 }, None).expect("a good source");
     assert_eq!(begun.next(), Ok(Step::Index(0)));
-    assert!(matches!(begun.skip(Delivered::first(1), 0, 1), Err(Error::Config(_))));
+    assert!(matches!(begun.skip(OrdinalSet::first(1), 0, 1), Err(Error::Config(_))));
     let mut nones = Stream::new(Source::InfiniteNone, None).expect("a good source");
-    assert!(matches!(nones.skip(Delivered::first(1), 0, 1), Err(Error::Config(_))));
+    assert!(matches!(nones.skip(OrdinalSet::first(1), 0, 1), Err(Error::Config(_))));
     let mut short = Stream::new(Source::Sequential { len: 3 }, None).expect("a good source");
-    short.skip(Delivered::first(9), 0, 1).expect("a fresh stream");
+    short.skip(OrdinalSet::first(9), 0, 1).expect("a fresh stream");
     assert_eq!(short.next(), Ok(Step::Passed { place: 0, step: 1, indices: &[0, 1, 2] }));
     assert_eq!(short.next(), Ok(Step::End));
 }

@@ -77,12 +77,12 @@ proptest! {
                 Step::Ended(index) => if let Some(seq) = pick(index) {
                     let task = tasks.get_mut(&seq).expect("open");
                     task.1 = Held::End;
-                    prop_assert_eq!(buffer.ended(seq), Ok(task.0));
+                    prop_assert_eq!(buffer.record_end(seq), Ok(task.0));
                     active[task.0 as usize] = false;
                     outstanding -= 1;
                 },
                 Step::Strange(seq) => if tasks.get(&seq).is_none_or(|task| task.1 != Held::Nothing) {
-                    for error in [buffer.arrive(seq, seq).err(), buffer.take(seq).err(), buffer.ended(seq).err()] {
+                    for error in [buffer.arrive(seq, seq).err(), buffer.take(seq).err(), buffer.record_end(seq).err()] {
                         let Some(Error::Corrupt(text)) = error else { panic!("{error:?}") };
                         prop_assert!(text.contains(&format!("task {seq},")), "{}", text);
                     }

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use ringloader_core::plan::{BatchRule, Delivered, Ledger, Position, Source, Step, Stream, sample_hash};
+use ringloader_core::plan::{BatchRule, Ledger, OrdinalSet, Position, Source, Step, Stream, sample_hash};
 
 use crate::generators::{Batches, Distributed, Rng};
 use crate::streams::{Outcome, Passed, num_samples, request, request_past, sampler};
@@ -160,7 +160,7 @@ fn beginning() -> Position {
 
 /// Reads on from a position. Every batch, and every position, is that of the model.
 fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Stop {
-    let base = Delivered::from_ranges(from.ranges.iter().copied()).expect("the ranges of a position");
+    let base = OrdinalSet::from_ranges(from.ranges.iter().copied()).expect("the ranges of a position");
     assert_eq!(base.ranges().collect::<Vec<_>>(), from.ranges);
     let rule = leg.rule(epoch.last);
     let mut stream = Stream::new((epoch.source)(), rule).expect("a sampler that torch accepts");
@@ -207,12 +207,12 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
             }
             if under_way.is_empty() {
                 // The last that was got in this call, if any, was left out.
-                ledger.left_out();
+                ledger.record_left_out();
                 break 'calls;
             }
             let pick = picks.next().map_or(0, |&pick| usize::from(pick) % under_way.len());
             let task = under_way.remove(pick);
-            ledger.got(task as u64);
+            ledger.record_got(task as u64);
             match events.next().unwrap_or(&Event::Returned) {
                 Event::Returned => {
                     // A call that still runs has returned nothing.
@@ -221,13 +221,13 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
                     current = Some((task, false));
                 }
                 Event::Raised => {
-                    ledger.raised(calls_returned);
+                    ledger.record_raised(calls_returned);
                     current = Some((task, true));
                 }
                 Event::LeftOut => {
                     // Another that is got says the same.
                     if call % 2 == 0 {
-                        ledger.left_out();
+                        ledger.record_left_out();
                     }
                     model.settle(&tasks[task], false);
                     settled[task] = true;
@@ -417,7 +417,7 @@ fn nothing_is_left_of_an_epoch_that_is_passed_over() {
             let (whole, after) = uninterrupted(source(), rng.clone(), false);
             let mut again = rng;
             let mut stream = Stream::new(source(), rule).expect("a good source");
-            stream.skip(Delivered::first(u64::MAX), 0, 1).expect("a fresh stream");
+            stream.skip(OrdinalSet::first(u64::MAX), 0, 1).expect("a fresh stream");
             let mut passed = Passed::default();
             assert_eq!(request_past(&mut stream, &mut again, false, &mut passed), Outcome::Stop);
             assert_eq!((passed.count, &again.draws), (whole.len() as u64, &after.draws));

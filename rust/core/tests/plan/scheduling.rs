@@ -1,36 +1,36 @@
-//! Dispatch and reorder buffer, composed as an engine does it, against torch's iterator: which worker gets which task,
+//! Worker selector and reorder buffer, composed as an engine does it, against torch's iterator: which worker gets which task,
 //! which batch comes out when, and every counter after each request.
 
 use std::ops::ControlFlow;
 
 use proptest::prelude::*;
-use ringloader_core::plan::{Dispatch, Next, Order, ReorderBuffer};
+use ringloader_core::plan::{Next, ReorderBuffer, ResultOrder, WorkerSelector};
 
 use crate::cases::{Event, event, lengths, order, schedule, script};
 use crate::torch_iterator::{Answer, Indices, TorchIterator, Workers};
 
 struct Plan {
-    order: Order,
+    order: ResultOrder,
     workers: Workers,
     indices: Indices,
-    dispatch: Dispatch,
+    selector: WorkerSelector,
     tasks: ReorderBuffer<u64>,
 }
 
 impl Plan {
-    fn new(order: Order, prefetch_factor: u32, workers: Workers, indices: Indices, count: u32) -> Self {
-        let dispatch = Dispatch::new(count, prefetch_factor, order);
-        let mut this = Self { order, workers, indices, dispatch, tasks: ReorderBuffer::new() };
+    fn new(order: ResultOrder, prefetch_factor: u32, workers: Workers, indices: Indices, count: u32) -> Self {
+        let selector = WorkerSelector::new(count, prefetch_factor, order);
+        let mut this = Self { order, workers, indices, selector, tasks: ReorderBuffer::new() };
         this.prime();
         this
     }
 
     fn prime(&mut self) {
-        (0..self.dispatch.max_tasks()).for_each(|_| self.put());
+        (0..self.selector.max_tasks()).for_each(|_| self.put());
     }
 
     fn reset(&mut self) {
-        self.dispatch.reset();
+        self.selector.reset();
         self.tasks.reset();
         self.workers.resume();
         self.prime();
@@ -40,35 +40,35 @@ impl Plan {
         if !self.indices.next() {
             return;
         }
-        let Some(worker) = self.dispatch.choose() else { return };
+        let Some(worker) = self.selector.choose() else { return };
         let seq = self.tasks.send(worker);
-        self.dispatch.sent(worker);
+        self.selector.record_sent(worker);
         self.workers.put(worker, seq);
     }
 
     fn deliver(&mut self, seq: u64, worker: u32) -> Option<(u64, u32)> {
-        self.dispatch.delivered(worker);
+        self.selector.record_delivered(worker);
         self.put();
         Some((seq, worker))
     }
 
     fn next(&mut self) -> Option<(u64, u32)> {
         loop {
-            match self.tasks.next(|worker| self.dispatch.is_active(worker)) {
+            match self.tasks.next(|worker| self.selector.is_active(worker)) {
                 Next::End => return None,
                 Next::Ready { seq, worker, data } => {
                     assert_eq!(data, seq * 7);
                     return self.deliver(seq, worker);
                 }
-                Next::Wait { worker, .. } => assert!(self.dispatch.is_active(worker)),
+                Next::Wait { worker, .. } => assert!(self.selector.is_active(worker)),
             }
             match self.workers.get() {
                 (seq, Answer::Stop) => {
-                    let worker = self.tasks.ended(seq).expect("a task under way");
-                    self.dispatch.deactivate(worker);
+                    let worker = self.tasks.record_end(seq).expect("a task under way");
+                    self.selector.deactivate(worker);
                     self.put();
                 }
-                (seq, Answer::Batch) if self.order == Order::InOrder => {
+                (seq, Answer::Batch) if self.order == ResultOrder::InOrder => {
                     self.tasks.arrive(seq, seq * 7).expect("a task under way");
                 }
                 (seq, Answer::Batch) => {
@@ -94,10 +94,10 @@ fn assert_equal(ours: &Plan, torch: &TorchIterator) {
     assert_eq!(ours.tasks.outstanding(), torch.tasks_outstanding);
     assert_eq!((ours.tasks.rcvd_idx(), ours.tasks.send_idx()), (torch.rcvd_idx, torch.send_idx));
     let workers = 0..torch.workers_status.len() as u32;
-    let status: Vec<bool> = workers.clone().map(|worker| ours.dispatch.is_active(worker)).collect();
+    let status: Vec<bool> = workers.clone().map(|worker| ours.selector.is_active(worker)).collect();
     assert_eq!(status, torch.workers_status);
-    assert_eq!(ours.dispatch.active() as usize, status.iter().filter(|&&status| status).count());
-    let tasks: Vec<i64> = workers.map(|worker| ours.dispatch.outstanding(worker) as i64).collect();
+    assert_eq!(ours.selector.active() as usize, status.iter().filter(|&&status| status).count());
+    let tasks: Vec<i64> = workers.map(|worker| ours.selector.outstanding(worker) as i64).collect();
     assert_eq!(tasks, torch.workers_num_tasks);
 }
 
@@ -128,14 +128,14 @@ proptest! {
                     torch.reset();
                     // Each of the dead is asked once more, and noticed once more.
                     for worker in dead.iter().copied() {
-                        ours.dispatch.deactivate(worker);
+                        ours.selector.deactivate(worker);
                         torch.workers_status[worker as usize] = false;
                     }
                 }
                 Event::Kill(worker) => {
                     let worker = u32::from(worker) % count;
                     ours.workers.kill(worker, 0);
-                    ours.dispatch.deactivate(worker);
+                    ours.selector.deactivate(worker);
                     torch.workers.kill(worker, 0);
                     torch.workers_status[worker as usize] = false;
                     dead.push(worker);
@@ -156,8 +156,8 @@ proptest! {
     ) {
         let workers = Workers::new(vec![None; count as usize], schedule);
         let indices = Indices { script: vec![true; batches], calls: 0 };
-        let mut torch = TorchIterator::new(Order::InOrder, prefetch_factor, workers.clone(), indices.clone());
-        let mut ours = Plan::new(Order::InOrder, prefetch_factor, workers, indices, count);
+        let mut torch = TorchIterator::new(ResultOrder::InOrder, prefetch_factor, workers.clone(), indices.clone());
+        let mut ours = Plan::new(ResultOrder::InOrder, prefetch_factor, workers, indices, count);
         for eager in eagerness.iter().cycle().take(batches + 2) {
             for _ in 0..u64::from(*eager).min(ours.tasks.outstanding()) {
                 let (seq, _) = ours.workers.get();
@@ -172,16 +172,16 @@ proptest! {
 
 #[test]
 fn the_cycle_stands_still_over_a_round_without_a_worker() {
-    let mut dispatch = Dispatch::new(3, 1, Order::AsCompleted);
+    let mut selector = WorkerSelector::new(3, 1, ResultOrder::AsCompleted);
     for expected in [0, 1, 2] {
-        assert_eq!(dispatch.choose(), Some(expected));
-        dispatch.sent(expected);
+        assert_eq!(selector.choose(), Some(expected));
+        selector.record_sent(expected);
     }
-    dispatch.delivered(1);
-    assert_eq!(dispatch.choose(), Some(1));
-    dispatch.sent(1);
-    assert_eq!(dispatch.choose(), None);
-    dispatch.delivered(0);
-    dispatch.delivered(2);
-    assert_eq!(dispatch.choose(), Some(2), "the cycle went once round and names worker 2");
+    selector.record_delivered(1);
+    assert_eq!(selector.choose(), Some(1));
+    selector.record_sent(1);
+    assert_eq!(selector.choose(), None);
+    selector.record_delivered(0);
+    selector.record_delivered(2);
+    assert_eq!(selector.choose(), Some(2), "the cycle went once round and names worker 2");
 }

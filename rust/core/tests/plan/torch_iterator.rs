@@ -4,7 +4,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::ops::ControlFlow;
 
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 
 /// A worker's answer to a task.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +109,7 @@ impl Indices {
 
 /// `_MultiProcessingDataLoaderIter`
 pub(crate) struct TorchIterator {
-    order: Order,
+    order: ResultOrder,
     prefetch_factor: u64,
     pub(crate) workers: Workers,
     pub(crate) indices: Indices,
@@ -120,13 +120,13 @@ pub(crate) struct TorchIterator {
     pub(crate) workers_status: Vec<bool>,
     pub(crate) workers_num_tasks: Vec<i64>,
     cycle: u32,
-    /// True if, under [`Order::InOrder`], results come in the order of their tasks. Otherwise they come as the schedule
+    /// True if, under [`ResultOrder::InOrder`], results come in the order of their tasks. Otherwise they come as the schedule
     /// says.
     pub(crate) arrive_in_order: bool,
 }
 
 impl TorchIterator {
-    pub(crate) fn new(order: Order, prefetch_factor: u32, workers: Workers, indices: Indices) -> Self {
+    pub(crate) fn new(order: ResultOrder, prefetch_factor: u32, workers: Workers, indices: Indices) -> Self {
         let count = workers.queues.len();
         let mut this = Self {
             order,
@@ -181,7 +181,7 @@ impl TorchIterator {
             let worker = self.next_of_cycle();
             if self.workers_status[worker as usize] {
                 let active = self.workers_status.iter().filter(|&&status| status).count() as u64;
-                if self.order != Order::AsCompleted
+                if self.order != ResultOrder::AsCompleted
                     || self.workers_num_tasks[worker as usize] < (self.max_tasks() / active) as i64
                 {
                     found = Some(worker);
@@ -226,7 +226,7 @@ impl TorchIterator {
             return ControlFlow::Break(self.process_data(seq, worker));
         }
         assert!(self.tasks_outstanding > 0);
-        let in_turn = self.arrive_in_order && self.order == Order::InOrder;
+        let in_turn = self.arrive_in_order && self.order == ResultOrder::InOrder;
         let (idx, answer) = if in_turn { self.workers.get_of(worker as usize) } else { self.workers.get() };
         self.tasks_outstanding -= 1;
         if answer == Answer::Stop {
@@ -236,7 +236,7 @@ impl TorchIterator {
             return ControlFlow::Continue(());
         }
         if idx != self.rcvd_idx {
-            if self.order != Order::InOrder {
+            if self.order != ResultOrder::InOrder {
                 let (worker, _) = self.task_info.remove(&idx).expect("a task under way");
                 return ControlFlow::Break(self.process_data(idx, worker));
             }

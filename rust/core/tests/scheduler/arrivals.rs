@@ -1,12 +1,13 @@
 //! Results that come and cannot be had, and tasks whose numbers go round.
 
 use ringloader_core::Error;
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll};
 
 use crate::fleet::{Backend, Fleet};
 
-const ORDERS: [Order; 3] = [Order::InOrder, Order::AsCompleted, Order::AsCompletedRoundRobin];
+const ORDERS: [ResultOrder; 3] =
+    [ResultOrder::InOrder, ResultOrder::AsCompleted, ResultOrder::AsCompletedRoundRobin];
 
 /// Epochs before a task's number has no room for the next one.
 const LAST: u64 = (1 << (u64::BITS - EPOCH_SHIFT)) - 1;
@@ -27,20 +28,20 @@ fn drain<B: Backend>(fleet: &mut Fleet<B>) -> (Vec<u64>, Vec<u64>) {
         match fleet.poll() {
             Poll::End => return (came, failed),
             Poll::Ready { worker, data, .. } => {
-                fleet.scheduler.delivered(worker);
+                fleet.scheduler.record_delivered(worker);
                 came.push(data);
             }
-            Poll::Arrived { seq, delivery } => {
-                assert_eq!(B::read(&delivery).1, seq as i64, "a batch of another epoch");
+            Poll::Arrived { seq, received } => {
+                assert_eq!(B::read(&received).1, seq as i64, "a batch of another epoch");
                 if let Some((worker, seq)) = fleet.scheduler.accept(seq, seq).unwrap() {
-                    fleet.scheduler.delivered(worker);
+                    fleet.scheduler.record_delivered(worker);
                     came.push(seq);
                 }
             }
             Poll::Failed { seq, .. } => {
                 failed.push(seq);
                 if let Some((worker, seq)) = fleet.scheduler.accept(seq, seq).unwrap() {
-                    fleet.scheduler.delivered(worker);
+                    fleet.scheduler.record_delivered(worker);
                     came.push(seq);
                 }
             }

@@ -1,11 +1,11 @@
 //! Tasks to the worker with the fewest that it has not answered.
 
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::Poll;
 
 use crate::fleet::{Backend, Fleet};
 
-fn balanced<B: Backend>(workers: u32, prefetch_factor: u32, order: Order) -> Fleet<B> {
+fn balanced<B: Backend>(workers: u32, prefetch_factor: u32, order: ResultOrder) -> Fleet<B> {
     let mut fleet = Fleet::new(workers, prefetch_factor, order);
     fleet.scheduler.balance();
     fleet
@@ -25,7 +25,7 @@ fn step<B: Backend>(fleet: &mut Fleet<B>, expected: u64) -> Option<u32> {
 
 /// Results that wait behind a slow worker's have arrived.
 fn a_worker_that_waits_for_its_turn_gets_the_next_tasks<B: Backend>() {
-    let mut fleet = balanced::<B>(3, 2, Order::InOrder);
+    let mut fleet = balanced::<B>(3, 2, ResultOrder::InOrder);
     let first: Vec<_> = (0..6).map(|_| fleet.send()).collect();
     assert_eq!(first, [0, 1, 2, 0, 1, 2].map(Some), "nobody has answered");
     fleet.answer(1, 2);
@@ -46,7 +46,7 @@ fn a_worker_that_waits_for_its_turn_gets_the_next_tasks<B: Backend>() {
 
 /// As torch's turns, where all are alike.
 fn workers_that_are_alike_are_asked_in_turn<B: Backend>() {
-    for order in [Order::InOrder, Order::AsCompleted, Order::AsCompletedRoundRobin] {
+    for order in [ResultOrder::InOrder, ResultOrder::AsCompleted, ResultOrder::AsCompletedRoundRobin] {
         let mut fleet = balanced::<B>(3, 2, order);
         fleet.fill();
         for task in 0..20_u64 {
@@ -59,7 +59,7 @@ fn workers_that_are_alike_are_asked_in_turn<B: Backend>() {
 
 /// Out of order, a slow worker keeps what it has and gets no more.
 fn a_slow_worker_gets_no_more_out_of_order<B: Backend>() {
-    let mut fleet = balanced::<B>(2, 2, Order::AsCompletedRoundRobin);
+    let mut fleet = balanced::<B>(2, 2, ResultOrder::AsCompletedRoundRobin);
     fleet.fill();
     for task in 0..10 {
         fleet.answer(1, 1);
@@ -71,7 +71,7 @@ fn a_slow_worker_gets_no_more_out_of_order<B: Backend>() {
 
 /// Results of an epoch that was abandoned lie in the rings, and stand for no task of this one.
 fn results_of_an_epoch_before_do_not_count<B: Backend>() {
-    for order in [Order::InOrder, Order::AsCompleted] {
+    for order in [ResultOrder::InOrder, ResultOrder::AsCompleted] {
         let mut fleet = balanced::<B>(2, 3, order);
         fleet.fill();
         fleet.answer(0, 3);
@@ -88,7 +88,7 @@ fn results_of_an_epoch_before_do_not_count<B: Backend>() {
 }
 
 fn a_worker_that_was_given_up_gets_none<B: Backend>() {
-    let mut fleet = balanced::<B>(3, 1, Order::InOrder);
+    let mut fleet = balanced::<B>(3, 1, ResultOrder::InOrder);
     fleet.fill();
     fleet.scheduler.give_up(1);
     fleet.answer(0, 1);
@@ -117,7 +117,7 @@ over_queues!(
 
 /// A ring that cannot be read is said in its worker's turn, and costs no other worker's batch.
 fn nonsense_is_no_error_of_a_task<B: Backend>() {
-    let mut fleet = balanced::<B>(2, 1, Order::InOrder);
+    let mut fleet = balanced::<B>(2, 1, ResultOrder::InOrder);
     fleet.fill();
     fleet.backend.commit_nonsense(1);
     fleet.answer(0, 1);

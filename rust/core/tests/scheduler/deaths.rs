@@ -3,7 +3,7 @@
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::Poll;
 
 use crate::fleet::{Backend, Fleet};
@@ -35,8 +35,8 @@ fn a_death_is_told_while_others_are_busy() {
         loop {
             fleet.answer(0, 1);
             match fleet.poll() {
-                Poll::Arrived { seq, delivery } => {
-                    assert_eq!(Rings::read(&delivery).0, 0);
+                Poll::Arrived { seq, received } => {
+                    assert_eq!(Rings::read(&received).0, 0);
                     fleet.accept(seq);
                     fleet.send();
                     taken += 1;
@@ -51,13 +51,13 @@ fn a_death_is_told_while_others_are_busy() {
         }
     };
     // Another process may have the processor for longer: not three times.
-    let best = (0..3).map(|_| late(Order::AsCompleted)).min().unwrap();
+    let best = (0..3).map(|_| late(ResultOrder::AsCompleted)).min().unwrap();
     assert!(best <= Duration::from_millis(100), "told {best:?} after the death");
 }
 
 /// Results of the epoch before, of a worker that has ended, put nothing off.
 fn an_abandoned_epoch_hides_no_death<B: Backend>() {
-    for order in [Order::InOrder, Order::AsCompleted] {
+    for order in [ResultOrder::InOrder, ResultOrder::AsCompleted] {
         let mut fleet = Fleet::<B>::new(2, 2, order);
         fleet.fill();
         fleet.answer(1, 2);
@@ -70,7 +70,7 @@ fn an_abandoned_epoch_hides_no_death<B: Backend>() {
 }
 
 fn what_was_committed_comes_before_the_news<B: Backend>() {
-    for order in [Order::InOrder, Order::AsCompleted] {
+    for order in [ResultOrder::InOrder, ResultOrder::AsCompleted] {
         let mut fleet = Fleet::<B>::new(2, 3, order);
         fleet.fill();
         fleet.answer(1, 2);
@@ -78,8 +78,8 @@ fn what_was_committed_comes_before_the_news<B: Backend>() {
         let mut came = Vec::new();
         loop {
             match fleet.poll() {
-                Poll::Arrived { seq, delivery } => {
-                    came.push(B::read(&delivery).0);
+                Poll::Arrived { seq, received } => {
+                    came.push(B::read(&received).0);
                     fleet.accept(seq);
                 }
                 Poll::Wait { worker, .. } => {
@@ -112,7 +112,7 @@ fn what_was_committed_comes_before_the_news<B: Backend>() {
 
 /// After the transport is closed, its rings are still there, with what was never taken.
 fn after_closing_nothing_is_taken_and_nothing_hangs<B: Backend>() {
-    for order in [Order::InOrder, Order::AsCompleted] {
+    for order in [ResultOrder::InOrder, ResultOrder::AsCompleted] {
         let mut fleet = Fleet::<B>::new(2, 2, order);
         fleet.fill();
         fleet.answer(0, 2);

@@ -65,7 +65,7 @@ fn nonsense() -> Error {
 
 impl Transport for Double {
     type Index = ();
-    type Delivery = Batch;
+    type Received = Batch;
 
     fn answered(batch: &Batch) -> (u64, ResultKind) {
         (batch.seq, ResultKind::Batch)

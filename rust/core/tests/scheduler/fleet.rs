@@ -2,13 +2,13 @@
 
 use std::fmt::Debug;
 
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::{Poll, Scheduler};
 use ringloader_core::transport::Transport;
 
 /// A transport with the workers' side of it.
 pub(crate) trait Backend {
-    type Transport: Transport<Delivery: Debug>;
+    type Transport: Transport<Received: Debug>;
 
     fn new(workers: u32, max_tasks: u32) -> Self;
 
@@ -36,11 +36,11 @@ pub(crate) trait Backend {
     fn close(&mut self);
 
     /// The worker that made a batch, and the number that it is.
-    fn read(delivery: &Found<Self>) -> (u32, i64);
+    fn read(received: &Found<Self>) -> (u32, i64);
 }
 
-/// The delivery of a backend.
-pub(crate) type Found<B> = <<B as Backend>::Transport as Transport>::Delivery;
+/// The received results of a backend.
+pub(crate) type Found<B> = <<B as Backend>::Transport as Transport>::Received;
 
 pub(crate) struct Fleet<B> {
     pub(crate) backend: B,
@@ -48,7 +48,7 @@ pub(crate) struct Fleet<B> {
 }
 
 impl<B: Backend> Fleet<B> {
-    pub(crate) fn new(workers: u32, prefetch_factor: u32, order: Order) -> Self {
+    pub(crate) fn new(workers: u32, prefetch_factor: u32, order: ResultOrder) -> Self {
         let backend = B::new(workers, workers * prefetch_factor);
         Self { backend, scheduler: Scheduler::new(workers, prefetch_factor, order) }
     }
@@ -76,7 +76,7 @@ impl<B: Backend> Fleet<B> {
     /// Takes a batch whose turn it is. Returns its worker.
     pub(crate) fn accept(&mut self, seq: u64) -> u32 {
         let (worker, _) = self.scheduler.accept(seq, seq).unwrap().expect("its turn");
-        self.scheduler.delivered(worker);
+        self.scheduler.record_delivered(worker);
         worker
     }
 

@@ -1,6 +1,6 @@
 //! Tests an epoch whose tasks go out while results of the one before still come.
 
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
 
 use crate::fleet::{Backend, Fleet};
@@ -19,10 +19,11 @@ over_queues!(
     no_task_is_counted_as_load_of_the_epoch_before
 );
 
-const ORDERS: [Order; 3] = [Order::InOrder, Order::AsCompleted, Order::AsCompletedRoundRobin];
+const ORDERS: [ResultOrder; 3] =
+    [ResultOrder::InOrder, ResultOrder::AsCompleted, ResultOrder::AsCompletedRoundRobin];
 
 /// A fleet of two workers with two tasks each, and the next epoch with as many.
-fn followed<B: Backend>(order: Order) -> (Fleet<B>, Scheduler<u64>) {
+fn followed<B: Backend>(order: ResultOrder) -> (Fleet<B>, Scheduler<u64>) {
     let mut fleet = Fleet::<B>::new(2, 2, order);
     fleet.fill();
     let mut next = fleet.scheduler.follow();
@@ -42,10 +43,10 @@ fn drained<B: Backend>(fleet: &mut Fleet<B>, next: Option<&mut Scheduler<u64>>) 
                 taken.push(seq);
             }
             Poll::Ready { seq, worker, .. } => {
-                fleet.scheduler.delivered(worker);
+                fleet.scheduler.record_delivered(worker);
                 taken.push(seq);
             }
-            Poll::Early { seq, .. } => next.as_mut().expect("no epoch follows").keep(seq, seq).unwrap(),
+            Poll::Early { seq, .. } => next.as_mut().expect("no epoch follows").buffer(seq, seq).unwrap(),
             Poll::End => return taken,
             other => panic!("{other:?} behind {taken:?}"),
         }
@@ -59,11 +60,11 @@ fn each_epoch_gets_its_own_results<B: Backend>() {
         fleet.answer(1, 4);
         fleet.answer(0, 4);
         let mut taken = drained(&mut fleet, Some(&mut next));
-        next.take_over(&mut fleet.scheduler);
+        next.continue_from(&mut fleet.scheduler);
         fleet.scheduler = next;
         taken.extend(drained(&mut fleet, None));
         let (mut first, mut second) = (taken[..4].to_vec(), taken[4..].to_vec());
-        if order != Order::InOrder {
+        if order != ResultOrder::InOrder {
             first.sort_unstable();
             second.sort_unstable();
         }
@@ -84,7 +85,7 @@ fn a_lost_worker_is_told_past_results_of_the_next_epoch<B: Backend>() {
                     fleet.accept(seq);
                     taken += 1;
                 }
-                Poll::Early { seq, .. } => next.keep(seq, seq).unwrap(),
+                Poll::Early { seq, .. } => next.buffer(seq, seq).unwrap(),
                 Poll::Lost { worker } => break assert_eq!(worker, 1),
                 other => panic!("{other:?}"),
             }
@@ -112,7 +113,7 @@ fn what_was_given_up_is_dropped<B: Backend>() {
 
 /// Tasks of the next epoch go to the workers in turn, and drop no result of this one.
 fn no_task_is_counted_as_load_of_the_epoch_before<B: Backend>() {
-    let mut fleet = Fleet::<B>::new(2, 2, Order::InOrder);
+    let mut fleet = Fleet::<B>::new(2, 2, ResultOrder::InOrder);
     fleet.scheduler.balance();
     fleet.fill();
     fleet.answer(0, 2);
@@ -122,7 +123,7 @@ fn no_task_is_counted_as_load_of_the_epoch_before<B: Backend>() {
     assert_eq!(to, [0, 1, 0, 1]);
     fleet.answer(1, 2);
     assert_eq!(drained(&mut fleet, Some(&mut next)), [0, 1, 2, 3]);
-    next.take_over(&mut fleet.scheduler);
+    next.continue_from(&mut fleet.scheduler);
     fleet.scheduler = next;
     assert_eq!(fleet.backend.take_task(0).unwrap() >> EPOCH_SHIFT, 1);
     assert_eq!(fleet.backend.take_task(1).unwrap() >> EPOCH_SHIFT, 1);

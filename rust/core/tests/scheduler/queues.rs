@@ -49,7 +49,7 @@ impl Backend for ThreadQueues {
     }
 
     fn end(&self, worker: u32) {
-        self.0.note_end(worker).unwrap();
+        self.0.record_end(worker).unwrap();
     }
 
     fn close(&mut self) {
@@ -94,7 +94,7 @@ fn every_wait_ends_with_what_it_waits_for() {
     let answer = |queues: &Queues<(), ()>| assert!(queues.reply(1, reply(), true).unwrap().is_none());
     assert!(woken_after(&queues(), for_one, answer) < AT_ONCE);
     assert!(woken_after(&queues(), for_any, answer) < AT_ONCE);
-    assert!(woken_after(&queues(), for_one, |queues| queues.note_end(0).unwrap()) < AT_ONCE);
+    assert!(woken_after(&queues(), for_one, |queues| queues.record_end(0).unwrap()) < AT_ONCE);
     assert!(woken_after(&queues(), for_any, |queues| queues.wake().unwrap()) < AT_ONCE);
     assert!(woken_after(&queues(), for_one, |queues| drop(queues.close().unwrap())) < AT_ONCE);
     assert!(woken_after(&queues(), for_request, |queues| queues.put(1, Request::End).unwrap()) < AT_ONCE);

@@ -2,10 +2,10 @@
 
 use ringloader_core::batch::{MetaWriter, Token};
 use ringloader_core::ring::Producer;
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
 use ringloader_core::transport::port::{Port, Room};
+use ringloader_core::transport::received::Received;
 
 use crate::fleet::Backend;
 
@@ -76,10 +76,10 @@ impl Backend for Rings {
         self.engine.close();
     }
 
-    fn read(delivery: &Delivery) -> (u32, i64) {
-        let meta = delivery.meta().unwrap();
+    fn read(received: &Received) -> (u32, i64) {
+        let meta = received.meta().unwrap();
         match meta.skeleton().next() {
-            Some(Ok(Token::Int(content))) => (delivery.worker, content),
+            Some(Ok(Token::Int(content))) => (received.worker, content),
             other => panic!("{other:?}"),
         }
     }

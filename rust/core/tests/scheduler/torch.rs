@@ -4,7 +4,7 @@
 use std::ops::ControlFlow;
 
 use proptest::prelude::*;
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll};
 
 use crate::cases::{Event, event, lengths, order, schedule, script};
@@ -40,7 +40,7 @@ enum Did {
 
 struct Native<B> {
     fleet: Fleet<B>,
-    order: Order,
+    order: ResultOrder,
     /// Says which worker is next, and what it answers.
     workers: Workers,
     processes: Vec<Process>,
@@ -55,7 +55,7 @@ struct Native<B> {
 
 impl<B: Backend> Native<B> {
     fn new(
-        order: Order,
+        order: ResultOrder,
         prefetch_factor: u32,
         (lengths, workers): (&[Option<u32>], Workers),
         indices: Indices,
@@ -143,7 +143,7 @@ impl<B: Backend> Native<B> {
     }
 
     fn hand_out(&mut self, seq: u64, worker: u32) -> Did {
-        self.fleet.scheduler.delivered(worker);
+        self.fleet.scheduler.record_delivered(worker);
         self.put();
         Did::Next(Some((seq, worker)))
     }
@@ -159,7 +159,7 @@ impl<B: Backend> Native<B> {
                     return Did::Lost(worker);
                 }
                 Poll::Wait { worker: Some(worker), .. } => {
-                    assert_eq!(self.order, Order::InOrder);
+                    assert_eq!(self.order, ResultOrder::InOrder);
                     // The others' results wait in their rings.
                     let eager = *self.eagerness.get(self.waits % self.eagerness.len()).unwrap();
                     (0..self.processes.len() as u32).filter(|other| eager >> (other % 8) & 1 == 1).for_each(
@@ -183,8 +183,8 @@ impl<B: Backend> Native<B> {
                 }
                 Poll::Failed { seq, error } => panic!("task {seq}: {error}"),
                 Poll::Early { seq, .. } => panic!("task {seq} of an epoch that was not begun"),
-                Poll::Arrived { seq, delivery } => {
-                    let (worker, content) = B::read(&delivery);
+                Poll::Arrived { seq, received } => {
+                    let (worker, content) = B::read(&received);
                     self.processes[worker as usize].committed -= 1;
                     let expected = expected.unwrap_or_else(|| self.workers.get_of(worker as usize));
                     if content == STOP {
@@ -213,7 +213,7 @@ fn assert_equal<B: Backend>(ours: &Native<B>, torch: &TorchIterator) {
 
 #[derive(Debug)]
 struct Case {
-    order: Order,
+    order: ResultOrder,
     prefetch_factor: u32,
     lengths: Vec<Option<u32>>,
     script: Vec<bool>,

@@ -3,11 +3,11 @@
 use std::os::fd::OwnedFd;
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
-use ringloader_core::os::fd_passing::Sent;
-use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::os::fd_passing::SendOutcome;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{Commit, Port, Room};
+use ringloader_core::transport::received::Received;
 
 pub(crate) const SHARE: u64 = 1 << 20;
 
@@ -84,27 +84,27 @@ pub(crate) fn send_own(commit: &mut Commit<'_>, seq: u64) {
     let (segment, fd) = commit.own_segment(end).unwrap().expect("there is room");
     segment.copy_in(0, &content(seq)).unwrap();
     segment.copy_in(LEAF, &block).unwrap();
-    assert_eq!(commit.send(&fd).unwrap(), Sent::Yes);
+    assert_eq!(commit.send(&fd).unwrap(), SendOutcome::Yes);
     assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
 }
 
 /// The next batch, which must be that of `seq`.
-pub(crate) fn take(engine: &Engine, seq: u64) -> Delivery {
-    let delivery = engine.try_next().unwrap().expect("a batch is committed");
-    assert_eq!(delivery.seq, seq);
-    assert_eq!(delivery.meta().unwrap().storage_count(), 1);
-    check(engine, &delivery);
-    delivery
+pub(crate) fn take(engine: &Engine, seq: u64) -> Received {
+    let received = engine.try_next().unwrap().expect("a batch is committed");
+    assert_eq!(received.seq, seq);
+    assert_eq!(received.meta().unwrap().storage_count(), 1);
+    check(engine, &received);
+    received
 }
 
 /// Checks a batch that lies in a slot.
-pub(crate) fn check(engine: &Engine, delivery: &Delivery) {
-    if !delivery.is_oversize() {
+pub(crate) fn check(engine: &Engine, received: &Received) {
+    if !received.is_oversize() {
         let segment = engine.control().segment();
-        let at = delivery.pointer(0, LEAF).unwrap().as_ptr() as u64 - segment.base().as_ptr() as u64;
+        let at = received.pointer(0, LEAF).unwrap().as_ptr() as u64 - segment.base().as_ptr() as u64;
         let mut bytes = Vec::new();
         segment.copy_out(at, LEAF, &mut bytes).unwrap();
-        assert_eq!(bytes, content(delivery.seq), "batch {} has changed", delivery.seq);
+        assert_eq!(bytes, content(received.seq), "batch {} has changed", received.seq);
     }
 }
 

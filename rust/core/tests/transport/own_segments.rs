@@ -1,11 +1,11 @@
 //! Batches that lie in a segment of their own, and the room that they take.
 
-use ringloader_core::os::fd_passing::Sent;
+use ringloader_core::os::fd_passing::SendOutcome;
 use ringloader_core::sync::Ordering;
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Port, Room};
+use ringloader_core::transport::received::Received;
 
 use crate::both_ends::{
     LEAF, SHARE, answer, answer_oversize, check, content, describe, engine, port, take, take_task,
@@ -30,7 +30,7 @@ fn answer_own(engine: &Engine, port: &Port, seq: u64, len: u64) -> bool {
     let block = describe(&commit);
     segment.copy_in(0, &content(seq)).unwrap();
     segment.copy_in(LEAF, &block).unwrap();
-    assert_eq!(commit.send(&fd).unwrap(), Sent::Yes);
+    assert_eq!(commit.send(&fd).unwrap(), SendOutcome::Yes);
     let end = LEAF + block.len() as u64;
     assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
     true
@@ -61,7 +61,7 @@ fn segments_on_their_way_are_within_the_share() {
         assert!(matches!(has_room(&engine, &port, seq + 5), Room::Ready));
         assert!(answer_own(&engine, &port, seq + 6, SHARE / 2 - (16 << 10)));
         let rest = [1, 3, 6].map(|next| take(&engine, seq + next));
-        assert!(rest.iter().all(Delivery::is_oversize));
+        assert!(rest.iter().all(Received::is_oversize));
         drop(held);
     }
 }
@@ -105,7 +105,7 @@ fn a_worker_without_a_free_slot_waits_for_the_parent() {
     assert!(is_stuck(102));
 
     let mut held: Vec<_> = (1..=slots / 2).map(|seq| take(&engine, seq)).collect();
-    assert!(held.iter_mut().all(Delivery::lease));
+    assert!(held.iter_mut().all(Received::lease));
     assert!(is_stuck(103), "the other half is on its way");
     for seq in slots / 2 + 1..slots {
         assert!(!take(&engine, seq).lease(), "copied out, and dropped");

@@ -5,10 +5,10 @@ use std::time::Duration;
 
 use ringloader_core::pool::SlotId;
 use ringloader_core::sync::Ordering;
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Port, Room};
+use ringloader_core::transport::received::Received;
 use ringloader_core::transport::slot_memory::Window;
 
 use crate::both_ends::{
@@ -17,12 +17,12 @@ use crate::both_ends::{
 };
 
 /// A batch in a slot, delivered and registered.
-fn deliver_registered(engine: &Engine, port: &Port, seq: u64) -> Delivery {
+fn deliver_registered(engine: &Engine, port: &Port, seq: u64) -> Received {
     answer(engine, port, seq);
-    let delivery = take(engine, seq);
-    let window = delivery.backing().window().unwrap();
-    assert!(delivery.backing().set_registered(window.touched));
-    delivery
+    let received = take(engine, seq);
+    let window = received.backing().window().unwrap();
+    assert!(received.backing().set_registered(window.touched));
+    received
 }
 
 #[test]
@@ -30,9 +30,9 @@ fn windows_are_found_by_their_addresses() {
     let engine = Engine::new(3, 8, SHARE).unwrap();
     let port = port(&engine, None);
     answer(&engine, &port, 1);
-    let delivery = take(&engine, 1);
+    let received = take(&engine, 1);
     let memory = engine.slot_memory();
-    let window = delivery.backing().window().unwrap();
+    let window = received.backing().window().unwrap();
     assert!(window.touched >= LEAF && window.registered == 0);
     assert_eq!(memory.window_of(window.address), Some(window));
     let size = engine.control().geometry().window as usize;
@@ -50,7 +50,7 @@ fn windows_are_found_by_their_addresses() {
     assert_eq!(memory.registered_bytes(), page);
     memory.clear_registered();
     assert_eq!((memory.registered_windows(), memory.registered_bytes()), (vec![], 0));
-    drop(delivery);
+    drop(received);
     assert!(!memory.set_registered(window.address, 1), "it is not held");
     answer_oversize(&engine, &port, 2);
     let oversize = take(&engine, 2);
@@ -99,7 +99,7 @@ fn a_share_that_is_registered_is_not_waited_for() {
 }
 
 /// A batch in a slot that keeps so many bytes.
-fn deliver_large(engine: &Engine, port: &Port, seq: u64, bytes: u64) -> Delivery {
+fn deliver_large(engine: &Engine, port: &Port, seq: u64, bytes: u64) -> Received {
     take_task(engine, port, seq);
     let chunk = port.allocate(bytes - LEAF).unwrap().expect("a slot is free");
     let segment = engine.control().segment();
@@ -133,13 +133,13 @@ fn what_is_registered_outlives_closing() {
         let engine = engine();
         let (memfd, memory, port) = (memfd(&engine), engine.slot_memory(), port(&engine, None));
         let window = engine.control().geometry().window;
-        let delivery = deliver_registered(&engine, &port, 1);
-        let registered = delivery.backing().window().unwrap().registered;
+        let received = deliver_registered(&engine, &port, 1);
+        let registered = received.backing().window().unwrap().registered;
         drop(port);
         match last {
             "cleared" => {
                 engine.close();
-                drop(delivery);
+                drop(received);
                 assert_eq!(kept(&memfd), registered, "{last}");
                 drop(engine);
                 assert_eq!(kept(&memfd), registered, "{last}");
@@ -148,17 +148,17 @@ fn what_is_registered_outlives_closing() {
             "dropped" => {
                 engine.close();
                 memory.clear_registered();
-                check(&engine, &delivery);
-                drop(delivery);
+                check(&engine, &received);
+                drop(received);
             }
             "closed" => {
                 memory.clear_registered();
-                drop(delivery);
+                drop(received);
                 engine.close();
             }
             _ => {
                 engine.close();
-                drop((delivery, engine, memory));
+                drop((received, engine, memory));
                 assert_eq!((kept(&memfd), mapped(&memfd)), (registered, window), "until the process ends");
                 continue;
             }

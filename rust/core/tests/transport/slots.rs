@@ -103,11 +103,11 @@ fn only_bytes_of_the_batch_have_an_address() {
     answer(&engine, &port, 1);
     answer_oversize(&engine, &port, 2);
     for seq in [1, 2] {
-        let delivery = take(&engine, seq);
-        let len = delivery.len();
-        assert!(delivery.pointer(0, len).is_ok() && delivery.pointer(len, 0).is_ok());
+        let received = take(&engine, seq);
+        let len = received.len();
+        assert!(received.pointer(0, len).is_ok() && received.pointer(len, 0).is_ok());
         for (offset, len) in [(0, len + 1), (len, 1), (u64::MAX, 2), (4096, 1)] {
-            assert!(delivery.pointer(offset, len).is_err(), "{len} bytes at {offset}");
+            assert!(received.pointer(offset, len).is_err(), "{len} bytes at {offset}");
         }
     }
 }
@@ -131,7 +131,7 @@ fn what_collation_has_outlives_the_port() {
     let worker = Port::attach(control, 0, engine.share(), fds).unwrap();
     take_task(&engine, &worker, 1);
     let chunk = worker.allocate(LEAF).unwrap().expect("a slot is free");
-    assert!(!worker.leave(), "the chunk is in a slot");
+    assert!(!worker.detach(), "the chunk is in a slot");
     assert!(worker.allocate(LEAF).unwrap().is_none(), "it has left");
     let is_mapped = |address: usize| {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
@@ -149,7 +149,7 @@ fn what_collation_has_outlives_the_port() {
     let segment = Segment::attach(engine.worker_fds(0).segment).unwrap();
     let base = segment.base().as_ptr() as usize;
     let worker = Port::attach(Arc::new(Control::attach(segment).unwrap()), 0, engine.share(), fds).unwrap();
-    assert!(worker.leave());
+    assert!(worker.detach());
     drop(worker);
     assert!(!is_mapped(base));
 }

@@ -157,9 +157,9 @@ fn memory_is_stored_once_its_workers_have_left_it() {
     answer(&engine, &worker, 1);
     let held = take(&engine, 1);
     engine.set_done();
-    assert!(worker.leave());
+    assert!(worker.detach());
     drop(worker);
-    engine.note_left(0);
+    engine.unwatch_worker(0);
     assert_eq!(engine.take_ended(), None, "it has not ended");
     let engine = engine.store(SHARE).expect("it has left").take().unwrap();
     let next = port(&engine, None);
@@ -182,7 +182,7 @@ fn memory_is_not_stored_while_a_worker_may_write() {
     let engine = self::engine();
     let worker = port(&engine, None);
     engine.watch_worker(0, std::process::id()).unwrap();
-    engine.note_left(0);
+    engine.unwatch_worker(0);
     assert!(engine.store(SHARE).is_none(), "its end of the socket is open");
     drop(worker);
 }

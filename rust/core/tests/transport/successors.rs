@@ -1,7 +1,7 @@
 //! Workers that take the place of others.
 
 use ringloader_core::Error;
-use ringloader_core::os::fd_passing::Sent;
+use ringloader_core::os::fd_passing::SendOutcome;
 use ringloader_core::transport::port::Port;
 
 use crate::both_ends::{SHARE, answer, answer_oversize, check, engine, port, take, take_sent_task, task};
@@ -20,7 +20,7 @@ fn a_successor_leaves_what_is_held_and_gets_no_old_task() {
     take_sent_task(&port_of_the_first, 3);
     let mut commit = port_of_the_first.begin_commit();
     let (_segment, fd) = commit.own_segment(1).unwrap().unwrap();
-    assert_eq!(commit.send(&fd).unwrap(), Sent::Yes);
+    assert_eq!(commit.send(&fd).unwrap(), SendOutcome::Yes);
     drop(commit);
     drop(port_of_the_first);
 

@@ -151,7 +151,7 @@ fn wait_for(children: &mut Vec<Child>, (mut reading, writing): (PipeReader, Pipe
     let start = Instant::now();
     drop(writing);
     assert_eq!(reading.read(&mut [0]).unwrap(), 0, "no process writes");
-    while !children.is_empty() || process::current().keeps_anything() {
+    while !children.is_empty() || process::current().retains_anything() {
         children.retain(|child| !child.has_ended());
         process::current().look();
         thread::sleep(Duration::from_millis(1));

@@ -11,10 +11,10 @@ use ringloader_core::batch::Token;
 use ringloader_core::os::fd_passing;
 use ringloader_core::pool::SlotId;
 use ringloader_core::sync::Ordering;
-use ringloader_core::transport::delivery::{Backing, Delivery};
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{Commit, Port, Room};
+use ringloader_core::transport::received::{Backing, Received};
 
 use super::content::{LeafSpec, Profile};
 use super::worker;
@@ -145,22 +145,22 @@ impl Parent {
 
     /// The next batch that is there, checked, and whether the user may keep it.
     pub(crate) fn take(&mut self) -> Option<(Kept, bool)> {
-        let delivery = self.engine.try_next().unwrap()?;
-        Some(self.receive(delivery))
+        let received = self.engine.try_next().unwrap()?;
+        Some(self.receive(received))
     }
 
-    /// Checks a delivery.
-    pub(crate) fn receive(&mut self, mut delivery: Delivery) -> (Kept, bool) {
-        assert_eq!(delivery.kind, ResultKind::Batch);
-        let peer = &mut self.peers[delivery.worker as usize];
+    /// Checks a received result.
+    pub(crate) fn receive(&mut self, mut received: Received) -> (Kept, bool) {
+        assert_eq!(received.kind, ResultKind::Batch);
+        let peer = &mut self.peers[received.worker as usize];
         // Answered in order: so none is answered twice, and none is left out.
-        assert_eq!(peer.outstanding.pop_front(), Some(delivery.seq), "of worker {}", delivery.worker);
-        let leased = delivery.lease();
+        assert_eq!(peer.outstanding.pop_front(), Some(received.seq), "of worker {}", received.worker);
+        let leased = received.lease();
         self.seen.batches += 1;
-        self.seen.oversize += u64::from(delivery.is_oversize());
+        self.seen.oversize += u64::from(received.is_oversize());
         self.seen.refused += u64::from(!leased);
 
-        let (kept, waits) = check(&self.profile, &delivery);
+        let (kept, waits) = check(&self.profile, &received);
         self.seen.waits += waits;
         self.check_resident();
         (kept, leased)
@@ -383,7 +383,7 @@ pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, failpoin
     for (tag, fd) in
         (0..).zip([fds.segment, fds.worker_eventfd, fds.parent_eventfd, fds.parent_pidfd, socket.as_fd()])
     {
-        assert_eq!(fd_passing::send(ours.as_fd(), fd, tag).unwrap(), fd_passing::Sent::Yes);
+        assert_eq!(fd_passing::send(ours.as_fd(), fd, tag).unwrap(), fd_passing::SendOutcome::Yes);
     }
     let mut command = Command::new(std::env::current_exe().unwrap());
     command.env(worker::ORDERS, worker::orders(worker, engine.share(), busy));
@@ -395,19 +395,19 @@ pub(crate) fn start(engine: &Engine, worker: u32, busy: Option<&[u64]>, failpoin
     child
 }
 
-/// Compares a delivery with what its task asked for, and says how often its worker waited for room.
-pub(crate) fn check(profile: &Profile, delivery: &Delivery) -> (Kept, u64) {
-    let specs = profile.batch(delivery.seq);
-    let meta = delivery.meta().unwrap();
+/// Compares a received result with what its task asked for, and says how often its worker waited for room.
+pub(crate) fn check(profile: &Profile, received: &Received) -> (Kept, u64) {
+    let specs = profile.batch(received.seq);
+    let meta = received.meta().unwrap();
     let tokens = meta.skeleton().collect::<Result<Vec<_>, _>>().unwrap();
-    assert_eq!(tokens.len(), specs.len() + 2, "batch {} is another one", delivery.seq);
+    assert_eq!(tokens.len(), specs.len() + 2, "batch {} is another one", received.seq);
     let Some(Token::Int(waits)) = tokens.last() else { panic!("{tokens:?}") };
     assert_eq!(meta.storage_count() as usize, specs.len());
     let leaves = specs.into_iter().zip(meta.storages()).map(|(spec, record)| {
-        assert_eq!(record.nbytes, spec.len, "batch {} is another one", delivery.seq);
+        assert_eq!(record.nbytes, spec.len, "batch {} is another one", received.seq);
         (spec, record.offset)
     });
-    let kept = Kept { seq: delivery.seq, leaves: leaves.collect(), backing: delivery.backing().clone() };
+    let kept = Kept { seq: received.seq, leaves: leaves.collect(), backing: received.backing().clone() };
     kept.check();
     (kept, *waits as u64)
 }

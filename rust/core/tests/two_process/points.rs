@@ -4,12 +4,12 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloader_core::Result;
-use ringloader_core::pool::Ledger;
+use ringloader_core::pool::Leases;
 use ringloader_core::sync::Ordering;
 use ringloader_core::testing::failpoint::select;
 use ringloader_core::transport::WorkerView;
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine;
+use ringloader_core::transport::received::Received;
 
 use super::content::Profile;
 use super::keeper::Keepers;
@@ -181,7 +181,7 @@ pub(crate) fn slow_release_over_a_death(effort: Effort) -> Seen {
     let releaser = thread::spawn(move || drop(first));
     // No one else holds or sweeps: its first store, whichever that is, shows.
     let start = Instant::now();
-    while view(&parent).slots.free[0].load(Ordering::Relaxed) == 0 && Ledger::busy(view(&parent).slots) != [0]
+    while view(&parent).slots.free[0].load(Ordering::Relaxed) == 0 && Leases::busy(view(&parent).slots) != [0]
     {
         thread::yield_now();
         assert!(start.elapsed() < PATIENCE);
@@ -233,7 +233,7 @@ pub(crate) fn close_during_drain_in_order(effort: Effort) -> Seen {
     close_during(effort, |engine| engine.try_next_of(0))
 }
 
-fn close_during(effort: Effort, take: fn(&Engine) -> Result<Option<Delivery>>) -> Seen {
+fn close_during(effort: Effort, take: fn(&Engine) -> Result<Option<Received>>) -> Seen {
     let profile = small(effort);
     let mut parent = Parent::with_workers(1, MAX_TASKS, SHARE, profile);
     parent.top_up();

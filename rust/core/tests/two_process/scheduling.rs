@@ -10,7 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use ringloader_core::os::process::pidfd;
-use ringloader_core::plan::Order;
+use ringloader_core::plan::ResultOrder;
 use ringloader_core::ring::Producer;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
 use ringloader_core::transport::engine::Engine;
@@ -22,7 +22,12 @@ use super::parent::{PATIENCE, Seen, check, open_descriptors, start};
 use super::storms::Effort;
 
 /// In order twice: there one worker can be in the way of another.
-const ORDERS: [Order; 4] = [Order::InOrder, Order::InOrder, Order::AsCompleted, Order::AsCompletedRoundRobin];
+const ORDERS: [ResultOrder; 4] = [
+    ResultOrder::InOrder,
+    ResultOrder::InOrder,
+    ResultOrder::AsCompleted,
+    ResultOrder::AsCompletedRoundRobin,
+];
 
 /// The latest that a parent with nothing else to do may learn of a death.
 const NOTICE: Duration = Duration::from_millis(100);
@@ -52,7 +57,7 @@ struct Peer {
 struct Scheduled {
     engine: Engine,
     scheduler: Scheduler<u64>,
-    order: Order,
+    order: ResultOrder,
     profile: Profile,
     peers: Vec<Peer>,
     epoch: u64,
@@ -74,7 +79,7 @@ enum Outcome {
 }
 
 impl Scheduled {
-    fn new(workers: u32, prefetch_factor: u32, order: Order, share: u64, profile: Profile) -> Self {
+    fn new(workers: u32, prefetch_factor: u32, order: ResultOrder, share: u64, profile: Profile) -> Self {
         Self {
             engine: Engine::new(workers, workers * prefetch_factor, share).unwrap(),
             scheduler: Scheduler::new(workers, prefetch_factor, order),
@@ -168,26 +173,26 @@ impl Scheduled {
                     return Outcome::End;
                 }
                 Poll::Ready { worker, data, .. } => return self.hand_out(worker, data, start),
-                Poll::Arrived { seq, delivery } => {
-                    let number = delivery.seq;
+                Poll::Arrived { seq, received } => {
+                    let number = received.seq;
                     assert_eq!(number, (self.epoch << EPOCH_SHIFT) | seq, "a batch of another epoch");
-                    let peer = &mut self.peers[delivery.worker as usize];
+                    let peer = &mut self.peers[received.worker as usize];
                     // In the order of its tasks: none is answered twice, and none is left out.
-                    assert_eq!(peer.open.pop_front(), Some(number), "of worker {}", delivery.worker);
+                    assert_eq!(peer.open.pop_front(), Some(number), "of worker {}", received.worker);
                     peer.answered += 1;
                     peer.owes_since = Instant::now();
-                    let (kept, waits) = check(&self.profile, &delivery);
-                    drop((kept, delivery));
+                    let (kept, waits) = check(&self.profile, &received);
+                    drop((kept, received));
                     self.seen.waits += waits;
                     self.seen.batches += 1;
                     if let Some((worker, number)) = self.scheduler.accept(seq, number).unwrap() {
                         return self.hand_out(worker, number, start);
                     }
                     // Only what a worker had committed before it ended is taken before its turn.
-                    assert_eq!(self.order, Order::InOrder);
+                    assert_eq!(self.order, ResultOrder::InOrder);
                 }
                 Poll::Wait { worker, limit } => {
-                    assert_eq!(worker.is_some(), self.order == Order::InOrder);
+                    assert_eq!(worker.is_some(), self.order == ResultOrder::InOrder);
                     self.engine.wait_for(worker, limit).unwrap();
                     assert!(start.elapsed() < PATIENCE, "hangs: {:?}", self.scheduler);
                 }
@@ -201,13 +206,13 @@ impl Scheduled {
     }
 
     fn hand_out(&mut self, worker: u32, number: u64, start: Instant) -> Outcome {
-        if self.order == Order::InOrder {
+        if self.order == ResultOrder::InOrder {
             let earlier = self.peers.iter().filter(|peer| !peer.lost);
             assert!(earlier.flat_map(|peer| &peer.open).all(|open| *open > number), "{number} too soon");
             assert!(number >= self.handed_out, "{number} after its turn");
             self.handed_out = number + 1;
         }
-        self.scheduler.delivered(worker);
+        self.scheduler.record_delivered(worker);
         self.send();
         self.note_overdue(start);
         Outcome::Batch
@@ -225,7 +230,7 @@ impl Scheduled {
             }
             // In order, batches of other workers that are there come first; but the news is late if the parent sleeps
             // for such a batch.
-            let asked = if self.order == Order::InOrder { start } else { *death };
+            let asked = if self.order == ResultOrder::InOrder { start } else { *death };
             peer.overdue = peer.overdue.max(peer.owes_since.max(*death).max(asked).elapsed());
         }
     }
@@ -359,7 +364,7 @@ pub(crate) fn deaths(effort: Effort) -> Seen {
 
     let (mut seen, mut notices) = (Seen::default(), Vec::new());
     for (at, (point, _)) in DEATHS.iter().enumerate() {
-        for order in [Order::InOrder, Order::AsCompleted] {
+        for order in [ResultOrder::InOrder, ResultOrder::AsCompleted] {
             let profile = Profile { seed: effort.seed + at as u64, leaves: 3, leaf: LEAF };
             let mut parent = Scheduled::new(2, 3, order, SHARE, profile);
             parent.start(Some(&format!("{point}:kill:{}", [1, 9][at % 2])));

@@ -157,7 +157,7 @@ impl Worker {
             Some((segment, fd)) => {
                 plan.copies(leaves).for_each(|(leaf, offset)| put(segment, offset, leaf));
                 segment.copy_in(plan.end, block).unwrap();
-                while commit.send(fd).unwrap() != fd_passing::Sent::Yes {
+                while commit.send(fd).unwrap() != fd_passing::SendOutcome::Yes {
                     if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
                         return false;
                     }

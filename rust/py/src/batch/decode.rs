@@ -10,7 +10,7 @@ use pyo3::types::{PyBool, PyTuple};
 use ringloader_core::batch::{
     ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token, integers,
 };
-use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::received::Received;
 
 use super::template::{TemplateCache, class_name};
 use super::{MOST_DEPTH_READ, SMALL};
@@ -40,7 +40,7 @@ pub(crate) struct Decoded<'py> {
 pub(crate) fn decode<'py>(
     py: Python<'py>,
     cache: &TemplateCache,
-    mut delivery: Delivery,
+    mut delivery: Received,
     may_lease: bool,
     require: impl FnOnce(u64) -> PyResult<()>,
 ) -> PyResult<Decoded<'py>> {

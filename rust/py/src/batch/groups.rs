@@ -122,7 +122,7 @@ impl Groups {
         copies.clear();
         is_copied.clear();
         is_copied.resize(groups.groups().len(), false);
-        let end = groups.place(bump, |number, group, placed| {
+        let end = groups.assign_offsets(bump, |number, group, placed| {
             if placed.is_copied {
                 let keeps = keeps[number as usize];
                 is_copied[number as usize] = true;

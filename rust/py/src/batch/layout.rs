@@ -10,7 +10,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::sync::Arc;
-use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::received::Received;
 
 use super::template::{Template, TemplateCache};
 use crate::objects;
@@ -100,7 +100,7 @@ impl Plan {
     pub(crate) fn stage<'py>(
         &self,
         py: Python<'py>,
-        delivery: &Delivery,
+        delivery: &Received,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let starts: Vec<u64> =
             self.blocks.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len))).collect();
@@ -126,7 +126,7 @@ impl Plan {
     pub(crate) fn large<'py>(
         &self,
         py: Python<'py>,
-        delivery: &Delivery,
+        delivery: &Received,
         pinned: bool,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let alone = |(form, place)| match place {
@@ -175,7 +175,7 @@ impl LayoutCache {
         &self,
         py: Python<'_>,
         templates: &TemplateCache,
-        delivery: &Delivery,
+        delivery: &Received,
     ) -> PyResult<Option<Py<Layout>>> {
         let Some(template) = templates.with(py, delivery, |template| Ok(template.clone()))? else {
             return Ok(None);

@@ -11,7 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token, integers};
 use ringloader_core::sync::Arc;
-use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::received::Received;
 
 use super::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
 use crate::gil::exception;
@@ -62,7 +62,7 @@ impl TemplateCache {
     pub(crate) fn with<T>(
         &self,
         py: Python<'_>,
-        delivery: &Delivery,
+        delivery: &Received,
         make: impl FnOnce(&Arc<Template>) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
         let mut last = self.take();
@@ -90,7 +90,7 @@ impl LastBatch {
     pub(crate) fn template(
         &mut self,
         py: Python<'_>,
-        delivery: &Delivery,
+        delivery: &Received,
     ) -> PyResult<Option<&Arc<Template>>> {
         if matches!(self.seen, Seen::Once) {
             let meta = delivery.meta().map_err(exception)?;
@@ -101,7 +101,7 @@ impl LastBatch {
     }
 
     /// Returns true if `delivery` looks like the last batch.
-    pub(crate) fn is_repeated(&self, delivery: &Delivery) -> bool {
+    pub(crate) fn is_repeated(&self, delivery: &Received) -> bool {
         delivery.repeats(&self.table)
     }
 }
@@ -168,7 +168,7 @@ impl Template {
     pub(crate) fn make<'py>(
         &self,
         py: Python<'py>,
-        delivery: &Delivery,
+        delivery: &Received,
         leased: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let copies = Copies::new(self.small);

@@ -5,7 +5,7 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::transport::copier::CopyJob;
-use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::received::Received;
 
 use crate::batch::layout::Layout;
 use crate::caught::caught;
@@ -26,7 +26,7 @@ pub(crate) struct Arrival {
 /// The form in which the batch is there.
 pub(crate) enum Content {
     /// The batch as it came.
-    Delivery(Delivery),
+    Delivery(Received),
     /// Unpacked, or what stands for a batch that cannot be had.
     Object(Py<PyAny>),
     /// Pinned, or on its way there.
@@ -64,7 +64,7 @@ impl Arrival {
     /// Returns the address of the batch's window, and the number of its bytes that the batch uses. None if the batch
     /// has a segment of its own.
     fn window(&self, py: Python<'_>) -> PyResult<Option<(usize, u64)>> {
-        let window = |delivery: &mut Delivery| {
+        let window = |delivery: &mut Received| {
             let window = delivery.backing().window();
             Ok(window.map(|window| (window.address, delivery.len())))
         };
@@ -80,14 +80,14 @@ impl Arrival {
     /// The layout's other tensors, copied to pinned memory.
     fn stage_large<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let layout = self.known_layout()?;
-        let large = |delivery: &mut Delivery| layout.plan().large(py, delivery, true);
+        let large = |delivery: &mut Received| layout.plan().large(py, delivery, true);
         Ok(self.with_delivery(py, large)?.unwrap_or_default())
     }
 
     /// The layout's other tensors where they lie; they keep the slot. None if the user holds too much already.
     fn large<'py>(&self, py: Python<'py>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         let layout = self.known_layout()?;
-        let large = |delivery: &mut Delivery| {
+        let large = |delivery: &mut Received| {
             delivery.lease().then(|| layout.plan().large(py, delivery, false)).transpose()
         };
         Ok(self.with_delivery(py, large)?.flatten())
@@ -97,7 +97,7 @@ impl Arrival {
 impl Arrival {
     /// # Errors
     /// The error that ends or interrupts a program. For any other error, a stand-in for the batch is returned.
-    fn unpacked<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+    fn unpacked<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
         self.engine().unpack_unregistered(py, delivery).or_else(|error| {
             let (standing, interrupt) = stand_in(py, error)?;
             match interrupt {
@@ -115,7 +115,7 @@ impl Arrival {
     fn with_delivery<T>(
         &self,
         py: Python<'_>,
-        work: impl FnOnce(&mut Delivery) -> PyResult<T>,
+        work: impl FnOnce(&mut Received) -> PyResult<T>,
     ) -> PyResult<Option<T>> {
         let Some(mut lent) = self.lend() else { return Ok(None) };
         caught(py, || work(lent.delivery())).map(Some)
@@ -139,7 +139,7 @@ impl Arrival {
         layout.map(Py::get).ok_or_else(|| PyRuntimeError::new_err("this batch has no layout"))
     }
 
-    pub(crate) fn of_delivery(engine: Py<Engine>, delivery: Delivery) -> Self {
+    pub(crate) fn of_delivery(engine: Py<Engine>, delivery: Received) -> Self {
         let content = Mutex::new(Content::Delivery(delivery));
         Self { engine: Some(engine), content, layout: OnceLock::new() }
     }
@@ -160,11 +160,11 @@ impl Arrival {
 /// A batch as it came, put back when dropped.
 pub(crate) struct Lent<'a> {
     arrival: &'a Arrival,
-    delivery: Option<Delivery>,
+    delivery: Option<Received>,
 }
 
 impl Lent<'_> {
-    pub(crate) fn delivery(&mut self) -> &mut Delivery {
+    pub(crate) fn delivery(&mut self) -> &mut Received {
         self.delivery.as_mut().expect("only taken at the end")
     }
 

@@ -10,7 +10,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::transport::copier::{Copier, CopyJob, CopyPart};
-use ringloader_core::transport::delivery::Delivery;
+use ringloader_core::transport::received::Received;
 
 use super::arrival::{Arrival, Content, Pinned};
 use crate::batch::template::TemplateCache;
@@ -66,7 +66,7 @@ pub(crate) struct PinnedBatch<'py> {
 pub(crate) fn pin<'py, 'c>(
     py: Python<'py>,
     cache: &TemplateCache,
-    delivery: &Delivery,
+    delivery: &Received,
     copier: impl FnOnce() -> &'c Copier,
 ) -> PyResult<Option<PinnedBatch<'py>>> {
     let torch = Torch::get(py)?;
@@ -108,7 +108,7 @@ pub(crate) fn pin<'py, 'c>(
 fn prototype(
     py: Python<'_>,
     torch: &Torch,
-    delivery: &Delivery,
+    delivery: &Received,
     form: &Form<'_>,
 ) -> PyResult<Option<Py<PyAny>>> {
     if form.nbytes() >= LARGE || form.dense_bytes(delivery)?.is_none() {

@@ -101,7 +101,7 @@ pub(crate) fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'p
         TaskKind::Object | TaskKind::Call => loads(py, &task.bytes),
         kind => {
             let index = match kind {
-                TaskKind::Placed => {
+                TaskKind::Seeded => {
                     let (places, kind, bytes) = places::split(&task.bytes)?;
                     places::placed(decode_index(py, kind, bytes)?, &places)?
                 }
@@ -135,7 +135,7 @@ pub(crate) fn decode_index<'py>(
         TaskKind::Nones => objects::list(py, (0..one()? as usize).map(none))?.into_any(),
         TaskKind::None | TaskKind::End => py.None().into_bound(py),
         TaskKind::PickledIndex | TaskKind::Object | TaskKind::Call => loads(py, bytes)?,
-        TaskKind::Placed => {
+        TaskKind::Seeded => {
             let (_, kind, bytes) = places::split(bytes)?;
             return decode_index(py, kind, bytes);
         }

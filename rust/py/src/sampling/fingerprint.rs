@@ -8,7 +8,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
-use ringloader_core::plan::{Delivered, fingerprint_of, hash_of_words};
+use ringloader_core::plan::{OrdinalSet, fingerprint_of, hash_of_words};
 
 use crate::gil::exception;
 use crate::torch::names::Torch;
@@ -126,7 +126,7 @@ fn hashed(kind: u64, words: impl IntoIterator<Item = u64>) -> i64 {
 /// Compares the indices that an epoch passes over with those that a state has seen.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Passing {
-    ranges: Delivered,
+    ranges: OrdinalSet,
     /// The sum to find; `None`: nothing is compared.
     expected: Option<u64>,
     /// The text of the error where the indices are others.
@@ -147,7 +147,7 @@ impl Passing {
     #[new]
     #[pyo3(signature = (ranges, expected=None, message=""))]
     fn new(ranges: Vec<(u64, u64)>, expected: Option<u64>, message: &str) -> PyResult<Self> {
-        let ranges = Delivered::from_ranges(ranges).map_err(exception)?;
+        let ranges = OrdinalSet::from_ranges(ranges).map_err(exception)?;
         let found = Mutex::new(Found { count: 0, sum: Some(0) });
         Ok(Self { ranges, expected, message: message.into(), found })
     }
@@ -175,7 +175,7 @@ impl Passing {
 }
 
 impl Passing {
-    pub(crate) fn ranges(&self) -> &Delivered {
+    pub(crate) fn ranges(&self) -> &OrdinalSet {
         &self.ranges
     }
 

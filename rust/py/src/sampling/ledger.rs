@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use ringloader_core::plan::{Delivered, Ledger as CoreLedger, Turns as CoreTurns};
+use ringloader_core::plan::{Ledger as CoreLedger, OrdinalSet, WorkerProgress as CoreProgress};
 use ringloader_core::transport::message::TaskKind;
 
 use super::codec::ints;
@@ -52,7 +52,7 @@ impl Ledger {
         step: u64,
         whole: bool,
     ) -> PyResult<Self> {
-        let base = Delivered::from_ranges(ranges).map_err(exception)?;
+        let base = OrdinalSet::from_ranges(ranges).map_err(exception)?;
         Ok(Self { core: Mutex::new(CoreLedger::new(base, place, step, passed, fingerprint, batches)), whole })
     }
 
@@ -69,23 +69,23 @@ impl Ledger {
 
     /// Notes that the caller gets the batch of a task that was read, and not got before, unless the call raises.
     pub(crate) fn got(&self, task: u64) {
-        self.core().got(task);
+        self.core().record_got(task);
     }
 
     /// Notes an index that is read and whose batch the caller gets, unless the call raises.
     fn take(&self, index: &Bound<'_, PyAny>) {
         let task = self.read(index);
-        self.core().got(task);
+        self.core().record_got(task);
     }
 
     /// Notes that the batch is left out, and that the call goes on to the next one.
     fn left_out(&self) {
-        self.core().left_out();
+        self.core().record_left_out();
     }
 
     /// Notes that a call raised, and that calls have returned so many batches.
     fn raised(&self, returned: u64) {
-        self.core().raised(returned);
+        self.core().record_raised(returned);
     }
 
     /// Batches of this iterator before the first that is not passed.
@@ -146,7 +146,7 @@ impl Ledger {
 
 /// Counts the batches of each worker that are passed.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Turns(Mutex<CoreTurns>);
+pub(crate) struct Turns(Mutex<CoreProgress>);
 
 #[pymethods]
 impl Turns {
@@ -157,20 +157,20 @@ impl Turns {
         if first >= workers {
             return Err(PyValueError::new_err(format!("worker {first} is none of {workers}")));
         }
-        Ok(Self(Mutex::new(CoreTurns::new(workers, first))))
+        Ok(Self(Mutex::new(CoreProgress::new(workers, first))))
     }
 
     /// Notes that a caller without workers asks for a batch, and gets it unless the call raises.
     fn take(&self) {
         let mut core = self.core();
         core.begin_call();
-        core.got(0);
+        core.record_got(0);
     }
 
     /// Notes that a call raised, after calls that returned so many batches. Returns the worker of the batch that the
     /// caller therefore has not got, if there is one.
     fn raised(&self, returned: u64) -> Option<u32> {
-        self.core().raised(returned)
+        self.core().record_raised(returned)
     }
 
     /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn, for a
@@ -187,7 +187,7 @@ impl Turns {
 }
 
 impl Turns {
-    fn core(&self) -> MutexGuard<'_, CoreTurns> {
+    fn core(&self) -> MutexGuard<'_, CoreProgress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -196,15 +196,15 @@ impl Turns {
     }
 
     pub(crate) fn got(&self, worker: u32) {
-        self.core().got(worker);
+        self.core().record_got(worker);
     }
 
     pub(crate) fn sent(&self, worker: u32) {
-        self.core().sent(worker);
+        self.core().record_sent(worker);
     }
 
     pub(crate) fn lost(&self, worker: u32, awaited: u64) {
-        self.core().lost(worker, awaited);
+        self.core().record_lost(worker, awaited);
     }
 
     pub(crate) fn first(&self) -> u32 {

@@ -107,7 +107,7 @@ pub(crate) fn with_places((kind, index): TaskIndex, places: &TaskPlaces) -> Task
     let mut bytes = (kind as u64).to_le_bytes().to_vec();
     places.to_bytes(&mut bytes);
     bytes.extend(index);
-    (TaskKind::Placed, bytes)
+    (TaskKind::Seeded, bytes)
 }
 
 /// Takes the bytes of a task of [`with_places`] apart: its places, and the kind and bytes of its index.
@@ -118,7 +118,7 @@ pub(crate) fn split(bytes: &[u8]) -> PyResult<(TaskPlaces, TaskKind, &[u8])> {
     let split = || {
         let (kind, rest) = bytes.split_first_chunk()?;
         let kind =
-            TaskKind::from_number(u64::from_le_bytes(*kind)).filter(|&kind| kind != TaskKind::Placed)?;
+            TaskKind::from_number(u64::from_le_bytes(*kind)).filter(|&kind| kind != TaskKind::Seeded)?;
         let (places, index) = TaskPlaces::from_bytes(rest)?;
         Some((places, kind, index))
     };

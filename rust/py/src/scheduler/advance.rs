@@ -60,7 +60,7 @@ impl<E: ParentEnd> Scheduling<E> {
                 Poll::Early { seq, found } => {
                     self.keep_early(py, state.following.as_mut(), seq, found, &unpack)?;
                 }
-                Poll::Arrived { seq, delivery } => {
+                Poll::Arrived { seq, received: delivery } => {
                     let timed = self.begin_timed(&delivery);
                     let data = match unpack(delivery) {
                         Ok(data) => data,
@@ -205,7 +205,7 @@ impl<E: ParentEnd> Scheduling<E> {
                 Ok(turn.map(|(worker, data)| Turn { seq, worker, data: data.into_bound(py) }))
             }
             Some(interrupt) => {
-                core.keep(seq, standing.unbind()).map_err(exception)?;
+                core.buffer(seq, standing.unbind()).map_err(exception)?;
                 Err(interrupt)
             }
         }

@@ -103,7 +103,7 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         let mut state = self.lock(py)?;
         let Taken { seq, worker, .. } = state.taken.pop_front().ok_or_else(invalid_state)?;
-        state.core.delivered(worker);
+        state.core.record_delivered(worker);
         let prepared = ahead.batches.pop_front();
         let found = self.hand_out(&mut state, callbacks, (seq, worker), data);
         drop(state);

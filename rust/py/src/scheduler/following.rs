@@ -98,7 +98,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let Some(mut following) = state.following.take_if(|following| !following.is_lost) else {
             return Ok(false);
         };
-        following.core.take_over(&mut state.core);
+        following.core.continue_from(&mut state.core);
         following.swap(&mut state);
         let left = state.forget();
         state.early = std::mem::take(&mut following.early);
@@ -128,7 +128,7 @@ impl<E: ParentEnd> Scheduling<E> {
             Ok(data) => (data, None),
             Err(error) => stand_in(py, error)?,
         };
-        following.core.keep(seq, data.unbind()).map_err(exception)?;
+        following.core.buffer(seq, data.unbind()).map_err(exception)?;
         interrupt.map_or(Ok(()), Err)
     }
 }

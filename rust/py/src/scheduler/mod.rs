@@ -15,7 +15,7 @@ use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
-use ringloader_core::plan::Order as CoreOrder;
+use ringloader_core::plan::ResultOrder as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::AtomicU64;
@@ -389,7 +389,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let Some(Turn { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
             return Err(invalid_state());
         };
-        state.core.delivered(worker);
+        state.core.record_delivered(worker);
         self.hand_out(state, callbacks, (seq, worker), data)
     }
 
@@ -430,7 +430,7 @@ impl<E: ParentEnd> Scheduling<E> {
             {
                 let mut timed = None;
                 let (seq, found) = match poll {
-                    Poll::Arrived { seq, delivery } => {
+                    Poll::Arrived { seq, received: delivery } => {
                         timed = self.begin_timed(&delivery);
                         (seq, E::of(&self.engine).unpack(py, delivery))
                     }
@@ -451,7 +451,7 @@ impl<E: ParentEnd> Scheduling<E> {
                 } else if let Some(timed) = timed {
                     self.end_timed(py, state, seq, timed);
                 }
-                state.core.keep(seq, data.unbind()).map_err(exception)?;
+                state.core.buffer(seq, data.unbind()).map_err(exception)?;
                 if let Some(interrupt) = interrupt {
                     return Err(interrupt);
                 }

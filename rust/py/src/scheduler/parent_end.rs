@@ -7,10 +7,10 @@ use ringloader_core::batch::Token;
 use ringloader_core::sync::Arc;
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::Transport;
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::Engine as CoreEngine;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 use ringloader_core::transport::queues::Reply;
+use ringloader_core::transport::received::Received;
 
 use crate::caught::caught;
 use crate::gil::{exception, wait, wait_for_threads};
@@ -26,7 +26,7 @@ use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
 const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";
 
 /// The delivery of a [`ParentEnd`].
-pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Delivery;
+pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Received;
 
 /// The index that a task of a [`ParentEnd`] asks for.
 pub(crate) type Indexed<E> = <<E as ParentEnd>::Core as Transport>::Index;
@@ -126,14 +126,14 @@ impl ParentEnd for Engine {
         Ok(())
     }
 
-    fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+    fn unpack<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
         self.unpack(py, delivery)
     }
 
     fn keep<'py>(
         this: &Py<Self>,
         py: Python<'py>,
-        delivery: Delivery,
+        delivery: Received,
         iterable: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         if iterable {
@@ -150,7 +150,7 @@ impl ParentEnd for Engine {
         })
     }
 
-    fn stamps(delivery: &Delivery) -> Option<(u32, Stamps)> {
+    fn stamps(delivery: &Received) -> Option<(u32, Stamps)> {
         Some((delivery.worker, delivery.stamps()?))
     }
 
@@ -173,7 +173,7 @@ impl ParentEnd for Engine {
     fn in_hand(core: &CoreEngine, worker: u32) -> Option<(u64, TaskIndex)> {
         let task = core.in_hand(worker).ok().flatten()?;
         let (kind, bytes) = match task.kind {
-            TaskKind::Placed => {
+            TaskKind::Seeded => {
                 places::split(&task.bytes).map(|(_, kind, bytes)| (kind, bytes.to_vec())).ok()?
             }
             kind => (kind, task.bytes),
@@ -200,7 +200,7 @@ const LONGEST_END: usize = 1024;
 fn numbers((kind, bytes): &TaskIndex) -> Option<&[u8]> {
     match kind {
         TaskKind::Indices | TaskKind::Index => Some(bytes),
-        TaskKind::Placed => match places::split(bytes).ok()? {
+        TaskKind::Seeded => match places::split(bytes).ok()? {
             (_, TaskKind::Indices | TaskKind::Index, bytes) => Some(bytes),
             _ => None,
         },

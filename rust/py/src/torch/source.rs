@@ -9,8 +9,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringloader_core::batch::Dtype;
 use ringloader_core::sync::Arc;
-use ringloader_core::transport::delivery::{Backing, Delivery};
 use ringloader_core::transport::port::Chunk;
+use ringloader_core::transport::received::{Backing, Received};
 
 use super::memory::{Copies, Memory, SHARED};
 use super::names::Torch;
@@ -59,13 +59,13 @@ impl Source<'_> {
 #[derive(Clone, Copy)]
 pub(crate) enum Bytes<'a> {
     /// Those of a delivered batch.
-    Batch(&'a Delivery),
+    Batch(&'a Received),
     /// Those of one sample, in private memory that nobody writes to any more.
     Sample(&'a Arc<Memory>),
 }
 
-impl<'a> From<&'a Delivery> for Bytes<'a> {
-    fn from(delivery: &'a Delivery) -> Self {
+impl<'a> From<&'a Received> for Bytes<'a> {
+    fn from(delivery: &'a Received) -> Self {
         Self::Batch(delivery)
     }
 }

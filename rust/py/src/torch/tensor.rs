@@ -19,8 +19,8 @@ use pyo3::prelude::*;
 use pyo3::{ffi, intern};
 use ringloader_core::batch::wire::check_tensor;
 use ringloader_core::batch::{Dtype, Leaf, LeafKind};
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::port::Chunk;
+use ringloader_core::transport::received::Received;
 
 use super::abi::{ExchangeApi, Legacy, Versioned};
 use super::header::drop_or_defer;
@@ -88,7 +88,7 @@ impl<'a> Form<'a> {
     }
 
     /// The bytes of its elements, if they lie in one piece.
-    pub(crate) fn dense_bytes<'d>(&self, delivery: &'d Delivery) -> PyResult<Option<Span<'d>>> {
+    pub(crate) fn dense_bytes<'d>(&self, delivery: &'d Received) -> PyResult<Option<Span<'d>>> {
         self.dense_len().map(|len| Span::new(delivery, self.offset, len)).transpose()
     }
 

@@ -10,9 +10,9 @@ use ringloader_core::Error;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use ringloader_core::transport::Control;
-use ringloader_core::transport::delivery::Delivery;
 use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
+use ringloader_core::transport::received::Received;
 
 use super::memory::{SlotMemory, WorkerFds};
 use crate::batch::decode::{Decoded, decode};
@@ -93,7 +93,7 @@ impl Engine {
 
     /// Notes that a worker's process has left the memory and lives on.
     fn note_left(&self, worker: u32) -> PyResult<()> {
-        self.core()?.note_left(worker);
+        self.core()?.unwatch_worker(worker);
         Ok(())
     }
 
@@ -304,11 +304,11 @@ impl Engine {
     }
 
     /// The layout of a delivery, as [`LayoutCache::of`] has it.
-    pub(crate) fn layout(&self, py: Python<'_>, delivery: &Delivery) -> PyResult<Option<Py<Layout>>> {
+    pub(crate) fn layout(&self, py: Python<'_>, delivery: &Received) -> PyResult<Option<Py<Layout>>> {
         self.layouts.of(py, &self.templates, delivery)
     }
 
-    fn message<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+    fn message<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
         match (kind, self.unpack_unregistered(py, delivery)) {
             (ResultKind::Batch, Ok(object)) => self.unsaid.message(py, seq, object),
@@ -333,12 +333,12 @@ impl Engine {
     }
 
     /// The object that a delivery carries.
-    pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Delivery) -> PyResult<Bound<'py, PyAny>> {
+    pub(crate) fn unpack<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
         self.unpack_leased(py, delivery, true)
     }
 
     /// Logs, once, that a batch came in a segment of its own.
-    pub(crate) fn say_if_oversize(&self, py: Python<'_>, delivery: &Delivery) -> PyResult<()> {
+    pub(crate) fn say_if_oversize(&self, py: Python<'_>, delivery: &Received) -> PyResult<()> {
         if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
             let core = self.core()?;
             let workers = core.control().geometry().workers;
@@ -352,7 +352,7 @@ impl Engine {
     pub(crate) fn unpack_unregistered<'py>(
         &self,
         py: Python<'py>,
-        delivery: Delivery,
+        delivery: Received,
     ) -> PyResult<Bound<'py, PyAny>> {
         let may_lease = delivery.backing().window().is_none_or(|window| window.registered == 0);
         self.unpack_leased(py, delivery, may_lease)
@@ -374,7 +374,7 @@ impl Engine {
     fn unpack_leased<'py>(
         &self,
         py: Python<'py>,
-        delivery: Delivery,
+        delivery: Received,
         may_lease: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let Decoded { object, copied_out, table } = caught(py, || {

@@ -12,7 +12,7 @@ use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
 use ringloader_core::os::clock::monotonic;
-use ringloader_core::os::fd_passing::{Sent, most_in_flight};
+use ringloader_core::os::fd_passing::{SendOutcome, most_in_flight};
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::{ResultKind, TaskKind};
@@ -147,7 +147,7 @@ impl Port {
     fn leave(&self) -> bool {
         // The spare is empty, and goes together with what it may still refer to.
         self.spare().take();
-        self.core.leave()
+        self.core.detach()
     }
 
     /// Returns true if the parent wants nothing more.
@@ -259,9 +259,11 @@ impl Port {
             let begun = Instant::now();
             loop {
                 match commit.send(fd).map_err(exception)? {
-                    Sent::Yes => break,
-                    Sent::TooManyInFlight if begun.elapsed() > SILENT => self.warn_of_many_in_flight(py)?,
-                    Sent::TooManyInFlight | Sent::Full => {}
+                    SendOutcome::Yes => break,
+                    SendOutcome::TooManyInFlight if begun.elapsed() > SILENT => {
+                        self.warn_of_many_in_flight(py)?
+                    }
+                    SendOutcome::TooManyInFlight | SendOutcome::Full => {}
                 }
                 if self.rest(py)? {
                     return Ok(true);

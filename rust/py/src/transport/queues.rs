@@ -148,7 +148,7 @@ impl ThreadQueues {
     /// In a worker, at its end.
     fn note_end(&self, worker: u32) -> PyResult<()> {
         let Ok(core) = self.core() else { return Ok(()) };
-        core.note_end(worker).map_err(exception)
+        core.record_end(worker).map_err(exception)
     }
 }
 

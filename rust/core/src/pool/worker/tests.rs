@@ -2,7 +2,7 @@ use std::ops::Range;
 
 use super::*;
 use crate::Error;
-use crate::pool::{HeapWords, Ledger};
+use crate::pool::{HeapWords, Leases};
 
 const KIB: u64 = 1 << 10;
 const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20, page: 4 << 10 };
@@ -51,9 +51,9 @@ fn fill(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64) -> SlotId {
 }
 
 fn give_back(words: SlotWords<'_>, slot: SlotId) {
-    let ledger = Ledger::new(LIMITS, words.slots());
-    ledger.hold(words, slot);
-    ledger.release(words, slot, None);
+    let leases = Leases::new(LIMITS, words.slots());
+    leases.hold(words, slot);
+    leases.release(words, slot, None);
 }
 
 #[test]
@@ -263,20 +263,20 @@ fn a_slot_that_the_worker_leases_is_not_handed_out() {
 fn a_successor_has_what_is_not_held() {
     let heap = HeapWords::new(64);
     let words = heap.words();
-    let ledger = Ledger::new(LIMITS, 64);
+    let leases = Leases::new(LIMITS, 64);
     let mut slots = WorkerSlots::new(words, LIMITS);
     let [held, returned, lost, committed] = [8, 12, 16, 20].map(|kib| fill(&mut slots, words, kib * KIB));
-    ledger.hold(words, held);
+    leases.hold(words, held);
     give_back(words, lost);
     slots.sweep(words);
     give_back(words, returned);
 
-    let mut slots = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
+    let mut slots = WorkerSlots::take_over(words, LIMITS, &Leases::busy(words));
     audit(&slots, words);
     assert_eq!(slots.free_slots(), 63);
     let warmest = [(); 3].map(|()| slots.begin(words).unwrap());
     assert_eq!(warmest, [committed, lost, returned]);
-    ledger.release(words, held, None);
+    leases.release(words, held, None);
     assert_eq!(slots.begin(words), Some(held));
 }
 
@@ -291,10 +291,10 @@ fn a_bit_that_the_predecessor_swept_costs_the_slot_until_the_next_take_over() {
     words.free[0].fetch_or(1 << slot.get(), Ordering::Release);
     slots.sweep(words);
 
-    let slots = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
+    let slots = WorkerSlots::take_over(words, LIMITS, &Leases::busy(words));
     assert_eq!(slots.free_slots(), 63);
     words.holds[slot.index()].fetch_sub(1, Ordering::Release);
-    assert_eq!(WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words)).free_slots(), 64);
+    assert_eq!(WorkerSlots::take_over(words, LIMITS, &Leases::busy(words)).free_slots(), 64);
 }
 
 #[test]
@@ -306,7 +306,7 @@ fn a_successor_sums_what_a_crash_left() {
     // Died between the two stores of a growth; and a stray write.
     words.resident.fetch_add(64 * KIB, Ordering::Relaxed);
     words.touched()[9].store(u64::MAX, Ordering::Relaxed);
-    let slots = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
+    let slots = WorkerSlots::take_over(words, LIMITS, &Leases::busy(words));
     audit(&slots, words);
     assert_eq!(slots.resident(), 8 * KIB + LIMITS.window);
 }
@@ -314,10 +314,10 @@ fn a_successor_sums_what_a_crash_left() {
 /// Fills a slot, and registers bytes of it before it comes back.
 fn fill_registered(slots: &mut WorkerSlots, words: SlotWords<'_>, bytes: u64, registered: u64) -> SlotId {
     let slot = fill(slots, words, bytes);
-    let ledger = Ledger::new(LIMITS, words.slots());
-    ledger.hold(words, slot);
-    assert!(ledger.set_registered(words, slot, registered));
-    ledger.release(words, slot, None);
+    let leases = Leases::new(LIMITS, words.slots());
+    leases.hold(words, slot);
+    assert!(leases.set_registered(words, slot, registered));
+    leases.release(words, slot, None);
     slot
 }
 
@@ -350,11 +350,11 @@ fn registered_pages_make_no_room() {
     assert_eq!(os.punched, []);
 
     // A successor too, and what is registered no more is room.
-    let mut slots = WorkerSlots::take_over(words, LIMITS, &Ledger::busy(words));
+    let mut slots = WorkerSlots::take_over(words, LIMITS, &Leases::busy(words));
     slots.shrink(words, u64::MAX, &mut os);
     assert_eq!(os.punched, [(c.get(), 0..256 * KIB)]);
     os.punched.clear();
-    assert!(Ledger::new(LIMITS, 64).set_registered(words, b, 0));
+    assert!(Leases::new(LIMITS, 64).set_registered(words, b, 0));
     slots.shrink(words, u64::MAX, &mut os);
     assert_eq!(os.punched, [(b.get(), 0..256 * KIB)]);
     assert_eq!(slots.resident(), 512 * KIB);
@@ -366,16 +366,16 @@ fn registered_slots_leave_room_for_the_largest_batch() {
     let heap = HeapWords::new(64);
     let words = heap.words();
     let mut slots = WorkerSlots::new(words, LIMITS);
-    let ledger = Ledger::new(LIMITS, words.slots());
+    let leases = Leases::new(LIMITS, words.slots());
     let filled = [(); 8].map(|()| fill(&mut slots, words, 128 * KIB));
     for slot in filled {
-        ledger.hold(words, slot);
+        leases.hold(words, slot);
     }
-    let registered = filled.map(|slot| ledger.set_registered(words, slot, 128 * KIB));
+    let registered = filled.map(|slot| leases.set_registered(words, slot, 128 * KIB));
     assert_eq!(registered, [true, true, true, true, false, false, false, false]);
-    assert_eq!(ledger.registered_bytes(), LIMITS.share / 2);
+    assert_eq!(leases.registered_bytes(), LIMITS.share / 2);
     for slot in filled {
-        ledger.release(words, slot, None);
+        leases.release(words, slot, None);
     }
     let slot = slots.begin(words).unwrap();
     assert_eq!(slots.grow(words, slot, LIMITS.half(), &mut Book::default()), Ok(Growth::Ready));

@@ -3,7 +3,7 @@ use std::sync::{Arc, Weak};
 use super::{Copier, CopyJob, CopyPart, Queue, State};
 use crate::os::Segment;
 use crate::process;
-use crate::transport::delivery::{Backing, OwnSegment};
+use crate::transport::received::{Backing, OwnSegment};
 
 /// A batch of `len` bytes, all of them `byte`.
 fn batch(len: usize, byte: u8) -> Arc<Backing> {

@@ -10,8 +10,8 @@ use crate::ring::Words;
 use crate::sync::Arc;
 use crate::testing::failpoint::failpoint;
 use crate::transport::LONGEST_SLEEP;
-use crate::transport::delivery::{Backing, Delivery, HeldSlot, OwnSegment};
-use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind};
+use crate::transport::message::{BatchLocation, ResultDescriptor, ResultKind};
+use crate::transport::received::{Backing, HeldSlot, OwnSegment, Received};
 
 /// The largest memory of a table that is kept for the next one.
 const MOST_KEPT: usize = 256 << 10;
@@ -23,12 +23,12 @@ impl Engine {
     /// [`Error::Arrival`] when the memory of a result cannot be had: that result is gone, and those behind it
     /// are still there. [`Error::Corrupt`] when a worker wrote what none writes, which stays there: every later
     /// call says so again. [`Error::Inherited`] in a forked child.
-    pub fn try_next(&self) -> Result<Option<Delivery>> {
+    pub fn try_next(&self) -> Result<Option<Received>> {
         let mut state = self.lock_own()?;
         if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
             // A caller that always finds something never sleeps, and would never hear of a death.
             let ended = self.poller.ended()?;
-            self.note_ended(&mut state, ended);
+            self.record_ended(&mut state, ended);
         }
         if state.behind && !state.closed {
             // Room comes without a word, and not all tasks are answered: workers with room are found only so.
@@ -51,7 +51,7 @@ impl Engine {
     ///
     /// # Errors
     /// As [`try_next`](Self::try_next).
-    pub fn try_next_of(&self, worker: u32) -> Result<Option<Delivery>> {
+    pub fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
         self.take(&mut *self.lock_own()?, worker)
     }
 
@@ -85,7 +85,7 @@ impl Engine {
 
     /// INVARIANT: under the lock from the descriptor to the hold, so that closing comes before the one or
     /// after the other, and gives no pages back in between.
-    fn take(&self, state: &mut EngineState, worker: u32) -> Result<Option<Delivery>> {
+    fn take(&self, state: &mut EngineState, worker: u32) -> Result<Option<Received>> {
         if state.closed {
             return Ok(None);
         }
@@ -105,24 +105,24 @@ impl Engine {
         })
     }
 
-    /// Turns a descriptor into a delivery, whose table is copied to `meta`.
+    /// Turns a descriptor into a received result, whose table is copied to `meta`.
     fn open(
         &self,
         worker: u32,
         socket: &Option<OwnedFd>,
         descriptor: ResultDescriptor,
         mut meta: Vec<u8>,
-    ) -> Result<Delivery> {
-        let ResultDescriptor { seq, kind, place, meta_offset, meta_len, used, generation } = descriptor;
-        let backing = match place {
-            BatchPlace::Slot(slot) => {
+    ) -> Result<Received> {
+        let ResultDescriptor { seq, kind, location, meta_offset, meta_len, used, generation } = descriptor;
+        let backing = match location {
+            BatchLocation::Slot(slot) => {
                 failpoint("drained-unheld");
                 let held = HeldSlot::new(self.handles[worker as usize].clone(), slot);
                 let start = self.control.window(worker, slot).start;
                 self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
                 Backing::Slot(held)
             }
-            BatchPlace::Own => {
+            BatchLocation::Own => {
                 // The worker may wait for room, which this batch took.
                 self.handles[worker as usize].wake();
                 let Some(socket) = socket else {
@@ -135,7 +135,7 @@ impl Engine {
                 Backing::Own(OwnSegment::new(segment))
             }
         };
-        Ok(Delivery { worker, seq, kind, generation, used, meta, backing: Arc::new(backing) })
+        Ok(Received { worker, seq, kind, generation, used, meta, backing: Arc::new(backing) })
     }
 
     fn descriptor(&self, words: &Words) -> Result<ResultDescriptor> {
@@ -162,7 +162,7 @@ impl Engine {
         }
     }
 
-    /// Takes the memory of a table that is done with: that of the next delivery is copied to it.
+    /// Takes the memory of a table that is done with: the table of the next received result is copied to it.
     pub fn reuse(&self, table: Vec<u8>) {
         if table.capacity() <= MOST_KEPT {
             self.lock().table = table;

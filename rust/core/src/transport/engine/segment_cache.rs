@@ -9,7 +9,7 @@
 //!
 //! INVARIANT: no process but this one writes to what a [`CachedSegment`] lends again.
 //!
-//! - Every worker has ended, as its pidfd says, or has left the memory (see [`Engine::note_left`]).
+//! - Every worker has ended, as its pidfd says, or has left the memory (see [`Engine::unwatch_worker`]).
 //! - No process that a worker forked is left: it would have the worker's end of the socket pair, and the parent's end
 //!   shows that nobody has it.
 //! - A process that this one forked has the segment too. Its objects lie over slots that were leased at the fork, and
@@ -28,7 +28,7 @@ use super::{Engine, EngineState};
 use crate::error::Result;
 use crate::os::fd_passing;
 use crate::pool::registered::fixed;
-use crate::pool::{Ledger, SlotId};
+use crate::pool::{Leases, SlotId};
 use crate::sync::{Arc, Ordering};
 use crate::transport::layout::{Control, GRANULE};
 use crate::transport::worker_handle::holds_overwritten;
@@ -53,7 +53,7 @@ impl Engine {
     /// rest would be the user's limit in the next epoch.
     #[must_use]
     pub fn is_half_leased(&self) -> bool {
-        self.handles.iter().any(|handle| handle.ledger.is_half_leased())
+        self.handles.iter().any(|handle| handle.leases.is_half_leased())
     }
 
     fn try_store(&mut self, most: u64) -> Result<bool> {
@@ -67,7 +67,7 @@ impl Engine {
             if ended.is_empty() {
                 break;
             }
-            self.note_ended(&mut self.lock(), ended);
+            self.record_ended(&mut self.lock(), ended);
         }
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         if state.closed || state.channels.iter().any(|channel| channel.pidfd.is_some()) {
@@ -87,10 +87,10 @@ impl Engine {
         }
         *state = EngineState { channels: std::mem::take(&mut state.channels), ..EngineState::new(workers) };
         self.control.begin_again();
-        let registered: u64 = self.handles.iter().map(|handle| handle.ledger.registered_bytes()).sum();
+        let registered: u64 = self.handles.iter().map(|handle| handle.leases.registered_bytes()).sum();
         let Some(beside) = most.checked_sub(registered) else { return Ok(false) };
         for worker in 0..workers {
-            if !self.keep(worker, beside / u64::from(workers))? {
+            if !self.trim(worker, beside / u64::from(workers))? {
                 return Ok(false);
             }
         }
@@ -107,14 +107,14 @@ impl Engine {
     ///
     /// # Errors
     /// The system's refusal: more is kept than may be.
-    fn keep(&self, worker: u32, most: u64) -> Result<bool> {
+    fn trim(&self, worker: u32, most: u64) -> Result<bool> {
         let words = self.control.worker(worker).slots;
-        if !self.handles[worker as usize].ledger.is_borne_out(words) {
+        if !self.handles[worker as usize].leases.is_borne_out(words) {
             return Err(holds_overwritten(worker));
         }
         let touched = |slot: SlotId| words.touched()[slot.index()].load(Ordering::Relaxed).min(self.window());
         let loose = |slot| touched(slot) - fixed(words, slot, touched(slot));
-        let busy = Ledger::busy(words);
+        let busy = Leases::busy(words);
         let (held, free): (Vec<_>, Vec<_>) =
             (0..words.slots()).map(SlotId::new).partition(|slot| slot.is_in(&busy));
         let Some(mut left) = most.checked_sub(held.into_iter().map(loose).sum()) else { return Ok(false) };

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use super::Engine;
 use super::channel::WorkerChannel;
 use crate::error::{Error, Result};
-use crate::os::fd_passing::{self, Sent};
+use crate::os::fd_passing::{self, SendOutcome};
 use crate::transport::message::{Task, TaskDescriptor};
 
 impl Engine {
@@ -33,7 +33,7 @@ impl Engine {
     /// [`Error::Os`] when the worker has ended, [`Error::Inherited`] in a forked child.
     pub fn send_fd(&self, worker: u32, fd: BorrowedFd<'_>, tag: u64) -> Result<bool> {
         match &self.lock_own()?.channels[worker as usize].socket {
-            Some(socket) => Ok(fd_passing::send(socket.as_fd(), fd, tag)? == Sent::Yes),
+            Some(socket) => Ok(fd_passing::send(socket.as_fd(), fd, tag)? == SendOutcome::Yes),
             None => Err(Error::Config(format!("worker {worker} has left"))),
         }
     }

@@ -8,7 +8,7 @@ use super::{Engine, EngineState};
 use crate::error::{Error, Result};
 use crate::os::fd_passing;
 use crate::os::process::pidfd;
-use crate::pool::Ledger;
+use crate::pool::Leases;
 use crate::sync::Arc;
 use crate::testing::fault::fault;
 use crate::transport::fds::{PortFds, WorkerFds};
@@ -66,10 +66,9 @@ impl Engine {
         Ok(())
     }
 
-    /// Notes that the process that ran as `worker` has left the memory, which is no more mapped there, and lives on. It
-    /// is not watched any more, and counts as ended for [`store`](Self::store). To be called when all results of it
-    /// that anyone wants were taken.
-    pub fn note_left(&self, worker: u32) {
+    /// Stops watching the process that ran as `worker`, which has unmapped the memory and lives on. It counts as ended
+    /// for [`store`](Self::store). Call it when all results of the worker that anyone wants were taken.
+    pub fn unwatch_worker(&self, worker: u32) {
         if let Some(pidfd) = self.lock().channels[worker as usize].pidfd.take() {
             self.poller.remove(pidfd.as_fd());
         }
@@ -122,7 +121,7 @@ impl Engine {
         {
             return refuse("a process that it forked still has its memory");
         }
-        if !self.handles[worker as usize].ledger.is_borne_out(view.slots) {
+        if !self.handles[worker as usize].leases.is_borne_out(view.slots) {
             return Err(holds_overwritten(worker));
         }
         // Descriptors that the worker sent for batches that it did not commit go with its socket pair: its successor
@@ -132,10 +131,10 @@ impl Engine {
         channel.socket = Some(socket);
         self.ends()[worker as usize] = Some(Arc::new(theirs));
         state.ended.retain(|&ended| ended != worker);
-        Ok(Ledger::busy(view.slots))
+        Ok(Leases::busy(view.slots))
     }
 
-    pub(super) fn note_ended(&self, state: &mut EngineState, ended: Vec<u32>) {
+    pub(super) fn record_ended(&self, state: &mut EngineState, ended: Vec<u32>) {
         for worker in ended {
             if let Some(pidfd) = state.channels[worker as usize].pidfd.take() {
                 self.poller.remove(pidfd.as_fd());

@@ -67,8 +67,8 @@ fn what_could_not_be_unmapped_goes_with_the_rest() {
     // Puts the control in the state in which it is once the system has refused.
     let [first, last] = [20, 22].map(|slot| control.window(1, SlotId::new(slot)));
     assert!((20..23).all(|slot| retire(control.worker(1).slots, SlotId::new(slot))));
-    control.note(Err(Error::os("munmap", Errno::NOMEM)));
-    control.note(Err(Error::os("munmap", Errno::INVAL)));
+    control.record_refusal(Err(Error::os("munmap", Errno::NOMEM)));
+    control.record_refusal(Err(Error::os("munmap", Errno::INVAL)));
     control.stuck.lock().unwrap().push(first.start..last.end);
     assert_eq!(control.take_refusal(), Some(Error::os("munmap", Errno::NOMEM)), "the first one");
     assert_eq!(control.take_refusal(), None, "once");

@@ -46,16 +46,16 @@ impl Control {
         if unmapped.is_err() {
             self.stuck.lock().unwrap_or_else(PoisonError::into_inner).push(windows);
         }
-        self.note(unmapped);
+        self.record_refusal(unmapped);
     }
 
     /// Gives the pages of a part back for good, of which nothing is used any more.
     pub(crate) fn give_back(&self, part: Range<u64>) {
-        self.note(self.segment.punch(part.start, part.end - part.start));
+        self.record_refusal(self.segment.punch(part.start, part.end - part.start));
     }
 
     /// Keeps the first refusal. All else goes on: what was not given back now goes with the mapping.
-    pub(crate) fn note(&self, result: Result<()>) {
+    pub(crate) fn record_refusal(&self, result: Result<()>) {
         if let Err(refused) = result {
             self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refused);
         }

@@ -7,11 +7,11 @@ use std::ptr::NonNull;
 use super::{Fill, Port};
 use crate::error::{Error, Result};
 use crate::os::Segment;
-use crate::os::fd_passing::{self, Sent};
+use crate::os::fd_passing::{self, SendOutcome};
 use crate::pool::Growth;
 use crate::sync::doorbell::take_any;
 use crate::testing::failpoint::failpoint;
-use crate::transport::message::{BatchPlace, ResultDescriptor, ResultKind};
+use crate::transport::message::{BatchLocation, ResultDescriptor, ResultKind};
 
 /// Says if a batch can be written into a slot now.
 #[derive(Debug)]
@@ -140,7 +140,7 @@ impl Commit<'_> {
     ///
     /// # Errors
     /// [`Error::Os`] when the parent is gone.
-    pub fn send(&self, fd: &OwnedFd) -> Result<Sent> {
+    pub fn send(&self, fd: &OwnedFd) -> Result<SendOutcome> {
         let sent = fd_passing::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
         failpoint("segment-sent");
         Ok(sent)
@@ -163,15 +163,15 @@ impl Commit<'_> {
         failpoint("filled");
         let port = self.port;
         let view = port.control.worker(port.worker);
-        let place = match &self.fill {
-            Some(fill) if !own => BatchPlace::Slot(fill.slot),
+        let location = match &self.fill {
+            Some(fill) if !own => BatchLocation::Slot(fill.slot),
             None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
-            _ => BatchPlace::Own,
+            _ => BatchLocation::Own,
         };
         let words = ResultDescriptor {
             seq,
             kind,
-            place,
+            location,
             meta_offset: meta.start,
             meta_len: meta.end - meta.start,
             used,
@@ -183,11 +183,11 @@ impl Commit<'_> {
         if !state.results.push(view.results, &words)? {
             return Ok(false);
         }
-        if let BatchPlace::Own = place {
+        if let BatchLocation::Own = location {
             state.own.push_back((at, self.own));
         }
         // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
-        if let BatchPlace::Slot(slot) = place {
+        if let BatchLocation::Slot(slot) = location {
             state.slots.commit(slot);
             self.fill = None;
         }

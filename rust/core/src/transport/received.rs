@@ -29,7 +29,7 @@ impl Backing {
     /// # Errors
     /// [`Error::Corrupt`] when they do not lie in it.
     pub fn pointer(&self, offset: u64, len: u64) -> Result<NonNull<u8>> {
-        let (segment, start) = self.place();
+        let (segment, start) = self.location();
         segment.pointer(start.saturating_add(offset), len)
     }
 
@@ -38,12 +38,12 @@ impl Backing {
     /// # Errors
     /// [`Error::Corrupt`] when they do not lie in it.
     pub fn copy_out(&self, offset: u64, len: u64, into: &mut Vec<u8>) -> Result<()> {
-        let (segment, start) = self.place();
+        let (segment, start) = self.location();
         segment.copy_out(start.saturating_add(offset), len, into)
     }
 
     /// In which segment the batch lies, and where it begins.
-    fn place(&self) -> (&Segment, u64) {
+    fn location(&self) -> (&Segment, u64) {
         match self {
             Self::Slot(HeldSlot { handle, slot, .. }) => {
                 (handle.control.segment(), handle.control.window(handle.worker, *slot).start)
@@ -64,7 +64,7 @@ impl Backing {
     }
 
     /// Says how many bytes of the window, from its start, are registered with a driver; see
-    /// [`Ledger::set_registered`](crate::pool::Ledger::set_registered). `false` too of a segment of its own.
+    /// [`Leases::set_registered`](crate::pool::Leases::set_registered). `false` too of a segment of its own.
     #[must_use = "a refusal means that the memory may be given back at any time"]
     pub fn set_registered(&self, bytes: u64) -> bool {
         match self {
@@ -131,7 +131,7 @@ pub struct HeldSlot {
 impl HeldSlot {
     /// Raises the hold of a slot that was just drained.
     pub(crate) fn new(handle: Arc<WorkerHandle>, slot: SlotId) -> Self {
-        handle.ledger.hold(handle.control.worker(handle.worker).slots, slot);
+        handle.leases.hold(handle.control.worker(handle.worker).slots, slot);
         let held = handle.process.now();
         Self { handle, slot, cost: None, held }
     }
@@ -168,7 +168,7 @@ impl Drop for Returned {
 
 /// A result, drained from its worker's ring.
 #[derive(Debug)]
-pub struct Delivery {
+pub struct Received {
     /// The worker that made it.
     pub worker: u32,
     /// The task that it answers.
@@ -181,7 +181,7 @@ pub struct Delivery {
     pub(crate) backing: Arc<Backing>,
 }
 
-impl Delivery {
+impl Received {
     /// The table of the batch, validated against the bytes in use.
     ///
     /// # Errors
@@ -253,8 +253,8 @@ impl Delivery {
         match Arc::get_mut(&mut self.backing) {
             Some(Backing::Slot(held)) => {
                 if held.cost.is_none() {
-                    let WorkerHandle { control, worker, ledger, process, .. } = &*held.handle;
-                    let lease = || ledger.try_lease(control.worker(*worker).slots, held.slot);
+                    let WorkerHandle { control, worker, leases, process, .. } = &*held.handle;
+                    let lease = || leases.try_lease(control.worker(*worker).slots, held.slot);
                     held.cost = lease().or_else(|| {
                         // Children for which much is kept may have gone.
                         process.look();

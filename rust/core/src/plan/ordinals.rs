@@ -1,4 +1,4 @@
-//! The set of an epoch's samples that were delivered: by ordinals, nearly always one range.
+//! Sets of an epoch's samples, by their ordinals. The samples that were passed are nearly always one range.
 #![forbid(unsafe_code)]
 
 use std::collections::VecDeque;
@@ -8,12 +8,12 @@ use crate::{Error, Result};
 /// A set of ordinals, as half-open ranges. Ordinal `k` stands for the index that the sampler gives after `k` others in
 /// this epoch, on this rank.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Delivered {
+pub struct OrdinalSet {
     /// INVARIANT: sorted; none is empty, and none touches the next one.
     ranges: VecDeque<(u64, u64)>,
 }
 
-impl Delivered {
+impl OrdinalSet {
     /// An empty set. It allocates with the first range.
     #[must_use]
     pub fn new() -> Self {
@@ -103,7 +103,7 @@ impl Delivered {
 /// 2^64.
 #[derive(Debug, Clone)]
 pub(super) struct Walk {
-    set: Delivered,
+    set: OrdinalSet,
     place: u64,
     step: u64,
     at: u64,
@@ -113,7 +113,7 @@ pub(super) struct Walk {
 
 /// The ordinals that lie ahead in a walk: at least 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Run {
+pub(super) enum Stretch {
     /// So many ordinals that are in the set.
     In(u64),
     /// So many ordinals that are not.
@@ -121,7 +121,7 @@ pub(super) enum Run {
 }
 
 impl Walk {
-    pub(super) fn new(set: Delivered, place: u64, step: u64) -> Self {
+    pub(super) fn new(set: OrdinalSet, place: u64, step: u64) -> Self {
         Self { set, place, step, at: 0, behind: 0 }
     }
 
@@ -136,20 +136,20 @@ impl Walk {
     }
 
     /// Looks ahead. O(1).
-    pub(super) fn run(&self) -> Run {
+    pub(super) fn stretch(&self) -> Stretch {
         match self.set.ranges.get(self.behind) {
-            Some(&(start, stop)) if start <= self.at => Run::In(stop - self.at),
-            Some(&(start, _)) => Run::Out(start - self.at),
-            None => Run::Out(u64::MAX),
+            Some(&(start, stop)) if start <= self.at => Stretch::In(stop - self.at),
+            Some(&(start, _)) => Stretch::Out(start - self.at),
+            None => Stretch::Out(u64::MAX),
         }
     }
 
     /// Goes on to the next ordinal that is not in the set. Returns how many follow without a gap, at least 1.
     pub(super) fn pass_set(&mut self) -> u64 {
         loop {
-            match self.run() {
-                Run::In(run) => self.advance(run),
-                Run::Out(run) => return run,
+            match self.stretch() {
+                Stretch::In(run) => self.advance(run),
+                Stretch::Out(run) => return run,
             }
         }
     }
@@ -166,17 +166,17 @@ impl Walk {
 mod tests {
     use super::*;
 
-    fn set(ranges: &[(u64, u64)]) -> Delivered {
-        Delivered::from_ranges(ranges.iter().copied()).unwrap()
+    fn set(ranges: &[(u64, u64)]) -> OrdinalSet {
+        OrdinalSet::from_ranges(ranges.iter().copied()).unwrap()
     }
 
-    fn ranges(set: &Delivered) -> Vec<(u64, u64)> {
+    fn ranges(set: &OrdinalSet) -> Vec<(u64, u64)> {
         set.ranges().collect()
     }
 
     #[test]
     fn ranges_grow_and_meet() {
-        let mut set = Delivered::new();
+        let mut set = OrdinalSet::new();
         for (start, stop, expected) in [
             (5, 5, vec![]),
             (10, 20, vec![(10, 20)]),
@@ -206,7 +206,7 @@ mod tests {
         };
         // Miri takes long.
         for _ in 0..if cfg!(miri) { 3 } else { 300 } {
-            let (mut set, mut plain) = (Delivered::new(), [false; 64]);
+            let (mut set, mut plain) = (OrdinalSet::new(), [false; 64]);
             let longest = 1 + random(12);
             for _ in 0..random(40) {
                 let start = random(64);
@@ -220,20 +220,20 @@ mod tests {
                     assert_eq!(set.contains(ordinal as u64), is_in, "{ordinal} in {found:?}");
                 }
                 assert_eq!(set.count(), plain.iter().filter(|&&is_in| is_in).count() as u64);
-                assert_eq!(Delivered::from_ranges(found), Ok(set.clone()));
+                assert_eq!(OrdinalSet::from_ranges(found), Ok(set.clone()));
             }
             let mut walk = Walk::new(set, 7, u64::MAX);
             while walk.at() < 64 {
                 assert_eq!(walk.place(), (7_u64.wrapping_sub(walk.at()), u64::MAX));
-                let (is_in, count) = match walk.run() {
-                    Run::In(count) => (true, count),
-                    Run::Out(count) => (false, count.min(64 - walk.at())),
+                let (is_in, count) = match walk.stretch() {
+                    Stretch::In(count) => (true, count),
+                    Stretch::Out(count) => (false, count.min(64 - walk.at())),
                 };
                 let ahead = &plain[walk.at() as usize..(walk.at() + count) as usize];
                 assert!(count > 0 && ahead.iter().all(|&plain| plain == is_in));
                 walk.advance(1 + random(count));
             }
-            assert_eq!(walk.run(), Run::Out(u64::MAX));
+            assert_eq!(walk.stretch(), Stretch::Out(u64::MAX));
         }
     }
 
@@ -242,13 +242,15 @@ mod tests {
         for wrong in
             [vec![(3, 3)], vec![(4, 3)], vec![(0, 2), (1, 3)], vec![(5, 6), (0, 1)], vec![(0, 2), (0, 2)]]
         {
-            let Err(Error::Config(text)) = Delivered::from_ranges(wrong.clone()) else { panic!("{wrong:?}") };
+            let Err(Error::Config(text)) = OrdinalSet::from_ranges(wrong.clone()) else {
+                panic!("{wrong:?}")
+            };
             let (start, stop) = wrong[wrong.len() - 1];
             assert!(text.contains(&format!("{start}..{stop} ")), "{text}");
         }
         assert_eq!(ranges(&set(&[(0, 2), (2, 3), (7, 8)])), [(0, 3), (7, 8)]);
-        assert_eq!(Delivered::from_ranges([]), Ok(Delivered::first(0)));
-        let whole = Delivered::first(u64::MAX);
+        assert_eq!(OrdinalSet::from_ranges([]), Ok(OrdinalSet::first(0)));
+        let whole = OrdinalSet::first(u64::MAX);
         assert_eq!((whole.count(), whole.contains(u64::MAX - 1)), (u64::MAX, true));
     }
 }

@@ -1,12 +1,13 @@
-//! Which worker's batches were handed to the caller, and whose turn it is then.
+//! Counts each worker's batches that were handed to the caller, and says which worker's batch is next.
 #![forbid(unsafe_code)]
 
 /// The tasks and batches of each worker in an epoch, for a dataset that each worker reads by itself.
 ///
-/// As for the [`Ledger`](super::Ledger): a batch that raised is passed once the next call has begun, and not before.
+/// A batch that raised is passed once the next call has begun, and not before, as in the
+/// [`Ledger`](super::Ledger).
 /// Each operation takes O(1) and allocates nothing, but for [`position`](Self::position).
 #[derive(Debug)]
-pub struct Turns {
+pub struct WorkerProgress {
     workers: Vec<Worker>,
     first: u32,
     /// The worker of the last batch that was passed.
@@ -29,7 +30,7 @@ struct Worker {
     answered: u64,
 }
 
-impl Turns {
+impl WorkerProgress {
     /// An epoch of `workers` workers, whose first task goes to worker `first`.
     #[must_use]
     pub fn new(workers: u32, first: u32) -> Self {
@@ -43,8 +44,8 @@ impl Turns {
         self.first
     }
 
-    /// A task went to `worker`.
-    pub fn sent(&mut self, worker: u32) {
+    /// Records that a task went to `worker`.
+    pub fn record_sent(&mut self, worker: u32) {
         self.workers[worker as usize].sent += 1;
     }
 
@@ -54,8 +55,8 @@ impl Turns {
         self.has_raised = false;
     }
 
-    /// The caller gets a batch of `worker`, unless the call still raises.
-    pub fn got(&mut self, worker: u32) {
+    /// Records that the caller gets a batch of `worker`, unless the call still raises.
+    pub fn record_got(&mut self, worker: u32) {
         self.workers[worker as usize].passed += 1;
         self.got += 1;
         self.last = Some(worker);
@@ -63,9 +64,9 @@ impl Turns {
         self.has_raised = false;
     }
 
-    /// A call has raised, and the calls before it have returned so many batches. What was got last in it, if anything,
-    /// the caller has not got: returns its worker.
-    pub fn raised(&mut self, returned: u64) -> Option<u32> {
+    /// Records that a call has raised; `returned` is the number of batches that the calls before it have returned.
+    /// Returns the worker of the last batch that was got in the call, if any: the caller does not have that batch.
+    pub fn record_raised(&mut self, returned: u64) -> Option<u32> {
         // A call that is refused before it begins has the batch of the call before it.
         if self.got <= returned + self.lost {
             return None;
@@ -75,8 +76,8 @@ impl Turns {
         self.current
     }
 
-    /// `worker` was lost, with so many tasks that it has not answered.
-    pub fn lost(&mut self, worker: u32, awaited: u64) {
+    /// Records that `worker` was lost; `awaited` is the number of tasks that it has not answered.
+    pub fn record_lost(&mut self, worker: u32, awaited: u64) {
         let worker = &mut self.workers[worker as usize];
         worker.answered = worker.sent.saturating_sub(awaited);
     }
@@ -89,8 +90,9 @@ impl Turns {
         (answered, passed)
     }
 
-    /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn, for a
-    /// caller to whom calls have returned so many batches: one that was got in a call that still runs is not passed.
+    /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn.
+    /// `returned` is the number of batches that calls have returned: a batch that was got in a call that still runs is
+    /// not passed.
     #[must_use]
     pub fn position(&self, returned: u64) -> (Vec<u64>, u32) {
         let mut passed: Vec<u64> = self.workers.iter().map(|worker| worker.passed).collect();
@@ -112,71 +114,71 @@ mod tests {
 
     #[test]
     fn batches_are_counted_by_worker_and_the_turn_goes_round() {
-        let mut turns = Turns::new(3, 1);
-        assert_eq!(turns.position(u64::MAX), (vec![0, 0, 0], 1));
+        let mut progress = WorkerProgress::new(3, 1);
+        assert_eq!(progress.position(u64::MAX), (vec![0, 0, 0], 1));
         for worker in [1, 2, 0, 1] {
-            turns.begin_call();
-            turns.got(worker);
+            progress.begin_call();
+            progress.record_got(worker);
         }
-        assert_eq!(turns.position(u64::MAX), (vec![1, 2, 1], 2));
+        assert_eq!(progress.position(u64::MAX), (vec![1, 2, 1], 2));
     }
 
     #[test]
     fn a_batch_is_passed_once_its_call_has_returned() {
-        let mut turns = Turns::new(2, 0);
-        turns.begin_call();
-        turns.got(0);
-        assert_eq!((turns.position(0), turns.position(1)), ((vec![0, 0], 0), (vec![1, 0], 1)));
-        turns.begin_call();
-        turns.got(1);
-        assert_eq!(turns.raised(1), Some(1));
-        turns.begin_call();
-        turns.got(0);
+        let mut progress = WorkerProgress::new(2, 0);
+        progress.begin_call();
+        progress.record_got(0);
+        assert_eq!((progress.position(0), progress.position(1)), ((vec![0, 0], 0), (vec![1, 0], 1)));
+        progress.begin_call();
+        progress.record_got(1);
+        assert_eq!(progress.record_raised(1), Some(1));
+        progress.begin_call();
+        progress.record_got(0);
         // The batch that raised is passed, and never returned.
-        assert_eq!((turns.position(1), turns.position(2)), ((vec![1, 1], 0), (vec![2, 1], 1)));
+        assert_eq!((progress.position(1), progress.position(2)), ((vec![1, 1], 0), (vec![2, 1], 1)));
     }
 
     #[test]
     fn a_batch_that_raised_is_passed_with_the_next_call() {
-        let mut turns = Turns::new(2, 0);
-        turns.begin_call();
-        turns.got(0);
-        turns.begin_call();
-        turns.got(1);
-        assert_eq!(turns.raised(1), Some(1));
-        assert_eq!(turns.position(u64::MAX), (vec![1, 0], 1));
-        turns.begin_call();
-        assert_eq!(turns.position(u64::MAX), (vec![1, 1], 0));
+        let mut progress = WorkerProgress::new(2, 0);
+        progress.begin_call();
+        progress.record_got(0);
+        progress.begin_call();
+        progress.record_got(1);
+        assert_eq!(progress.record_raised(1), Some(1));
+        assert_eq!(progress.position(u64::MAX), (vec![1, 0], 1));
+        progress.begin_call();
+        assert_eq!(progress.position(u64::MAX), (vec![1, 1], 0));
         // A call that raises before it gets a batch changes nothing.
-        assert_eq!(turns.raised(1), None);
-        assert_eq!(turns.position(u64::MAX), (vec![1, 1], 0));
-        turns.begin_call();
-        turns.got(0);
+        assert_eq!(progress.record_raised(1), None);
+        assert_eq!(progress.position(u64::MAX), (vec![1, 1], 0));
+        progress.begin_call();
+        progress.record_got(0);
         // Nor one that is refused before it begins.
-        assert_eq!(turns.raised(2), None);
-        assert_eq!(turns.position(u64::MAX), (vec![2, 1], 1));
+        assert_eq!(progress.record_raised(2), None);
+        assert_eq!(progress.position(u64::MAX), (vec![2, 1], 1));
     }
 
     #[test]
     fn of_several_batches_of_a_call_that_raises_the_last_is_not_passed() {
-        let mut turns = Turns::new(2, 0);
-        turns.begin_call();
-        turns.got(0);
-        turns.got(1);
-        turns.got(0);
-        assert_eq!(turns.raised(0), Some(0));
-        assert_eq!(turns.position(u64::MAX), (vec![1, 1], 0));
+        let mut progress = WorkerProgress::new(2, 0);
+        progress.begin_call();
+        progress.record_got(0);
+        progress.record_got(1);
+        progress.record_got(0);
+        assert_eq!(progress.record_raised(0), Some(0));
+        assert_eq!(progress.position(u64::MAX), (vec![1, 1], 0));
     }
 
     #[test]
     fn a_lost_worker_has_answered_what_is_not_awaited() {
-        let mut turns = Turns::new(2, 0);
+        let mut progress = WorkerProgress::new(2, 0);
         for worker in [0, 1, 0, 1, 0] {
-            turns.sent(worker);
+            progress.record_sent(worker);
         }
-        turns.begin_call();
-        turns.got(0);
-        turns.lost(0, 1);
-        assert_eq!(turns.when_lost(0), (2, 1));
+        progress.begin_call();
+        progress.record_got(0);
+        progress.record_lost(0, 1);
+        assert_eq!(progress.when_lost(0), (2, 1));
     }
 }

@@ -3,9 +3,9 @@
 
 use crate::bits::Bits;
 
-/// Torch's rules of dispatch.
+/// The order in which results are handed out, with torch's rule for the worker that gets the next task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
+pub enum ResultOrder {
     /// The next active worker, round and round: `in_order=True`.
     InOrder,
     /// The next active worker that has fewer tasks than its part of all that may be outstanding: `in_order=False` from
@@ -22,14 +22,14 @@ pub enum Order {
 /// Every operation but `new`, `deactivate`, `reset` and `choose_least` takes one step for each 64 workers, and none
 /// allocates. The methods that take a worker panic if it is none of the workers.
 #[derive(Debug, Clone)]
-pub struct Dispatch {
-    order: Order,
+pub struct WorkerSelector {
+    order: ResultOrder,
     max_tasks: u64,
     /// The worker that the cycle names next.
     position: usize,
     workers: Vec<Worker>,
     active: u32,
-    /// Tasks that an active worker must have fewer than, by `Order::AsCompleted`.
+    /// Tasks that an active worker must have fewer than, by `ResultOrder::AsCompleted`.
     limit: u64,
     /// INVARIANT: a worker's bit is set exactly if the rule lets it have the next task.
     eligible: Bits,
@@ -41,10 +41,10 @@ struct Worker {
     outstanding: u64,
 }
 
-impl Dispatch {
+impl WorkerSelector {
     /// All `workers` active and without tasks, the cycle at worker 0.
-    pub fn new(workers: u32, prefetch_factor: u32, order: Order) -> Self {
-        let mut dispatch = Self {
+    pub fn new(workers: u32, prefetch_factor: u32, order: ResultOrder) -> Self {
+        let mut selector = Self {
             order,
             max_tasks: u64::from(workers) * u64::from(prefetch_factor),
             position: 0,
@@ -53,8 +53,8 @@ impl Dispatch {
             limit: 0,
             eligible: Bits::new(workers as usize),
         };
-        dispatch.judge_all();
-        dispatch
+        selector.judge_all();
+        selector
     }
 
     /// Returns how many tasks may be outstanding at once. As many are asked for when an epoch begins.
@@ -84,27 +84,27 @@ impl Dispatch {
         Some(chosen as u32)
     }
 
-    /// Has the cycle name `worker` next.
+    /// Sets the cycle to name `worker` next.
     pub fn begin_at(&mut self, worker: u32) {
         self.position = worker as usize;
     }
 
-    /// A task went to `worker`.
-    pub fn sent(&mut self, worker: u32) {
+    /// Records that a task went to `worker`.
+    pub fn record_sent(&mut self, worker: u32) {
         self.workers[worker as usize].outstanding += 1;
         self.judge(worker as usize);
     }
 
-    /// A result of `worker` is about to be handed out. Torch does not say so of the end of an iterable dataset.
-    pub fn delivered(&mut self, worker: u32) {
+    /// Records that a result of `worker` is about to be handed out. Torch does not count the end of an iterable dataset.
+    pub fn record_delivered(&mut self, worker: u32) {
         let outstanding = &mut self.workers[worker as usize].outstanding;
         debug_assert!(*outstanding > 0, "worker {worker} delivers without a task");
         *outstanding = outstanding.saturating_sub(1);
         self.judge(worker as usize);
     }
 
-    /// `worker` gets no more tasks in this epoch: its part of an iterable dataset has ended, or it died. Again does
-    /// nothing.
+    /// Gives `worker` no more tasks in this epoch: its part of an iterable dataset has ended, or it died. A second call
+    /// does nothing.
     pub fn deactivate(&mut self, worker: u32) {
         let worker = &mut self.workers[worker as usize];
         if worker.active {
@@ -142,7 +142,7 @@ impl Dispatch {
         self.workers[worker as usize].outstanding
     }
 
-    /// A new epoch with the same workers: all active, no tasks, the cycle at worker 0.
+    /// Begins a new epoch with the same workers: all active, no tasks, the cycle at worker 0.
     pub fn reset(&mut self) {
         self.position = 0;
         self.active = self.workers.len() as u32;
@@ -157,7 +157,7 @@ impl Dispatch {
 
     fn judge(&mut self, worker: usize) {
         let Worker { active, outstanding } = self.workers[worker];
-        let has_room = self.order != Order::AsCompleted || outstanding < self.limit;
+        let has_room = self.order != ResultOrder::AsCompleted || outstanding < self.limit;
         self.eligible.set(worker, active && has_room);
     }
 }
