@@ -88,7 +88,7 @@ pub enum Error {
         capacity: u64,
     },
 
-    /// The indices supplied to a stream are not those that it asked for.
+    /// The indices supplied to a stream are not the ones it asked for.
     #[error("the random numbers of a sampler cannot be used: {0}")]
     Indices(String),
 

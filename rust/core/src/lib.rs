@@ -22,7 +22,7 @@
 //! | [`cache`] | which samples are there, and where; nothing of files |
 //! | [`plan`] | samplers, the selection of workers, the reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`forks`] | what a forked child may still have |
-//! | [`timing`] | how long each batch took whom; reads no clock |
+//! | [`timing`] | where the time of each batch goes; reads no clock |
 //! | [`sync`] | atomics, the doorbell, adaptive spinning |
 //! | [`testing`] | deaths, delays and faults that tests switch on |
 //! | `bits` | sets of small numbers |

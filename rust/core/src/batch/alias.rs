@@ -79,7 +79,7 @@ pub struct Groups {
     groups: Vec<Group>,
     /// Each leaf's group; [`NONE`] without bytes.
     group_of: Vec<u32>,
-    /// Leaves with bytes, in the order of their addresses, a longer one before those that it covers.
+    /// Leaves with bytes, in the order of their addresses; a longer leaf comes before the leaves that it covers.
     order: Vec<(usize, Reverse<u64>, u32)>,
     /// The number that each group gets, in the order of their first leaves: wherever malloc put the tensors this
     /// time, storages of the same batch lie at the same places, and its table repeats.
@@ -136,8 +136,8 @@ impl Groups {
         self.group_of.contains(&NONE)
     }
 
-    /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of a segment of
-    /// their own if `bump` is `None`, and tells each. Returns where they end.
+    /// Assigns offsets to the storages and calls `each` with them. Storages that are not in place follow at `bump` of
+    /// the slot. If `bump` is `None`, all storages go into a segment of their own, from its start. Returns their end.
     #[inline]
     pub fn assign_offsets(&self, bump: Option<u64>, mut each: impl FnMut(u32, &Group, StorageOffset)) -> u64 {
         let mut end = bump.unwrap_or(0);
@@ -344,7 +344,7 @@ mod tests {
             assert_eq!((of.len(), memory.len()), (2, 2), "{other:?}");
         }
         assert_eq!(form(&[unknown, unknown]).1.len(), 2, "two unknown ones are not the same");
-        // Behind another one's memory, the group of the same storage is still found.
+        // Past the memory of another group, the group of the same storage is still found.
         let (of, ..) = form(&[tensor(100, 80, 7), tensor(120, 40, 8), tensor(140, 8, 7)]);
         assert_eq!(of, [Some(0), Some(1), Some(0)]);
     }

@@ -3,9 +3,9 @@
 //!
 //! A token is one byte that says which it is, then its fields: lengths and indices as shortest LEB128, integers
 //! zigzag first, floats as eight bytes, text and bytes after their length. A list of integers is one token, with as few
-//! bytes for each as all of them need: text that was made numbers has thousands of them. One value makes a skeleton; a container
-//! is followed by its items. Nothing is nested in the encoding, so how deep a reader recurses is its own concern:
-//! the depth is bounded only by the bytes.
+//! bytes for each as all of them need: text that was made numbers has thousands of them. One value makes a skeleton; a
+//! container is followed by its items. Nothing is nested in the encoding, so how deep a reader recurses is its own
+//! concern: the depth is bounded only by the bytes.
 //!
 //! **Memo.** A list, dict, tuple, named tuple, leaf or string takes the next number, from 0, when its token is met,
 //! by the writer and the reader alike, so that no number is on the wire. [`Token::Memo`] stands for the object
@@ -46,11 +46,11 @@ pub enum Token<'a> {
     Str(&'a str),
     /// An exact `bytes` object, small enough to lie in the skeleton.
     Bytes(&'a [u8]),
-    /// A list of so many items, which follow. Memoised.
+    /// A list with this number of items, which follow. Memoised.
     List(u32),
-    /// A tuple of so many items, which follow. Memoised.
+    /// A tuple with this number of items, which follow. Memoised.
     Tuple(u32),
-    /// A dict of so many pairs, which follow: key, value, key, value. Memoised.
+    /// A dict with this number of pairs, which follow: key, value, key, value. Memoised.
     Dict(u32),
     /// A named tuple, whose items follow. Memoised.
     NamedTuple {

@@ -1,9 +1,9 @@
-//! Where the word of an index is: hash tables, each twice as large as the one before it.
+//! Hash tables that hold the words of indices, each twice as large as the one before it.
 //!
 //! An entry is a key, which is the index and one more, and a word. An index has one bucket in each table. Its entry is
 //! the first that was free when it was looked for, from the smallest table on. A key stays as long as its table, so a
-//! bucket that is full stays full, and all who look for an index come to the same entry. There is no room in any bucket:
-//! a table is added. So the tables grow with the samples that are kept, and not with the length of the dataset.
+//! bucket that is full stays full, and all who look for an index come to the same entry. There is no room in any
+//! bucket: a table is added. So the tables grow with the samples that are kept, and not with the length of the dataset.
 //!
 //! A table lies among the records: it is reserved as they are, counts as they do, and is cleared with them.
 
@@ -25,7 +25,7 @@ const fn len(number: usize) -> u64 {
     FIRST << number
 }
 
-/// Where the bucket of an index begins in a table.
+/// Returns the start of an index's bucket in a table.
 fn bucket(index: usize, number: usize) -> u64 {
     // SplitMix64's last steps: each bit of the index has a part in each bit.
     let mut hash = (index as u64).wrapping_add((number as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15));
@@ -55,8 +55,8 @@ impl<R: TableMemory> Table<'_, R> {
         (State::Missing, Seen { entry: 0, word: 0 })
     }
 
-    /// Returns the same, and makes an entry for the index if it has none. `None`: there is no room for it. `bound` says how
-    /// many bytes may be used if so many more are asked for.
+    /// Returns the same, and makes an entry for the index if it has none. `None`: there is no room for it. `bound` gets
+    /// the number of bytes to be added, and returns how many bytes may be used then.
     #[must_use]
     pub fn enter(&self, index: usize, bound: impl Fn(u64) -> u64) -> Option<(State, Seen)> {
         let key = index as u64 + 1;
@@ -94,7 +94,7 @@ impl<R: TableMemory> Table<'_, R> {
             entry.store(key, Ordering::Relaxed);
             return 0;
         }
-        // Relaxed: a key says nothing of the word beside it.
+        // Relaxed: a key says nothing of the word next to it.
         entry.compare_exchange(0, key, Ordering::Relaxed, Ordering::Relaxed).err().unwrap_or(0)
     }
 
@@ -104,7 +104,7 @@ impl<R: TableMemory> Table<'_, R> {
         (self.state_of(word), Seen { entry, word })
     }
 
-    /// Where a table begins, and the word that says it; `None`: it is not there.
+    /// Returns the start of a table, and the word that names it. `None`: the table is not there.
     fn place(&self, number: usize) -> (Option<u64>, u64) {
         // ORDERING there: a table that the word names has its bytes.
         let word = self.tables[number].load(acquire_unless("there_load_relaxed"));

@@ -1,4 +1,4 @@
-//! Which samples are kept, and where: a word for each of them, and a few for the room that is used.
+//! Finds the samples that are kept: a word for each sample, and a few for the bytes that are used.
 //!
 //! ```text
 //!   0                       floor                                               tail
@@ -7,9 +7,10 @@
 //!                               +--- the word of an index is in its entry of a table: see `entries`
 //! ```
 //!
-//! Records and tables are each written behind all others, and their places are never used again. So a reader that has
-//! begun finds the record, or after [`Table::clear`] bytes that are none. A word says where the record of its index begins,
-//! or that its sample cannot be kept; a place below `floor` says nothing, so one store clears all words and all tables.
+//! Each record and table is written after all others, and its bytes are never used again. So a reader that has
+//! begun finds the record, or after [`Table::clear`] bytes that are none. A word says where the record of its index
+//! begins, or that its sample cannot be kept; a place below `floor` says nothing, so one store clears all words and all
+//! tables.
 //!
 //! A process may die anywhere: what it had reserved is lost until the table is cleared, and nothing else.
 
@@ -31,7 +32,7 @@ const REFUSED: u64 = 1;
 /// The entry of an index, and its word as it was seen.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Seen {
-    /// Where the entry begins; zero: the index has none.
+    /// The start of the entry; zero: the index has none.
     entry: u64,
     word: u64,
 }
@@ -47,7 +48,7 @@ pub enum State {
     Refused,
 }
 
-/// What lies at the places of a table.
+/// The memory that holds records and tables.
 pub trait TableMemory {
     /// The words from `at` on, which lie in one table. `None`: they cannot be had.
     fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]>;
@@ -67,7 +68,8 @@ pub trait TableMemory {
 /// INVARIANT: `floor` and `tail` are multiples of [`ALIGN`] that only grow, and `floor <= tail`. Each range is reserved
 /// once. `floor` was the tail once, so no range lies on both sides of it.
 ///
-/// These words and those of `tables` show a flipped bit. A damaged one has no room, until [`clear`](Self::clear) is called.
+/// A flipped bit in these words, or in `tables`, is noticed. A damaged table has no room, until [`clear`](Self::clear)
+/// is called.
 #[derive(Debug)]
 pub struct Table<'a, R> {
     /// The end of what was reserved.
@@ -76,14 +78,15 @@ pub struct Table<'a, R> {
     pub floor: &'a AtomicU64,
     /// The tail at which a sample last had no room, and one more.
     pub full: &'a AtomicU64,
-    /// Where each of at most [`TABLES`] tables begins.
+    /// The start of each table, of at most [`TABLES`].
     pub tables: &'a [AtomicU64],
-    /// What lies at the places.
+    /// The memory of records and tables.
     pub room: &'a R,
 }
 
 impl<R: TableMemory> Table<'_, R> {
-    /// Begins at `start`, if the table did not begin further on, behind all that is there.
+    /// Begins at `start`, unless the table began further on, and appends after `end`, the end of the bytes that are
+    /// there.
     pub fn begin(&self, start: u64, end: u64) {
         sealed::raise(self.tail, end.max(start));
         sealed::raise(self.floor, start);
@@ -143,7 +146,7 @@ impl<R: TableMemory> Table<'_, R> {
     }
 
     /// Makes a record that is written the one of the index whose entry was seen. `false`: another is, or the table was
-    /// cleared meanwhile; the record's bytes are then nobody's, and the caller gives them back to the system.
+    /// cleared meanwhile; then no word names the record's bytes, and the caller gives them back to the system.
     #[must_use]
     pub fn publish(&self, seen: Seen, at: u64) -> bool {
         failpoint("sample-written");
@@ -187,8 +190,8 @@ impl<R: TableMemory> Table<'_, R> {
         self.room.words(seen.entry, 2).filter(|_| seen.entry > 0).map(|words| &words[1])
     }
 
-    /// Forgets all records and tables. Returns the range of their bytes, which the caller gives back to the system. `end` is
-    /// behind all bytes that are there: a damaged tail does not say it.
+    /// Forgets all records and tables. Returns the range of their bytes, which the caller gives back to the system.
+    /// `end` is the end of all bytes that are there, because a damaged tail does not say it.
     pub fn clear(&self, end: u64) -> std::ops::Range<u64> {
         let end = loop {
             let seen = self.tail.load(Ordering::Relaxed);

@@ -50,7 +50,7 @@ impl Clock {
     #[inline]
     #[must_use]
     pub fn is_still(&self, then: Moment) -> bool {
-        // ORDERING fork: relaxed, for the system has put this load behind the fork, as the page above says.
+        // ORDERING fork: relaxed, for the system orders this load after the fork, as the page above says.
         self.0.load(Ordering::Relaxed) == then.0
     }
 

@@ -16,9 +16,9 @@
 //! Nothing here forks or asks the system. That is for [`process`](crate::process), through [`Child`]. The package
 //! reports forks to it by `os.register_at_fork`, in workers too.
 //!
-//! Whether children have gone is looked up when such a lease is released or refused, every 10 ms while the parent waits
-//! for a batch, when an engine is made, stored, taken or closed, and at the next fork. While no loader works and
-//! nothing forks, it is not looked up.
+//! The process looks for children that have gone when such a lease is released or refused, every 10 ms while the parent
+//! waits for a batch, when an engine is made, stored, taken or closed, and at the next fork. While no loader works and
+//! nothing forks, it does not look.
 //!
 //! `tests/loom_forks.rs` has the models, `tests/two_process/forks.rs` the storm.
 

@@ -42,7 +42,7 @@ impl Builder {
         })
     }
 
-    /// Returns the buffer to which the bytes of the next item are appended, behind others. Call
+    /// Returns the buffer to which the bytes of the next item are appended, after earlier ones. Call
     /// [`end_item`](Self::end_item) afterwards.
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.buffer

@@ -152,7 +152,7 @@ mod tests {
             assert!(from_bytes(&bytes).is_err(), "{bytes:?}");
         }
         let words = |words: &[u64]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<_>>();
-        // Ends before it begins; ends behind the items; a table that would reach to usize::MAX.
+        // Ends before it begins; ends after the items; a table that would reach to usize::MAX.
         assert_eq!(from_bytes(&words(&[0, 8, 4, 1])).unwrap().get(0), None);
         assert_eq!(from_bytes(&words(&[0, 0, 9, 1])).unwrap().get(0), None);
         assert!(from_bytes(&words(&[0, 0, u64::MAX])).is_err());

@@ -100,7 +100,7 @@ impl MemoryProbe {
         self.available_beyond(4, false)
     }
 
-    /// Returns what is left, if so many quarters of the kept part of a group's limit are left alone. `swaps` counts
+    /// Returns what is left, without `quarters` quarters of the kept part of a group's limit. `swaps` counts
     /// memory that can be swapped out.
     fn available_beyond(&self, quarters: u64, swaps: bool) -> Available {
         let meminfo = fs::read_to_string(&self.meminfo).unwrap_or_default();
@@ -147,7 +147,7 @@ impl Default for MemoryProbe {
 }
 
 impl Group {
-    /// Returns the bytes that are left, if the machine has so many bytes of `swap`.
+    /// Returns the bytes that are left, if the machine has `swap` bytes of swap.
     fn available(&self, quarters: u64, swap: u64) -> Option<u64> {
         let limit = read_number(&self.path.join(self.files.limit))?;
         let usage = read_number(&self.path.join(self.files.usage))?;
@@ -231,7 +231,7 @@ fn read_number(path: &Path) -> Option<u64> {
     fs::read_to_string(path).ok()?.trim().parse().ok()
 }
 
-/// The number behind `key` in lines of `key number`.
+/// Returns the number after `key` in lines of `key number`.
 fn value_of(text: &str, key: &str) -> Option<u64> {
     text.lines().find_map(|line| {
         let mut words = line.split_whitespace();

@@ -5,7 +5,7 @@
 //! | [`segment`] | one memfd, mapped |
 //! | [`frozen`] | one memfd, written once and then only read |
 //! | [`word_file`] | a file of which words are atomics, and whose other bytes are read and written |
-//! | `windows` | a file that grows, mapped as far as it is used |
+//! | `windows` | a file that grows; the part in use is mapped |
 //! | [`record_lock`] | locks on single bytes of a file, which end with their process |
 //! | [`clock`] | clocks |
 //! | [`memory`] | what the machine has left |

@@ -35,7 +35,7 @@ struct Watch {
     pipe: Option<OwnedFd>,
     /// Kills this process.
     end: Timer,
-    /// Has the handler look again.
+    /// Makes the handler look again.
     again: Timer,
     /// The number of times that `again` was started; the highest number once `end` was started.
     looks: AtomicU64,
@@ -60,8 +60,8 @@ const F_SETSIG: libc::c_int = 10;
 /// The address of the last one; 0 for none.
 static WATCH: AtomicU64 = AtomicU64::new(0);
 
-/// Has this process killed `grace` after the end of `parent`, a pidfd of the process that forked it. Where another has
-/// forked it, `pipe` is the reading end of one whose writing end only the parent has.
+/// Arranges that this process is killed `grace` after the end of `parent`, a pidfd of the process that forked it. Where
+/// another has forked it, `pipe` is the reading end of one whose writing end only the parent has.
 ///
 /// A process that is stopped then goes on until that. Only the first call in a process has an effect.
 ///
@@ -175,9 +175,9 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
     }
 }
 
-/// Returns true for a signal that a program has sent: not one of this module's timers, of the pipe, or of the end of the
-/// thread that forked this process. The system sends the last as if the process `forked_by` had called `kill`, so what
-/// that process sends in this way is taken for one too.
+/// Returns true for a signal that a program has sent: not one of this module's timers, of the pipe, or of the end of
+/// the thread that forked this process. The system sends the last as if the process `forked_by` had called `kill`, so
+/// what that process sends in this way is taken for one too.
 ///
 /// # Safety
 /// `info` is what a handler was given.
@@ -221,7 +221,7 @@ fn handler() -> Result<libc::sigaction> {
     Ok(watch().filter(|_| is_ours).map_or(now, |before| before.replaced))
 }
 
-/// Has SIGCONT handled, and sent at the end of the thread that forked this process.
+/// Handles SIGCONT, and lets the system send it at the end of the thread that forked this process.
 fn handle() -> Result<()> {
     // SAFETY: all zero is a value of it: no flags, no signal blocked.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
@@ -246,7 +246,7 @@ fn handle() -> Result<()> {
     Ok(())
 }
 
-/// Has SIGCONT sent to this process when the last writer of `pipe` has gone.
+/// Lets the system send SIGCONT to this process when the last writer of `pipe` has gone.
 fn send_at_end(pipe: BorrowedFd<'_>, pid: i32) -> Result<()> {
     let raw = pipe.as_raw_fd();
     // SAFETY: changes who gets a signal of the pipe, and no memory.

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use rustix::mm::{Advice, madvise};
 
-/// Has the system fetch the pages of `len` bytes at `address`, if they are of a file, without waiting for them.
+/// Asks the system to fetch the pages of `len` bytes at `address`, if they are of a file, without waiting for them.
 ///
 /// Whatever lies there, or does not, stays as it is; what the system says of it is of no use.
 pub fn read_ahead(address: usize, len: usize) {

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 
 use crate::error::{Error, Result};
 
-/// The byte that is locked while a file is made: behind all that a file can have.
+/// The byte that is locked while a file is made: after all bytes that a file can have.
 const MAKING: i64 = i64::MAX - 1;
 
 /// Tries to lock a byte for this process. `false`: another process has it.

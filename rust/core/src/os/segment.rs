@@ -95,13 +95,13 @@ impl Segment {
         self.len == 0
     }
 
-    /// The address of byte 0. What lies behind it is shared with other processes.
+    /// The address of byte 0. The bytes there are shared with other processes.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {
         self.base
     }
 
-    /// The address of `offset`, with `len` bytes behind it inside the mapping.
+    /// The address of `offset`, from where `len` bytes are inside the mapping.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the range does not lie in the segment.

@@ -1,9 +1,10 @@
-//! A file that grows, mapped as far as it is used: words of it, and bytes of one in memory.
+//! Maps the part of a growing file that is in use: its words, and its bytes if the file is in memory.
 //!
-//! A read by a system call takes three times as long: it looks every page up. Mapped memory that was read counts as each
-//! reader's own in what the system says of a process, though it is there once.
+//! A read by a system call takes three times as long: it looks every page up. Mapped memory that was read counts as
+//! each reader's own in what the system says of a process, though it is there once.
 //!
-//! INVARIANT: a range is used only after it was written. A file in memory cannot shrink, so no access to it raises SIGBUS.
+//! INVARIANT: a range is used only after it was written. A file in memory cannot shrink, so no access to it raises
+//! SIGBUS.
 
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
@@ -14,7 +15,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::error::Result;
 use crate::sync::{AtomicUsize, Ordering};
 
-/// The first window has so many bytes, and each later one as many as all before it.
+/// The size of the first window in bytes. Each later one has as many as all before it.
 const FIRST: u64 = 1 << 20;
 const COUNT: usize = 29;
 /// A window that the system has refused.
@@ -38,15 +39,15 @@ fn window(at: u64) -> (u64, u64, usize) {
 }
 
 impl Windows {
-    /// Those of a file, which is in memory or not.
+    /// Makes the windows of a file; `in_memory`: whether the file is in memory.
     pub(super) fn new(in_memory: bool) -> Self {
         // A bound of the address space would be filled by what is hardly used.
         let reads = in_memory && super::memory::address_space_left().is_none();
         Self { places: [const { AtomicUsize::new(0) }; COUNT], reads }
     }
 
-    /// The address of `len` bytes of the file from `at` on. `None`: they cannot be mapped, or lie in two windows. `fd` is
-    /// asked for when a window is made.
+    /// The address of `len` bytes of the file from `at` on. `None`: they cannot be mapped, or lie in two windows. `fd`
+    /// is asked for when a window is made.
     pub(super) fn address<'a>(
         &self,
         fd: impl Fn() -> Result<BorrowedFd<'a>>,
@@ -77,8 +78,9 @@ impl Windows {
             let (start, len, number) = window(from);
             let Some(base) = self.mapped(&fd, start, len, number) else { return false };
             let part = ((start + len - from) as usize).min(into.len() - done);
-            // SAFETY: the window has so many bytes, which are in the file by the caller's promise. Nobody writes to what
-            // was written; where it is given back to the system meanwhile, the bytes are zero, and any byte is valid.
+            // SAFETY: the window has `part` bytes from `from` on, which are in the file by the caller's promise. Nobody
+            // writes to what was written; where it is given back to the system meanwhile, the bytes are zero, and any
+            // byte is valid.
             unsafe {
                 let source = (base as *const u8).add((from - start) as usize);
                 ptr::copy_nonoverlapping(source, into[done..].as_mut_ptr().cast(), part);
@@ -123,7 +125,8 @@ fn map(fd: BorrowedFd<'_>, start: u64, len: u64) -> Option<usize> {
     let len = usize::try_from(len).ok()?;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
     let protection = ProtFlags::READ | ProtFlags::WRITE;
-    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the advice is for it alone.
+    // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the advice is for it
+    // alone.
     unsafe {
         let base = rustix::mm::mmap(ptr::null_mut(), len, protection, flags, fd, start).ok()?;
         let _ = rustix::mm::madvise(base, len, Advice::LinuxDontDump);

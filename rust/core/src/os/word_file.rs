@@ -1,10 +1,10 @@
 //! A file of which words are mapped as atomics: the first ones, and those of ranges that were made for words. All other
-//! bytes are written by system calls, which can say no: a full disk, a limit. They are read by system calls too, but for
-//! those of a file in memory, which cannot be cut off.
+//! bytes are written by system calls, which can say no: a full disk, a limit. They are read by system calls too, but
+//! for those of a file in memory, which cannot be cut off.
 //!
-//! INVARIANT: `base .. base + 8 * count` is one shared mapping of the file for as long as the `WordFile` lives. The file's
-//! blocks for it, and for other words, are allocated, so that no store to them raises SIGBUS. A memfd is sealed against
-//! shrinking. Any program that may write to a file with a name can cut it off.
+//! INVARIANT: `base .. base + 8 * count` is one shared mapping of the file for as long as the `WordFile` lives. The
+//! file's blocks for it, and for other words, are allocated, so that no store to them raises SIGBUS. A memfd is sealed
+//! against shrinking. Any program that may write to a file with a name can cut it off.
 
 use std::mem::{ManuallyDrop, MaybeUninit};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -80,8 +80,9 @@ impl WordFile {
         unsafe { std::slice::from_raw_parts(self.base.as_ptr(), self.count) }
     }
 
-    /// The words from `at` on. `None`: the file is shorter, or they cannot be mapped. They lie in a range that was made for
-    /// words by [`make_words`](Self::make_words), at a multiple of 4096; a range that was given back since holds zeros.
+    /// The words from `at` on. `None`: the file is shorter, or they cannot be mapped. They lie in a range that was made
+    /// for words by [`make_words`](Self::make_words), at a multiple of 4096; a range that was given back since holds
+    /// zeros.
     #[must_use]
     pub fn words_at(&self, at: u64, count: usize) -> Option<&[AtomicU64]> {
         let len = count * size_of::<AtomicU64>();
@@ -89,9 +90,9 @@ impl WordFile {
             return None;
         }
         let address = self.windows.address(|| self.fd(), at, len as u64)?;
-        // SAFETY: mapped while `self` lives, within the file and aligned; every value of an atomic is valid. Bytes are copied
-        // from the same mapping as if nobody wrote to them, and those are records, which nobody takes for words in a file
-        // in memory.
+        // SAFETY: mapped while `self` lives, within the file and aligned; every value of an atomic is valid. Bytes are
+        // copied from the same mapping as if nobody wrote to them, and those are records, which nobody takes for words
+        // in a file in memory.
         Some(unsafe { std::slice::from_raw_parts(address as *const AtomicU64, count) })
     }
 
@@ -114,8 +115,8 @@ impl WordFile {
         let len = into.len();
         let mut done = 0;
         if self.has(at, len)?
-            // SAFETY: the file is at least so long, and sealed, or nothing is copied; `fd` is that file's, or there is no
-            // window yet and an error.
+            // SAFETY: the file is at least so long, and sealed, or nothing is copied; `fd` is that file's, or there is
+            // no window yet and an error.
             && unsafe { self.windows.copy_out(|| self.fd(), into, at) }
         {
             done = len;
@@ -131,11 +132,11 @@ impl WordFile {
                 Err(errno) => return Err(Error::os("reading samples", errno)),
             }
         }
-        // SAFETY: the calls above have written so many bytes.
+        // SAFETY: the calls above have written `done` bytes.
         Ok(unsafe { std::slice::from_raw_parts_mut(into.as_mut_ptr().cast(), done) })
     }
 
-    /// True if the file has so many bytes from `at` on.
+    /// Returns true if the file has `len` bytes from `at` on.
     fn has(&self, at: u64, len: usize) -> Result<bool> {
         let Some(end) = at.checked_add(len as u64) else { return Ok(false) };
         if end > self.known.load(Ordering::Relaxed) {
@@ -152,8 +153,8 @@ impl WordFile {
         write_at(self.fd()?, bytes, at)
     }
 
-    /// Gives the pages that lie wholly in a range back to the system, where it takes them; they read as zero after. Whoever
-    /// reads them from a mapping meanwhile has faulted on them first: the system unmaps them before it takes them.
+    /// Gives the pages that lie wholly in a range back to the system, where it takes them; they read as zero after. A
+    /// process that reads them from a mapping meanwhile faults first: the system unmaps them before it takes them.
     pub fn punch(&self, at: u64, len: u64) {
         let page = page_size();
         let (start, end) = (at.next_multiple_of(page), at.saturating_add(len) / page * page);
@@ -232,7 +233,7 @@ pub fn empty(fd: &OwnedFd) -> Result<()> {
     rustix::fs::ftruncate(fd, 0).map_err(|errno| Error::os("ftruncate", errno))
 }
 
-/// Gives a range of a file its blocks; what lies behind the file's end becomes zero.
+/// Gives a range of a file its blocks; bytes past the file's end become zero.
 ///
 /// # Errors
 /// [`Error::Os`] when the system refuses: a full disk.

@@ -9,16 +9,17 @@ use super::ordinals::{OrdinalSet, Walk};
 /// The tasks of an epoch from their reading on, and what came of them: one for each time that an epoch is iterated.
 ///
 /// - [`read`](Self::read): the sampler gave a task's indices.
-/// - [`begin_call`](Self::begin_call), [`record_got`](Self::record_got), [`record_raised`](Self::record_raised), [`record_left_out`](Self::record_left_out): the
-///   caller asked for a batch, and what came. A call returns one batch: the last one that it got.
+/// - [`begin_call`](Self::begin_call), [`record_got`](Self::record_got), [`record_raised`](Self::record_raised),
+///   [`record_left_out`](Self::record_left_out): the caller asked for a batch, and what came. A call returns one batch:
+///   the last one that it got.
 /// - [`position`](Self::position): where the caller is.
 ///
-/// A batch that was returned counts for both sums, and one that was passed without being returned counts for the sum of
-/// those that were passed only: a batch that raised, once the next call has begun, or one that was left out.
+/// A batch that was returned counts for both sums, and one that was passed without being returned counts only for
+/// `passed_sum`: a batch that raised, once the next call has begun, or one that was left out.
 ///
-/// A task costs the hashes of its indices and O(1) else, as long as batches come in order, and allocates only while the
-/// number of tasks under way grows. A batch that comes before its turn may cost a search among the ranges of those that
-/// are missing; the memory then grows with the tasks between the first that is missing and the last.
+/// A task costs one hash for each index, and O(1) for the rest, as long as batches come in order, and allocates only
+/// while the number of tasks under way grows. A batch that comes before its turn may cost a search among the ranges of
+/// missing ordinals; the memory then grows with the tasks between the first that is missing and the last.
 #[derive(Debug)]
 pub struct Ledger {
     /// The ordinals that are still to be read, past those of the base.
@@ -114,8 +115,8 @@ impl Ledger {
         self.first + self.tasks.len() as u64 - 1
     }
 
-    /// As [`read`](Self::read), for a batch that is one ordinal, whatever it has: of a batch sampler that cannot be read
-    /// index by index. Its `j`-th index has the place `(k << 32) + j`, with `k` its ordinal.
+    /// As [`read`](Self::read), for a batch that is one ordinal, whatever it has: of a batch sampler that cannot be
+    /// read index by index. Its `j`-th index has the place `(k << 32) + j`, with `k` its ordinal.
     pub fn read_whole(&mut self, ints: Option<impl Iterator<Item = i64>>) -> u64 {
         let number = self.read(1, None::<std::iter::Empty<i64>>);
         if let Some(task) = self.tasks.back_mut() {
@@ -124,8 +125,8 @@ impl Ledger {
         number
     }
 
-    /// The task that was read last will bring nothing, because it could not be sent. Its number is that of the next one,
-    /// and its ordinals are no one's.
+    /// The task that was read last will bring nothing, because it could not be sent. The next task gets its
+    /// number and its ordinals are passed over.
     pub fn lose_last(&mut self) {
         self.tasks.pop_back();
     }
@@ -149,8 +150,8 @@ impl Ledger {
         self.current = Some(Current { task, has_raised: false });
     }
 
-    /// A call raised, and calls have returned so many batches of this ledger. The batch that was got in it, if any, is
-    /// taken back: it counts once the next call begins.
+    /// Records that a call raised. `returned` is the number of this ledger's batches that calls have returned. The
+    /// batch that was got in it, if any, is taken back: it counts once the next call begins.
     pub fn record_raised(&mut self, returned: u64) {
         let is_returned = self.returned < returned;
         if let Some(current) = &mut self.current {
@@ -166,15 +167,16 @@ impl Ledger {
     }
 
     /// The batch that was got in this call, if any, is passed and not returned, as with `on_error="skip"`. The call
-    /// goes on: it may get another batch, or find the end, of which the ledger is not told.
+    /// goes on: it may get another batch, or find the end, which is not recorded.
     pub fn record_left_out(&mut self) {
         if let Some(Current { task, .. }) = self.current.take() {
             self.settle(task, false);
         }
     }
 
-    /// Returns where a caller is to whom calls have returned so many batches of this ledger: one that was got in a call
-    /// that still runs does not count. Costs as much as there are ranges, and tasks under way.
+    /// Returns the position of a caller. `returned` is the number of this ledger's batches that calls have returned: a
+    /// batch that was got in a call that still runs does not count. Costs as much as there are ranges, and tasks under
+    /// way.
     #[must_use]
     pub fn position(&self, returned: u64) -> Position {
         let mut delivered = self.delivered.clone();
@@ -222,7 +224,7 @@ impl Ledger {
         let task = &mut self.tasks[(number - self.first) as usize];
         task.is_settled = true;
         let &mut TaskSpan { start, stop, sum, .. } = task;
-        // What the task does not have of these is in the base.
+        // Ordinals between them that the task does not have are in the base.
         self.delivered.insert(start, stop);
         self.batches += 1;
         self.passed_sum = added(self.passed_sum, sum);
@@ -273,7 +275,7 @@ mod tests {
         assert_eq!(ledger.position(u64::MAX), first);
         ledger.begin_call();
         assert_eq!(ledger.position(u64::MAX), first);
-        // It comes before its turn.
+        // This batch comes before its turn.
         ledger.record_got(2);
         let found = ledger.position(u64::MAX);
         assert_eq!((found.ranges, found.batches), (vec![(0, 2), (4, 6)], 2));
@@ -330,7 +332,7 @@ mod tests {
         ledger.begin_call();
         ledger.record_got(last);
         ledger.record_left_out();
-        // As the call that finds the end does.
+        // The call that finds the end raises too.
         ledger.record_raised(0);
         let passed = ledger.position(u64::MAX);
         assert_eq!((passed.sum, passed.ranges), (hashes(&[(2, 5)]), vec![(0, 4)]));

@@ -20,7 +20,7 @@ impl OrdinalSet {
         Self::default()
     }
 
-    /// The set of so many ordinals from 0 on.
+    /// The set of the first `count` ordinals.
     #[must_use]
     pub fn first(count: u64) -> Self {
         let mut first = Self::new();
@@ -28,7 +28,7 @@ impl OrdinalSet {
         first
     }
 
-    /// Makes a set of ranges, each a first ordinal and the one behind the last.
+    /// Makes a set of ranges, each a first ordinal and the one after the last.
     ///
     /// # Errors
     /// [`Error::Config`] for a range that is empty, or that begins before the one before it ends.
@@ -49,7 +49,7 @@ impl OrdinalSet {
     }
 
     /// Adds the ordinals from `start` to before `stop`, of which some may be in it. O(1) if they extend the first or
-    /// the last range or lie behind all of them; else a search, and it moves the ranges on the shorter side. Allocates
+    /// the last range or come after all of them; else a search, and it moves the ranges on the shorter side. Allocates
     /// only while the largest number of ranges grows.
     pub fn insert(&mut self, start: u64, stop: u64) {
         if start >= stop {
@@ -63,7 +63,7 @@ impl OrdinalSet {
             Some(&mut (_, end)) if start <= end => {}
             _ => return self.ranges.push_back((start, stop)),
         }
-        // There are two ranges at least, or the only one begins behind `start`.
+        // There are two ranges at least, or the only one begins after `start`.
         let behind = |at: usize| self.ranges.get(at).is_none_or(|&(next, _)| stop < next);
         let (first, first_end) = self.ranges[0];
         if stop >= first && start <= first_end && behind(1) {
@@ -99,8 +99,8 @@ impl OrdinalSet {
     }
 }
 
-/// A walk over all ordinals, from 0 on, past those that are in a set. Ordinal `k` has the place `place + k * step`, modulo
-/// 2^64.
+/// A walk over all ordinals from 0 on, which knows which of them are in a set. Ordinal `k` has the place `place + k *
+/// step`, modulo 2^64.
 #[derive(Debug, Clone)]
 pub(super) struct Walk {
     set: OrdinalSet,
@@ -114,9 +114,9 @@ pub(super) struct Walk {
 /// The ordinals that lie ahead in a walk: at least 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Stretch {
-    /// So many ordinals that are in the set.
+    /// The number of ordinals that are in the set.
     In(u64),
-    /// So many ordinals that are not.
+    /// The number of ordinals that are not in the set.
     Out(u64),
 }
 
@@ -130,7 +130,7 @@ impl Walk {
         self.at
     }
 
-    /// Returns the place of the next ordinal, and the step to the place of the one behind it.
+    /// Returns the place of the next ordinal, and the step to the place of the one after it.
     pub(super) fn place(&self) -> (u64, u64) {
         (self.place.wrapping_add(self.at.wrapping_mul(self.step)), self.step)
     }

@@ -1,4 +1,4 @@
-//! Places of samples in their epoch, task by task: what keyed seeds of random generators are made from.
+//! Places of samples in their epoch, task by task, from which keyed seeds of random generators are made.
 #![forbid(unsafe_code)]
 
 use super::ordinals::{OrdinalSet, Walk};
@@ -33,7 +33,7 @@ impl TaskPlaces {
         bytes.extend(head.into_iter().chain(runs).flat_map(u64::to_le_bytes));
     }
 
-    /// Reads places, and returns what stands behind them too; none from bytes that no [`to_bytes`](Self::to_bytes)
+    /// Reads places, and returns the bytes after them too; none from bytes that no [`to_bytes`](Self::to_bytes)
     /// writes.
     #[must_use]
     pub fn from_bytes(mut bytes: &[u8]) -> Option<(Self, &[u8])> {
@@ -76,7 +76,7 @@ pub struct Places {
 
 impl Places {
     /// For an epoch with this `key` that passes over the samples of `passed`: ranges of their `k`, from the first to
-    /// behind the last.
+    /// the one after the last.
     ///
     /// # Errors
     /// [`Error::Config`](crate::Error::Config) for a range that is empty, or that begins before the one before it ends.

@@ -55,7 +55,7 @@ pub enum Draw {
         /// The length of the permutation.
         n: u64,
     },
-    /// So many numbers of 32 bits from the generator of the permutation that is being read, as `random_` gives them for
+    /// Numbers of 32 bits from the generator of the permutation that is being read, as `random_` gives them for
     /// all int64: two to each, the first in the upper half. Of an odd last one, only the lower 31 bits count.
     Words {
         /// The number of words.
@@ -129,7 +129,7 @@ pub enum Step<'a> {
     Batch(&'a [i64]),
     /// One index, from a stream without batches.
     Index(i64),
-    /// One batch for an iterable dataset: a list of so many `None`.
+    /// One batch for an iterable dataset: a list of this number of `None`.
     Nones(u64),
     /// `None`, from a stream without batches.
     None,
@@ -193,7 +193,7 @@ pub enum Source {
         /// Cuts off the rest that would make the ranks unequal, instead of repeating indices to fill them up.
         drop_last: bool,
         /// Samples of the epoch that all ranks together consumed before, perhaps another number of ranks: 0 for torch's
-        /// own order. The indices behind them are padded from the epoch's first, or cut, as torch does with a whole
+        /// own order. The indices after them are padded from the epoch's first, or cut, as torch does with a whole
         /// epoch; and rank `r` of `W` has `start + r`, `start + r + W`, ... of them. With the number of ranks that
         /// consumed them, that is how torch itself goes on.
         start: u64,
@@ -214,7 +214,7 @@ pub struct BatchRule {
 /// A sampler's iterator, or its `BatchSampler`'s.
 #[derive(Debug)]
 pub struct Stream {
-    /// What an earlier stream left, before all that the generator gives.
+    /// The indices that an earlier stream left, before all that the generator gives.
     first: vec::IntoIter<i64>,
     generator: Generator,
     /// Past the indices that are not handed out.
@@ -352,7 +352,7 @@ impl Stream {
         }
     }
 
-    /// Has a stream that was not asked yet, and drops its last batch, roll over: it begins with `first`, which an
+    /// Makes a stream roll over that was not asked yet and drops its last batch: it begins with `first`, which an
     /// earlier one left, and keeps what it would drop for [`take_rest`](Self::take_rest).
     ///
     /// # Errors
@@ -367,10 +367,10 @@ impl Stream {
         Ok(())
     }
 
-    /// Has a stream that was not asked yet give only the indices whose ordinals are not in `base`: batches are made of
-    /// those, as if there were no others, and the last one is dropped or rolls over as one of those. What is in `base`
-    /// is read when it is reached, and handed over as [`Step::Passed`], so that each draw belongs to the request to
-    /// which it belongs in torch. What rolls over from an earlier stream has the first ordinals.
+    /// Makes a stream that was not asked yet give only the indices whose ordinals are not in `base`: batches are made
+    /// of these, as if there were no others, and the last batch is dropped or rolls over as such a batch. What is in
+    /// `base` is read when it is reached, and handed over as [`Step::Passed`], so that each draw belongs to the request
+    /// to which it belongs in torch. What rolls over from an earlier stream has the first ordinals.
     ///
     /// The sample of ordinal `k` has the place `place + k * step`.
     ///

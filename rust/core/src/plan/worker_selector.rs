@@ -95,7 +95,8 @@ impl WorkerSelector {
         self.judge(worker as usize);
     }
 
-    /// Records that a result of `worker` is about to be handed out. Torch does not count the end of an iterable dataset.
+    /// Records that a result of `worker` is about to be handed out. Torch does not count the end of an iterable
+    /// dataset.
     pub fn record_delivered(&mut self, worker: u32) {
         let outstanding = &mut self.workers[worker as usize].outstanding;
         debug_assert!(*outstanding > 0, "worker {worker} delivers without a task");

@@ -55,9 +55,9 @@ pub enum Growth {
     Oversize,
 }
 
-/// The operations on the memory behind the windows that the allocator needs.
+/// The operations on the windows' memory that the allocator needs.
 pub trait Pages {
-    /// Gives the memory behind `bytes` of a slot's window back to the system. It is not used.
+    /// Gives the memory of `bytes` of a slot's window back to the system. It is not used.
     ///
     /// # Errors
     ///

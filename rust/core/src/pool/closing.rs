@@ -20,7 +20,7 @@ impl Closing {
 
     /// Closes. The caller then retires every slot; a thread that holds one by then does so after its release.
     pub fn close(&self) {
-        // ORDERING close: an exchange here and in `is_closed`, so that whichever comes second sees what
+        // ORDERING close: an exchange here and in `is_closed`, so the second of the two sees what
         // the first one did: this side the lowered hold, or that side the flag.
         self.0.swap(true, Ordering::AcqRel);
     }

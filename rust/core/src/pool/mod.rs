@@ -27,7 +27,7 @@
 //! | FREE loses pages | worker, making room in `grow`, or in `shrink` | `touched[slot]`, `resident`, after the pages are gone |
 //! | HELD is registered | parent, [`Leases::set_registered`] | `registered[slot]`, before the driver has the pages |
 //!
-//! The worker cannot tell COMMITTED from HELD, and need not. A slot may be FILLING again, even
+//! The worker cannot tell COMMITTED from HELD, and does not have to. A slot may be FILLING again, even
 //! COMMITTED and HELD again, while the thread that released it is still between its two stores:
 //! hence `holds` counts, and hence the order. With the counter lowered first, a take-over in
 //! between would see a slot that is not held, hand it out, and then receive its `free` bit a

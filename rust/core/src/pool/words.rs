@@ -6,7 +6,7 @@ use std::fmt;
 use crate::sync::{AtomicU32, AtomicU64};
 use crate::{Error, Result};
 
-/// The number of slots that one `free` word has bits for.
+/// The number of slots, and so of bits, in a `free` word.
 pub(super) const SLOTS_PER_WORD: usize = u64::BITS as usize;
 
 /// The number of a slot among those of its worker. A side that reads one out of shared memory checks it first.

@@ -42,7 +42,7 @@ pub struct WorkerSlots {
     states: Box<[SlotState]>,
     touched: Box<[u64]>,
     resident: u64,
-    /// Bytes that the share has to hold beside the slots.
+    /// Bytes that the share has to hold in addition to the slots.
     beside: u64,
     /// Least recently used first.
     free: Vec<SlotId>,
@@ -140,13 +140,13 @@ impl WorkerSlots {
         self.punch_free(words, most, os);
     }
 
-    /// Says how many bytes the share has to hold beside the slots, until it is said again.
+    /// Sets how many bytes the share has to hold in addition to the slots.
     pub fn set_beside(&mut self, bytes: u64) {
         self.beside = bytes;
     }
 
-    /// Says whether `need` more bytes beside the slots are within the share, after punching as much of
-    /// the free slots as it takes; nothing if that would not be enough.
+    /// Returns true if `need` more bytes, in addition to the slots, are within the share. Punches as much of the free
+    /// slots as that takes, and nothing if it would not be enough.
     pub fn room_beside(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
         self.make_room(words, need, os)
     }
@@ -263,7 +263,7 @@ impl WorkerSlots {
     }
 
     /// Says that a slot keeps this many bytes. Between the two stores the sum is wrong; a successor
-    /// sums anew.
+    /// computes it again.
     fn count(&mut self, words: SlotWords<'_>, slot: SlotId, bytes: u64) {
         let touched = &mut self.touched[slot.index()];
         self.resident = self.resident - *touched + bytes;

@@ -1,4 +1,4 @@
-//! This process, as distinct from those that it forks: which one it is, and which children may have its memory.
+//! Tells this process from its forked children, and knows which children may have its memory.
 //!
 //! A forked child inherits every object, lock and number of its parent. Which process owns a thing is read from a page
 //! that the system wipes at a fork. Where the system has no such page, the process id is asked for each time.

@@ -1,4 +1,4 @@
-//! Places the bytes of tasks: ranges of a sparse region beside the ring, freed in the order of the ring.
+//! Places the bytes of tasks: ranges of a sparse region next to the ring, freed in the order of the ring.
 //!
 //! The allocator is private state of the producer; only its offsets reach shared memory. A range is
 //! the lowest that is free, so a stream of small tasks keeps touching the same few pages of a
@@ -30,7 +30,7 @@ pub struct ByteFifo {
     /// Committed ranges with the ring position that frees each. INVARIANT: no position precedes the
     /// one before it.
     by_position: VecDeque<(u64, Range)>,
-    /// The same ranges, by offset. INVARIANT: ascending, disjoint, not empty, within the region.
+    /// All ranges of `by_position`, by offset. INVARIANT: ascending, disjoint, not empty, within the region.
     by_offset: Vec<Range>,
     /// The last reservation, if it was not committed: disjoint from all ranges above.
     open: Option<Range>,

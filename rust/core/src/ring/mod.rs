@@ -1,4 +1,4 @@
-//! Rings of descriptors between two processes, and the bytes that lie beside them.
+//! Rings of descriptors between two processes, and the bytes of their tasks.
 //!
 //! | module | about |
 //! |---|---|

@@ -32,14 +32,15 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Bounds samples in memory by `given` bytes. Without, by as many as the machine and the control group have left
-    /// beside them; of these, `ranks` take an equal part.
+    /// Bounds samples in memory by `given` bytes. Without it, by as many as the machine and the control group
+    /// have left in addition to them; of these, `ranks` take an equal part.
     #[must_use]
     pub fn of_memory(given: Option<u64>, ranks: u64) -> Self {
         Self::new(given, ranks, false)
     }
 
-    /// Bounds samples in a file by `given` bytes. Without, by as many as the file system has left beside them.
+    /// Bounds samples in a file by `given` bytes. Without it, by as many as the file system has left in addition to
+    /// them.
     #[must_use]
     pub fn of_disk(given: Option<u64>) -> Self {
         Self::new(given, 1, true)

@@ -177,7 +177,7 @@ impl Samples {
 
     fn over(file: WordFile, len: usize, bound: Bound) -> Self {
         let samples = Self { file, len, bound, was_damaged: false };
-        // A machine that stopped may have written records, and not the tail behind them.
+        // A machine that stopped may have written records, and not the tail that covers them.
         let end = samples.file.file_len().unwrap_or(0).next_multiple_of(HEADER);
         samples.table().begin(HEADER, end);
         samples.bound.look(samples.table().used(), &samples.file);
@@ -219,8 +219,8 @@ impl Samples {
         Some(found)
     }
 
-    /// Completes the bytes of a record, of which those behind [`record::HEADER`] are there. `last` is where its last part
-    /// begins.
+    /// Completes the bytes of a record, of which those after [`record::HEADER`] are there. `last` is where its last
+    /// part begins.
     ///
     /// # Panics
     /// When it is shorter than a header.
@@ -228,9 +228,9 @@ impl Samples {
         record::seal(record, index, last, self.is_on_disk());
     }
 
-    /// Reads a record that was found to memory of its length. Returns its bytes, which are all of `into`, and the start of
-    /// its last part, as [`seal`](Self::seal) got it. `None`: it was cleared meanwhile, or is damaged, and is not kept
-    /// any more; or it cannot be read here.
+    /// Reads a record that was found to memory of its length. Returns its bytes, which are all of `into`, and the start
+    /// of its last part, as [`seal`](Self::seal) got it. `None`: it was cleared meanwhile, or is damaged, and is not
+    /// kept any more; or it cannot be read here.
     #[must_use]
     #[expect(
         clippy::disallowed_methods,
@@ -243,7 +243,8 @@ impl Samples {
             Some((&*bytes, last))
         });
         // ORDERING floor: this look comes after the bytes are read: `clear` raises the floor before it gives the bytes
-        // back, and the system orders that with the fault of whoever reads them first, maybe another thread of ours.
+        // back, and the system orders that with the fault of the thread that reads them first, which may be another one
+        // of this process.
         fence(Ordering::Acquire);
         let is_there = !self.table().is_cleared(found.at) || fault("cleared_while_read");
         if whole.is_none() || !is_there {
@@ -284,7 +285,7 @@ impl Samples {
     #[must_use]
     pub fn store(&self, index: usize, record: &[u8]) -> Stored {
         let len = record.len() as u64;
-        // Where it is the only one, its table has to be there too.
+        // Even if this is the only record, its table must be there too.
         if self.bound.is_below(len + FIRST) {
             return Stored::TooLarge;
         }
@@ -317,8 +318,8 @@ impl Samples {
         self.bound.allowed(self.table().used(), len, &self.file)
     }
 
-    /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again. A file with a
-    /// name does not get that: the next run may have mended the dataset.
+    /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again. A file with
+    /// a name does not get that: the next run may have mended the dataset.
     pub fn refuse(&self, index: usize) {
         if self.is_on_disk() {
             return;

@@ -2,7 +2,7 @@
 //!
 //! | bytes | hold |
 //! |---|---|
-//! | 0..8 | in a file with a name, XXH3 (64 bits) of all bytes behind; else zero |
+//! | 0..8 | in a file with a name, XXH3 (64 bits) of all bytes after these; else zero |
 //! | 8..16 | the index |
 //! | 16..24 | bytes of the record |
 //! | 24..32 | where its last part begins, which describes the others |
@@ -24,7 +24,7 @@ use crate::testing::fault::fault;
 /// Bytes before the sample's own.
 pub const HEADER: usize = 64;
 
-/// Completes a record whose bytes behind the header are there, with a sum or without.
+/// Completes a record whose bytes after the header are there, with a sum or without.
 ///
 /// # Panics
 /// When it has no room for a header.

@@ -1,7 +1,7 @@
 //! Scheduling: torch's rules for which worker is asked for what, and whose turn it is, over the transport.
 //!
-//! Composition of [`plan`](crate::plan) and any [`Transport`]. `T` is what a caller makes of a received result before its
-//! turn.
+//! Composition of [`plan`](crate::plan) and any [`Transport`]. `T` is what a caller makes of a received result before
+//! its turn.
 //!
 //! The parent pays the same for a batch whether there are one or many workers: in order it looks at one ring, out of
 //! order at the rings whose [bit](crate::sync::ready) is set (`benches/rust/engine.rs` counts it).
@@ -41,7 +41,7 @@ const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
 /// epoch left in a ring stands before the tasks of the next, and a ring holds fewer.
 const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
 
-/// The longest time for which a loss may go unsaid because results lie behind another worker's.
+/// The longest time for which a loss goes unreported because the lost worker's results wait for another worker's.
 pub const PATIENCE: Duration = Duration::from_millis(50);
 
 /// Keeps which worker was asked for what, in this epoch.
@@ -54,11 +54,11 @@ pub struct Scheduler<T> {
     epoch: u64,
     /// Workers whose process has ended, and has no successor.
     ended: Vec<u32>,
-    /// Since when results of a worker that has ended wait behind another's.
+    /// The time since which results of a worker that has ended wait for another worker's.
     behind: Option<Instant>,
-    /// Memory for the tasks that each worker has not answered, where the next task goes by that; else `None`.
+    /// Memory in which [`balance`](Self::balance) counts each worker's unanswered tasks; `None` without balancing.
     loads: Option<Box<[u64]>>,
-    /// True once tasks of the next epoch may be out, behind those of this one.
+    /// True once tasks of the next epoch may be out, after all tasks of this one.
     is_followed: bool,
 }
 
@@ -144,9 +144,9 @@ impl<T> Scheduler<T> {
     /// such workers, the next in turn gets it. The order of the results stays. Only for map-style datasets, where any
     /// worker may do any task.
     ///
-    /// A result in a worker's ring counts as answered: in order, it may wait there for a slow worker's batch. Results of
-    /// an abandoned epoch are dropped before the ring is counted. One worker may get all tasks, so its ring has room for
-    /// all of them.
+    /// A result in a worker's ring counts as answered: in order, it may wait there for a slow worker's batch. Results
+    /// of an abandoned epoch are dropped before the ring is counted. One worker may get all tasks, so its ring has room
+    /// for all of them.
     pub fn balance(&mut self) {
         self.loads.get_or_insert_with(|| vec![0; self.selector.workers()].into());
     }
@@ -162,11 +162,11 @@ impl<T> Scheduler<T> {
     }
 
     /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. The caller
-    /// sends nothing more in this one, and polls nothing in the next one before it [continues](Self::continue_from) from this one.
-    /// Until then the tasks of the next one go to the workers in turn.
+    /// sends nothing more in this one, and polls nothing in the next one before it [continues](Self::continue_from)
+    /// from this one. Until then the tasks of the next one go to the workers in turn.
     ///
-    /// INVARIANT: a worker answers in the order of its tasks. So in its ring nothing of this epoch is behind anything of
-    /// the next.
+    /// INVARIANT: a worker answers in the order of its tasks. So in its ring nothing of this epoch comes after anything
+    /// of the next.
     #[must_use]
     pub fn follow(&mut self) -> Self {
         self.is_followed = true;
@@ -181,7 +181,7 @@ impl<T> Scheduler<T> {
         self.loads = before.loads.take();
     }
 
-    /// Numbers this epoch as if so many epochs had begun and ended before: for tests of what is counted.
+    /// Numbers this epoch as if `epochs` epochs had begun and ended before. For tests of the numbers.
     #[must_use]
     pub fn after_epochs(mut self, epochs: u64) -> Self {
         self.epoch = epochs % EPOCHS;
@@ -215,7 +215,8 @@ impl<T> Scheduler<T> {
             loads[worker as usize] += 1;
         }
         for (worker, load) in (0..).zip(&mut loads).filter(|(_, load)| **load > 0) {
-            // A ring that cannot be read is said when its turn comes, and not in place of another worker's batch.
+            // The error of a ring that cannot be read is raised in its turn, and not in place of another worker's
+            // batch.
             let there = self.drop_stale(transport, worker).and_then(|_| transport.there_of(worker));
             *load = load.saturating_sub(there.unwrap_or(0));
         }
@@ -243,7 +244,7 @@ impl<T> Scheduler<T> {
             let found = match wanted {
                 Some(worker) => transport.try_next_of(worker),
                 None => {
-                    // Workers that are busy would put off the news for as long as they are.
+                    // Look first: busy workers could delay this report for as long as they are busy.
                     if let Some(worker) = self.lost(transport)? {
                         return Ok(Poll::Lost { worker });
                     }
@@ -344,8 +345,8 @@ impl<T> Scheduler<T> {
         Ok(None)
     }
 
-    /// Drops the results at the head of a worker's ring that no epoch waits for. Returns true if there is nothing of this
-    /// epoch behind them.
+    /// Drops the results at the head of a worker's ring that no epoch waits for. Returns true if nothing of this
+    /// epoch comes after them.
     fn drop_stale(&self, transport: &impl Transport, worker: u32) -> Result<bool> {
         loop {
             match transport.peek_of(worker)? {
@@ -446,7 +447,7 @@ impl<T> Scheduler<T> {
             .then_some(seq & SEQ_MASK)
     }
 
-    /// Has the next task, the epoch's first, go to `worker`, as where an epoch goes on that stopped before its turn.
+    /// Sends the next task, the epoch's first, to `worker`: for an epoch that stopped before the turn of `worker`.
     pub fn begin_at(&mut self, worker: u32) {
         self.selector.begin_at(worker);
     }

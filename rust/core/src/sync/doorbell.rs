@@ -14,7 +14,7 @@
 //! peer's read of the flag comes after it and finds 1 (or a later value, below), so it rings. If
 //! the peer's comes first, what it published before is seen by the sleeper's second look, which
 //! therefore does not sleep. One of the two always holds; without either fence, both sides may read
-//! the old value, and the sleeper sleeps beside its work.
+//! the old value, and the sleeper sleeps although there is work.
 //!
 //! A later value than that 1 has one of three writers: the sleeper itself, which withdrew because
 //! it is awake; another take, which rings; or the sleeper's next announcement, which the peer takes

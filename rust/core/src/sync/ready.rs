@@ -103,7 +103,7 @@ impl Ready {
             if shared.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // ORDERING ready: the commits behind these bits happen before the looks at their rings.
+            // ORDERING ready: the commits for which these bits were set happen before the looks at their rings.
             let fresh = shared.swap(0, acquire_unless("ready_load_relaxed"));
             // Bits of no worker are ignored: whatever another process wrote, only rings that exist are looked at.
             let bits = self.workers - at * 64;

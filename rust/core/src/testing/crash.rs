@@ -1,7 +1,7 @@
 //! Loom's atomics with death: a thread can be killed before any of its stores, as SIGKILL ends a
 //! process.
 //!
-//! A dead process leaves behind for others what its last stores wrote, so a death is defined by the stores that were
+//! A dead process leaves to others what its last stores wrote, so a death is defined by the stores that were
 //! still made. A test that runs the code under [`killed_after`] for every number of stores has therefore seen every
 //! death. A killed thread unwinds; what its destructors store no longer happens.
 

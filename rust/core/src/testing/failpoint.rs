@@ -1,10 +1,10 @@
 //! Failpoints: named moments between two stores, at which a test lets the process sleep or die.
 //!
-//! Others repair what a dying process leaves behind. That only shows where it dies at the few instructions that matter,
-//! which a random SIGKILL practically never hits. Outside a build with `--cfg ringloader_failpoints` a failpoint is
-//! nothing at all. In such a build the variable `RINGLOADER_FAILPOINT` selects one, as `NAME:kill` or
-//! `NAME:MICROSECONDS`, each with `:N` behind it where only the Nth time counts; a test selects one for its own process
-//! with `select`. Models need none of this: under loom a thread dies before any store (`testing/crash.rs`).
+//! Others repair what a dying process has left undone. That only shows where it dies at the few instructions that
+//! matter, which a random SIGKILL practically never hits. Outside a build with `--cfg ringloader_failpoints` a
+//! failpoint is nothing at all. In such a build the variable `RINGLOADER_FAILPOINT` selects one, as `NAME:kill` or
+//! `NAME:MICROSECONDS`, each followed by `:N` if only the Nth time counts; a test selects one for its own process with
+//! `select`. Models need none of this: under loom a thread dies before any store (`testing/crash.rs`).
 
 #[cfg(ringloader_failpoints)]
 pub use chosen::{failpoint, select};

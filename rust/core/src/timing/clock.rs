@@ -37,7 +37,8 @@ impl WorkerClock {
         self.stamps.collate += ended.saturating_sub(begun);
     }
 
-    /// Records that the batch is made. If the batch cannot be sent and its error is sent instead, the first time counts.
+    /// Records that the batch is made. If the batch cannot be sent and its error is sent instead, the first time
+    /// counts.
     pub fn record_made(&mut self, now: u64) {
         if self.stamps.made == 0 {
             self.stamps.made = now;

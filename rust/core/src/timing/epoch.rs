@@ -57,9 +57,9 @@ pub struct Event {
     pub work: Option<MainWork>,
     /// The number of the batch in the epoch; of a call of `next`, the number of batches returned before.
     pub batch: u64,
-    /// Its beginning.
+    /// The time at which it began.
     pub begun: u64,
-    /// Its end.
+    /// The time at which it ended.
     pub ended: u64,
 }
 
@@ -135,8 +135,8 @@ impl<I> EpochTimes<I> {
             || self.slowest.last().is_some_and(|(other, _)| other.stamps.dataset() < time)
     }
 
-    /// Records a batch that a worker has made. `bytes` has its indices, where these are numbers. `index` is kept if the fetch
-    /// [is long](Self::is_long). Returns the index that is not kept any more, for the caller to drop.
+    /// Records a batch that a worker has made. `bytes` has its indices, where these are numbers. `index` is kept if the
+    /// fetch [is long](Self::is_long). Returns the index that is not kept any more, for the caller to drop.
     pub fn record_fetch(
         &mut self,
         batch: u64,

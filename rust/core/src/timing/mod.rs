@@ -1,5 +1,5 @@
-//! Measures the time of an epoch's parts. All times are nanoseconds of one clock that all processes share; nothing here reads
-//! it.
+//! Measures the time of an epoch's parts. All times are nanoseconds of one clock that all processes share; nothing here
+//! reads it.
 //!
 //! A worker records the moments of a batch in a [`WorkerClock`]. They travel with the batch as [`Stamps`]. The main
 //! process adds them up in an [`EpochTimes`].
@@ -10,7 +10,7 @@ mod epoch;
 pub use clock::WorkerClock;
 pub use epoch::{EpochTimes, Event, Fetch, MainWork, WorkerSums};
 
-/// Words of a batch's stamps, with the number of its filling behind them.
+/// Words of a batch's stamps, followed by the number of its filling.
 const WORDS: usize = 9;
 
 /// The moments of one batch in its worker, and what it took there.
@@ -35,10 +35,10 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// Bytes of the stamps behind a batch.
+    /// Bytes of the stamps after a batch.
     pub const BYTES: u64 = (WORDS * size_of::<u64>()) as u64;
 
-    /// Returns the stamps as they travel behind the batch of this filling.
+    /// Returns the stamps as they travel after the batch of this filling.
     #[must_use]
     pub fn to_bytes(&self, generation: u64) -> [u8; Self::BYTES as usize] {
         let Self { asked, got, collating, collate, made, room, sent, cpu } = *self;
@@ -50,7 +50,7 @@ impl Stamps {
         bytes
     }
 
-    /// Returns the stamps behind the batch of this filling; `None` for other bytes.
+    /// Returns the stamps after the batch of this filling; `None` for other bytes.
     #[must_use]
     pub fn from_bytes(bytes: &[u8], generation: u64) -> Option<Self> {
         let (words, rest) = bytes.as_chunks();

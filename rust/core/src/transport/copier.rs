@@ -138,7 +138,7 @@ impl Drop for CopyJob {
     }
 }
 
-/// Has jobs done on a thread, which ends with it.
+/// Runs jobs on a thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Copier {
     queue: Arc<Queue>,

@@ -46,8 +46,8 @@ pub struct Engine {
     /// The pidfd of the parent, for its workers, which end when it does.
     pidfd: OwnedFd,
     handles: Vec<Arc<WorkerHandle>>,
-    /// The ends of the socket pairs that are the workers', until each has its own. Beside the state: a forked worker
-    /// looks here, and what held the state's lock at the fork never gives it back there.
+    /// The ends of the socket pairs that are the workers', until each has its own. Outside of the state: a forked
+    /// worker looks here, and what held the state's lock at the fork never gives it back there.
     worker_ends: Mutex<Vec<Option<Arc<OwnedFd>>>>,
     state: Mutex<EngineState>,
     spin: AdaptiveSpin,
@@ -190,7 +190,7 @@ impl Engine {
         std::mem::take(&mut self.lock().woken)
     }
 
-    /// Tells the workers that nothing more is wanted and wakes those that sleep.
+    /// Tells the workers that nothing more is wanted and wakes sleeping workers.
     pub fn set_done(&self) {
         self.control.set_done();
         for handle in &self.handles {

@@ -5,7 +5,7 @@ use crate::error::Result;
 
 /// Carries tasks to workers and their results back. No call waits.
 ///
-/// The trait stands here and not beside the scheduler, because dependencies point down: implementations must not know
+/// The trait stands here and not with the scheduler, because dependencies point down: implementations must not know
 /// the scheduler, nor the scheduler them.
 pub trait Transport {
     /// The index that a task asks for.
@@ -19,14 +19,14 @@ pub trait Transport {
     /// Sends task `seq` to `worker`, or keeps it until there is room. Tasks of one worker arrive in order.
     ///
     /// # Errors
-    /// [`Error::TaskTooLarge`](crate::Error::TaskTooLarge) when it can never be sent, and what else the transport
-    /// says of itself.
+    /// [`Error::TaskTooLarge`](crate::Error::TaskTooLarge) when it can never be sent, and any other error of the
+    /// transport.
     fn put_task(&self, worker: u32, seq: u64, index: Self::Index) -> Result<()>;
 
     /// The next result of any worker that is there. Results of one worker come in the order of its commits.
     ///
     /// # Errors
-    /// [`Error::Arrival`](crate::Error::Arrival) when this result cannot be had: it is gone, and those behind it are
+    /// [`Error::Arrival`](crate::Error::Arrival) when this result cannot be had: it is gone, and the ones after it are
     /// still there. Any other error stays: every later call says so again.
     fn try_next(&self) -> Result<Option<Self::Received>>;
 

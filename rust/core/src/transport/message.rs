@@ -24,7 +24,7 @@ pub enum TaskKind {
     None = 7,
     /// No task of torch's: something that the worker calls between two of them, pickled. Nothing answers it here.
     Call = 8,
-    /// An index of one of the kinds above, behind the places of its samples in the epoch.
+    /// The places of the samples in the epoch, from which seeds are made, then an index of one of the kinds above.
     Seeded = 9,
 }
 

@@ -87,8 +87,8 @@ impl PortState {
     }
 }
 
-/// The worker lends what it collates to itself, and to those that it forks: to ask whether it has any at a fork would
-/// be more than to note the fork.
+/// Lends the worker's collated batches to the worker itself and to the processes that it forks. It always counts as
+/// lending: to find out at a fork would cost more than to record the fork.
 #[derive(Debug)]
 struct Collated;
 
@@ -109,8 +109,7 @@ pub enum Wake {
 
 impl Port {
     /// The end for `worker` of a segment that its parent made, with the share of memory the
-    /// parent gave it. Slots that are warm stay so, and those that the user holds since an epoch before are left to
-    /// him.
+    /// parent gave it. Warm slots stay warm, and slots that the user holds since an earlier epoch stay held.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the segment is not one of this version.
@@ -193,7 +192,7 @@ impl Port {
         self.process.is_current()
     }
 
-    /// Has this process killed `grace` after the parent's end, if it has not ended by then, whatever it does. `pipe`:
+    /// Arranges that this process is killed `grace` after the parent's end, if it has not ended by then. `pipe`:
     /// as [`parent_death::end_with`] takes it.
     ///
     /// # Errors

@@ -54,7 +54,7 @@ pub struct Queues<I, R> {
 struct Worker<I, R> {
     requests: VecDeque<Request<I>>,
     replies: VecDeque<Reply<R>>,
-    /// Epochs that it has begun behind its first one, and the batches that it has made in the last even one and the last
+    /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last
     /// odd one.
     epoch: u64,
     batches: [u64; 2],

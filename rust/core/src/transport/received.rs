@@ -220,7 +220,7 @@ impl Received {
         self.backing.pointer(offset, len)
     }
 
-    /// Returns the stamps behind the batch; `None` if its worker has written none.
+    /// Returns the stamps that follow the batch; `None` if its worker has written none.
     #[must_use]
     pub fn stamps(&self) -> Option<Stamps> {
         let mut bytes = Vec::new();

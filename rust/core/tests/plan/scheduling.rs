@@ -1,5 +1,5 @@
-//! Worker selector and reorder buffer, composed as an engine does it, against torch's iterator: which worker gets which task,
-//! which batch comes out when, and every counter after each request.
+//! Worker selector and reorder buffer, composed as an engine does it, against torch's iterator: which worker gets which
+//! task, which batch comes out when, and every counter after each request.
 
 use std::ops::ControlFlow;
 

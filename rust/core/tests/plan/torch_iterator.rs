@@ -120,8 +120,8 @@ pub(crate) struct TorchIterator {
     pub(crate) workers_status: Vec<bool>,
     pub(crate) workers_num_tasks: Vec<i64>,
     cycle: u32,
-    /// True if, under [`ResultOrder::InOrder`], results come in the order of their tasks. Otherwise they come as the schedule
-    /// says.
+    /// True if, under [`ResultOrder::InOrder`], results come in the order of their tasks. Otherwise they come as the
+    /// schedule says.
     pub(crate) arrive_in_order: bool,
 }
 

@@ -16,7 +16,7 @@ use crate::{Error, Result};
 /// and at most [`MAX_NDIM`] long; `numel` fits an `i64`; each element lies inside the storage; a tensor's byte offset
 /// is a multiple of its itemsize. An array's tag and any leaf's dims lie inside the block.
 ///
-/// `Meta` reads the bytes anew at each access, so they must not change while it lives. A shared slice promises this.
+/// `Meta` reads the bytes again at each access, so they must not change while it lives. A shared slice promises this.
 #[derive(Debug, Clone, Copy)]
 pub struct Meta<'a> {
     storages: &'a [[u8; STORAGE_BYTES]],
@@ -245,7 +245,7 @@ impl<'a> Leaf<'a> {
         self.dims(self.ndim(), ndim)
     }
 
-    /// A tensor's shape with its strides behind it; the shape of any other leaf.
+    /// A tensor's shape, then its strides; the shape of any other leaf.
     pub fn all_dims(&self) -> Dims<'a> {
         self.dims(0, if self.record[0] == KIND_TENSOR { 2 * self.ndim() } else { self.ndim() })
     }

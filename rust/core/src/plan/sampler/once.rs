@@ -15,7 +15,7 @@ pub(super) enum Once {
     Draw(Draw, Use),
     /// The draw's indices as they are.
     Plain(Drawn),
-    /// Every so many-th of all indices, in order or permuted.
+    /// Every `step`-th of all indices, in order or permuted.
     Strided { permutation: Option<Draws>, stride: Stride },
 }
 
@@ -26,7 +26,7 @@ pub(super) enum Use {
     Strided(Stride),
 }
 
-/// Every so many-th position in `len` indices that are repeated without end.
+/// Every `step`-th position in `len` indices that are repeated without end.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Stride {
     // INVARIANT: `at` and `step` are less than `len`, unless nothing is `left`; twice `len` is no overflow.
@@ -124,7 +124,7 @@ impl Stride {
         Ok(Self { at: within(first), step: within(step), left: many, len })
     }
 
-    /// Returns the positions of a rank, whose first are these, behind `start` that all ranks consumed.
+    /// Returns the positions of a rank, after `start` indices that all ranks consumed.
     ///
     /// MIRRORS torch distributed.py::DistributedSampler.__init__ (`num_samples`), for what is left
     fn rest(self, start: u64, drop_last: bool, num_replicas: u64) -> Result<Self> {
@@ -137,7 +137,7 @@ impl Stride {
     /// Returns how many elements, counted from the first, must be known for the next `limit` positions.
     fn reach(&self, limit: u64) -> usize {
         let count = limit.min(self.left);
-        // At an overflow, or past the end, the positions begin anew: then all elements must be known.
+        // At an overflow, or past the end, the positions begin again: then all elements must be known.
         let last = count.saturating_sub(1).saturating_mul(self.step).saturating_add(self.at);
         if count == 0 { 0 } else { last.saturating_add(1).min(self.len) as usize }
     }
@@ -159,8 +159,8 @@ impl Stride {
     }
 }
 
-/// Returns the positions that this rank reads of `len` indices, which are repeated or cut to the same number for every
-/// rank.
+/// Returns the positions that this rank reads of `len` indices, which are repeated or cut, so that every rank
+/// reads the same number.
 fn distributed(len: u64, num_samples: u64, num_replicas: u64, rank: u64, drop_last: bool) -> Result<Stride> {
     let total = num_samples.checked_mul(num_replicas);
     let fits = |total: u64| if drop_last { total <= len } else { total >= len && (len > 0 || total == 0) };

@@ -27,7 +27,7 @@ enum RandomStage {
     Counted {
         num_samples: u64,
     },
-    /// So many full draws are to come.
+    /// `left` full draws are to come.
     Full {
         left: u64,
     },
@@ -39,7 +39,7 @@ enum RandomStage {
     Recounted {
         num_samples: u64,
     },
-    /// The rest is to come, with so many of its draw.
+    /// The rest is to come: `count` indices of its draw.
     Rest {
         count: u64,
     },

@@ -16,7 +16,7 @@ fn batch(len: usize, byte: u8) -> Arc<Backing> {
 fn begin(copier: &Copier, backing: Arc<Backing>, into: &mut [u8]) -> (CopyJob, Weak<Backing>) {
     let from = backing.pointer(0, into.len() as u64).unwrap().as_ptr();
     let (half, at) = (into.len() / 2, into.as_mut_ptr());
-    // SAFETY: both places have so many bytes; every test keeps `into` until the job is over.
+    // SAFETY: both places have `into.len()` bytes; every test keeps `into` until the job is over.
     let parts = unsafe {
         vec![CopyPart::new(from, at, half), CopyPart::new(from.add(half), at.add(half), into.len() - half)]
     };

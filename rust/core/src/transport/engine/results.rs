@@ -20,7 +20,7 @@ impl Engine {
     /// The next result of any worker that is there, without waiting; none after [`close`](Self::close).
     ///
     /// # Errors
-    /// [`Error::Arrival`] when the memory of a result cannot be had: that result is gone, and those behind it
+    /// [`Error::Arrival`] when the memory of a result cannot be had: that result is gone, and the ones after it
     /// are still there. [`Error::Corrupt`] when a worker wrote what none writes, which stays there: every later
     /// call says so again. [`Error::Inherited`] in a forked child.
     pub fn try_next(&self) -> Result<Option<Received>> {

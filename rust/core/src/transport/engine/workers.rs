@@ -1,4 +1,4 @@
-//! The processes behind an engine: what each gets, watching them, one that takes the place of another.
+//! The worker processes of an engine: their descriptors, their ends, and their successors.
 
 use std::io;
 use std::os::fd::AsFd;

@@ -54,7 +54,7 @@ impl Control {
         })
     }
 
-    /// The memory behind it.
+    /// The segment.
     #[must_use]
     pub fn segment(&self) -> &Segment {
         &self.segment

@@ -14,8 +14,8 @@ const LAYOUT_VERSION: u64 = 4;
 pub(crate) const GRANULE: u64 = 64 << 10;
 /// The distance between words that different processes write: two cache lines, which are fetched together.
 const LINE: usize = 128;
-/// The most address space that one segment may take. A process has 128 TiB, which all loaders that live share with all
-/// else.
+/// The most address space that one segment may take. A process has 128 TiB, which all loaders share with the rest
+/// of the process.
 pub(super) const MAX_SEGMENT: u64 = 4 << 40;
 /// The most that the windows of a segment take together, unless they would become smaller than [`USEFUL`] by it.
 const USUAL: u64 = 1 << 39;
@@ -62,7 +62,7 @@ impl Geometry {
         // the one that is being filled.
         let slots = max_tasks.checked_add(2).and_then(|n| n.checked_mul(2)).ok_or_else(too_many)?;
         let slots = slots.checked_next_multiple_of(64).ok_or_else(too_many)?;
-        // Beside the tasks: a resume marker, an end marker, results of an abandoned epoch.
+        // In addition to the tasks: a resume marker, an end marker, results of an abandoned epoch.
         let ring_capacity = max_tasks.checked_add(8).ok_or_else(too_many)?.next_power_of_two();
         let wanted = largest.max(GRANULE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
         let useful = wanted.min(USEFUL);

@@ -17,7 +17,7 @@ use crate::sync::Ordering;
 impl Control {
     /// Makes a segment for `geometry`, with smaller windows and arenas where the system refuses so much address
     /// space or so large a file, or it were more than half of what `RLIMIT_AS` leaves for all that this process does.
-    /// The descriptor is for those that attach.
+    /// The descriptor is for the processes that attach.
     ///
     /// # Errors
     /// [`Error::Os`] when no segment can be had.

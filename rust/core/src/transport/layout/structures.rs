@@ -29,7 +29,7 @@ pub(super) struct WorkerHeader {
 #[repr(C)]
 #[derive(Debug, Default)]
 pub struct Counters {
-    /// Epochs that the worker has begun behind its first one.
+    /// Epochs that the worker has begun after its first one.
     epoch: AtomicU64,
     /// Of even epochs, and of odd ones. A worker may be in the next epoch while one is still counted.
     counts: [Counts; 2],
@@ -52,8 +52,8 @@ pub struct Counts {
 }
 
 impl Counters {
-    /// The figures of an epoch, with their names. They are zero until the worker has begun it, and once it has begun the
-    /// second one behind it.
+    /// The figures of an epoch, with their names. They are zero until the worker has begun it, and once it has begun
+    /// the second epoch after it.
     #[must_use]
     pub fn read(&self, epoch: u64) -> [(&'static str, u64); 5] {
         // ORDERING epoch: acquires the zeros that `begin_epoch` stored before.
