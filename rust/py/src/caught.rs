@@ -20,8 +20,8 @@ const NO_OBJECT: &str = "PyObject pointer is null";
 /// The state that `work` changes must be right for others at each moment, or be put right when it is dropped.
 ///
 /// # Errors
-/// The error of `work`; `MemoryError` where it panicked for want of memory, and `RuntimeError` with the panic's
-/// message.
+/// The error of `work`; `MemoryError` where it panicked because there was no memory, and `RuntimeError` with the
+/// panic's message for any other panic.
 pub(crate) fn caught<T>(py: Python<'_>, work: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     let work = || {
         work().inspect_err(|error| {

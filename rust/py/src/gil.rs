@@ -46,7 +46,7 @@ pub(crate) fn detached<T: Send>(
     Ok(done)
 }
 
-/// Copies of at least so many bytes are made without the interpreter.
+/// The fewest bytes whose copy is made without the interpreter.
 pub(crate) const DETACH: usize = 1 << 20;
 
 /// Runs `work` without the interpreter. Short work only: nothing looks for signals, and the exit of the

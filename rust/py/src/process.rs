@@ -33,8 +33,8 @@ pub(crate) fn after_fork_in_child() {
 /// The time that a process has after its parent's end, to end in its own way.
 pub(crate) const GRACE: Duration = Duration::from_millis(500);
 
-/// Has this process killed half a second after the end of the parent, whose pidfd this is, if it has not ended by then,
-/// whatever it does. `OSError`: the system cannot do it.
+/// Makes the system kill this process half a second after the end of the parent, whose pidfd this is, unless the
+/// process has ended by then. `OSError`: the system cannot do it.
 #[pyfunction]
 pub(crate) fn end_with_parent(pidfd: RawFd) -> PyResult<()> {
     parent_death::end_with(duplicate(pidfd)?.as_fd(), None, GRACE).map_err(exception)

@@ -1,4 +1,4 @@
-//! All that is called of ringloader's Python, by name: its modules, and the objects that it passes.
+//! All calls of ringloader's Python, by name: of its modules, and of the objects that it passes.
 //!
 //! INVARIANT: no other file of this crate names a module or a private attribute of ours. `_native.pyi` has the
 //! protocols of the objects.
@@ -21,20 +21,20 @@ pub(crate) fn torch_internals(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
     py.import("ringloader._torch.internals")
 }
 
-/// Says that a batch did not fit into its worker's share.
+/// Logs that a batch did not fit into its worker's share.
 ///
 /// # Errors
 /// The error that logging raises.
-pub(crate) fn say_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, workers: u32) -> PyResult<()> {
+pub(crate) fn log_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, workers: u32) -> PyResult<()> {
     let budget = py.import("ringloader._transport.budget")?;
     budget.call_method1("say_oversize", (len, share, largest, workers)).map(drop)
 }
 
-/// Says why memory that is needed no more was not given back.
+/// Logs why memory that is needed no more was not given back.
 ///
 /// # Errors
 /// The error that logging raises.
-pub(crate) fn say_kept(py: Python<'_>, why: &str) -> PyResult<()> {
+pub(crate) fn log_not_given_back(py: Python<'_>, why: &str) -> PyResult<()> {
     py.import("ringloader._transport.budget")?.call_method1("say_kept", (why,)).map(drop)
 }
 
@@ -48,8 +48,8 @@ pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
     Standing::get(py).map(drop)
 }
 
-/// Returns the name of the method by which an object that stands for a batch raises. [`load`] makes it: where no memory
-/// is left for a batch, none is left for the name.
+/// Returns the name of the method that raises an object's error: an object that stands for a batch has it. [`load`]
+/// makes the name, because there may be no memory for it when there is none for a batch.
 pub(crate) fn reraise(py: Python<'_>) -> &Bound<'_, PyString> {
     intern!(py, "reraise")
 }
@@ -144,7 +144,7 @@ impl<'py> Callbacks<'_, 'py> {
         self.0.call_method1(intern!(self.py(), "_raise_timeout"), (late,)).map(drop)
     }
 
-    /// A batch has been waited for so many seconds. `owing`: what each worker owes.
+    /// Reports that the wait for a batch has taken `seconds` so far. `owing`: the task that each worker owes.
     ///
     /// # Errors
     /// The error that logging raises.

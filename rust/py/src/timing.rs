@@ -1,4 +1,5 @@
-//! The times of batches, as Python classes: the moments of each where it is made, and the figures of an iterator's epochs.
+//! The times of batches, as Python classes: the moments of each where it is made, and the figures of an iterator's
+//! epochs.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -44,7 +45,7 @@ impl WorkerClock {
         self.core().record_room(time);
     }
 
-    pub(crate) fn sent(&self) -> Stamps {
+    pub(crate) fn note_sent(&self) -> Stamps {
         self.core().sent(monotonic(), thread_cpu)
     }
 
@@ -100,7 +101,7 @@ pub(crate) struct Recorder {
 
 #[pymethods]
 impl Recorder {
-    /// For so many workers. The first epoch begins now.
+    /// The times of `workers` workers. The first epoch begins now.
     #[new]
     fn new(workers: u32) -> Self {
         Self { workers, epoch: Mutex::new(Core::new(workers, monotonic())), known: AtomicU64::new(0) }
@@ -177,8 +178,8 @@ pub(crate) struct Trace {
 
 #[pymethods]
 impl Trace {
-    /// Returns the batches that workers have made: batch, worker, the moments `got`, `collating`, `made` and `sent`, the
-    /// times of `collate` and `room`, and the first indices.
+    /// Returns the batches that workers have made: batch, worker, the moments `got`, `collating`, `made` and `sent`,
+    /// the times of `collate` and `room`, and the first indices.
     #[expect(clippy::type_complexity, reason = "a row of a table")]
     fn fetches(&self) -> Vec<(u64, u32, [u64; 4], [u64; 2], Vec<i64>)> {
         let row = |fetch: &Fetch| {
@@ -263,7 +264,7 @@ impl TimedNext {
         let ended = monotonic();
         let mut core = recorder.core();
         let known = recorder.known.load(Ordering::Relaxed);
-        // On torch's own path no fetch is seen, so nothing is known of what comes behind one.
+        // On torch's own path no fetch is seen, so the time after a fetch is not known.
         if self.places && taken.is_ok() && known != begun {
             let (batch, _) = core.returned();
             core.record_main(MainWork::Place, batch, known, ended);
@@ -284,7 +285,7 @@ pub(crate) struct TimedFetch {
     recorder: Py<Recorder>,
     clock: Py<WorkerClock>,
     fetcher: Py<PyAny>,
-    /// True if an index says nothing of the samples.
+    /// True for an iterable dataset: its samples have no indices.
     iterable: bool,
 }
 

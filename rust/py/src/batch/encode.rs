@@ -8,7 +8,7 @@
 //! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
 //! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
 //! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
-//! then [`Encoded::holds_still`] looks at every leaf again before a byte is copied.
+//! then [`Encoded::verify`] looks at every leaf again before a byte is copied.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -18,7 +18,7 @@ use ringloader_core::batch::MetaWriter;
 
 use super::LONGEST_TABLE_KEPT;
 use super::groups::Groups;
-use super::leaves::{Drafts, Found, changed};
+use super::leaves::{Change, Drafts, changed};
 use crate::identity::ByIdentity;
 use crate::torch::names::Torch;
 
@@ -31,10 +31,10 @@ const INLINE_BYTES: usize = 4096;
 /// The fewest integers of a list that are written as one token.
 const FEWEST_INTEGERS: usize = 4;
 
-/// The parts of a batch that are known before the batch has a place.
+/// The parts of a batch that are known before the batch has memory.
 #[derive(Default)]
 pub(crate) struct Encoded {
-    /// The batch's skeleton; storages and leaves are added once they have a place.
+    /// The batch's skeleton; storages and leaves are added when the groups are formed.
     pub(crate) meta: MetaWriter,
     pub(crate) drafts: Drafts,
     pub(crate) groups: Groups,
@@ -45,7 +45,7 @@ pub(crate) struct Encoded {
 }
 
 impl Encoded {
-    /// An empty one, for objects that are to come back as they are, any number of times, in any process.
+    /// Makes an empty one, for objects that come back exactly as they were, any number of times, in any process.
     pub(crate) fn exact() -> Self {
         Self { drafts: Drafts::new(true), ..Self::default() }
     }
@@ -72,24 +72,24 @@ impl Encoded {
         Ok(())
     }
 
-    /// Makes sure that the leaves are where the groups say, once the batch's place is known: from a return with
-    /// `true` on, addresses hold until foreign code may run. With `false` the batch was encoded again, and the groups
-    /// have to be formed and placed anew.
+    /// Checks that the leaves are where the groups say, once the batch has its memory. After a return with `true`,
+    /// addresses hold until foreign code may run. After `false` the batch was encoded again, or leaves have moved: the
+    /// caller must form the groups and lay them out again.
     ///
     /// # Errors
     /// The error that pickling raises; `RuntimeError` where a tensor is larger than its storage, or where a leaf has
     /// lost its memory and the batch cannot be read again.
-    pub(crate) fn holds_still(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
+    pub(crate) fn verify(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = batch.py();
         if self.groups.has_large() {
-            self.groups.hold_large(py, &mut self.drafts)?;
+            self.groups.anchor_large(py, &mut self.drafts)?;
         }
         self.groups.check_copied(py, &mut self.drafts)?;
         if !self.drafts.disturbed {
             return Ok(true);
         }
         let found = self.drafts.look(Torch::get(py)?, py);
-        if let Ok(Found::Same) = found {
+        if let Ok(Change::None) = found {
             return Ok(true);
         }
         let Some(pickled) = &self.pickled else {
@@ -98,7 +98,7 @@ impl Encoded {
             self.encode(batch)?;
             return Ok(false);
         };
-        if let Found::Other(leaf) = found? {
+        if let Change::Lost(leaf) = found? {
             return Err(changed(&self.drafts.leaves[leaf as usize]));
         }
         self.groups.clear();
@@ -273,7 +273,7 @@ pub(crate) struct Leaves {
 
 #[pymethods]
 impl Leaves {
-    /// How the leaf that stands for `object` is pickled; `NotImplemented` where there is none.
+    /// Returns the reduced form of the leaf that stands for `object`; `NotImplemented` where there is none.
     fn __call__(&self, object: &Bound<'_, PyAny>) -> PyResult<Py<PyAny>> {
         let py = object.py();
         let torch = Torch::get(py)?;

@@ -13,13 +13,13 @@ use crate::gil::DETACH;
 use crate::objects::CollectorOff;
 use crate::torch::names::Torch;
 
-/// The drafts, as the core asks for them.
-struct Asked<'a, 'py> {
+/// The leaves of a batch, as the core asks for them.
+struct BatchLeaves<'a, 'py> {
     py: Python<'py>,
     drafts: &'a mut Drafts,
 }
 
-impl Leaves for Asked<'_, '_> {
+impl Leaves for BatchLeaves<'_, '_> {
     type Error = PyErr;
 
     #[inline]
@@ -56,12 +56,12 @@ impl Leaves for Asked<'_, '_> {
 #[derive(Default)]
 pub(crate) struct Groups {
     groups: alias::Groups,
-    /// For each group, whether its memory stays while what has it is held: an array may be resized by whatever else
-    /// has it.
+    /// For each group, true if its memory stays where it is while its owner is held. An array's may move: other code
+    /// may resize the array.
     keeps: Vec<bool>,
     copies: Vec<CopyRange>,
     has_large: bool,
-    /// For each group, true if its bytes are copied, by the last [`place`](Self::place).
+    /// For each group, true if its bytes are copied, by the last [`lay_out`](Self::lay_out).
     is_copied: Vec<bool>,
 }
 
@@ -80,7 +80,7 @@ impl Groups {
     ) -> PyResult<()> {
         self.clear();
         drafts.forget_moves();
-        self.groups.form(&mut Asked { py, drafts }, filled)?;
+        self.groups.form(&mut BatchLeaves { py, drafts }, filled)?;
         for group in self.groups.groups() {
             let first = &drafts.leaves[group.first as usize];
             self.keeps.push(!matches!(first.kind, LeafKind::Array { .. }));
@@ -113,11 +113,10 @@ impl Groups {
         self.copies.clear();
     }
 
-    /// Puts the storages that are not in place behind `bump` of a slot, or all of them at the start of
-    /// a segment of their own if `bump` is `None`. Returns where the table begins, which is behind
-    /// everything else.
+    /// Gives each storage that is not in the slot an offset after `bump` of the slot. If `bump` is `None`, all storages
+    /// get offsets in a segment of their own. Returns the start of the table, which comes after all storages.
     #[inline]
-    pub(crate) fn place(&mut self, meta: &mut MetaWriter, bump: Option<u64>) -> u64 {
+    pub(crate) fn lay_out(&mut self, meta: &mut MetaWriter, bump: Option<u64>) -> u64 {
         let Self { groups, keeps, copies, is_copied, .. } = self;
         copies.clear();
         is_copied.clear();
@@ -145,7 +144,7 @@ impl Groups {
     ///
     /// # Errors
     /// The error that torch raises when it is asked for a storage.
-    pub(crate) fn hold_large(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
+    pub(crate) fn anchor_large(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
         let torch = Torch::get(py)?;
         for group in self.groups.groups().iter().filter(|group| group.len >= DETACH as u64) {
             drafts.anchor(torch, py, group.first)?;
@@ -153,7 +152,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Checks that the tensors which are copied lie within their storages. Those that the slot has already do.
+    /// Checks that the tensors which are copied lie within their storages. Tensors in the slot always do.
     ///
     /// # Errors
     /// `RuntimeError` if one does not.
@@ -175,7 +174,7 @@ impl Groups {
         Ok(())
     }
 
-    /// Returns the ranges that have to be copied, by the last [`place`](Self::place).
+    /// Returns the ranges that have to be copied, by the last [`lay_out`](Self::lay_out).
     pub(crate) fn copies(&self) -> &[CopyRange] {
         &self.copies
     }

@@ -1,4 +1,4 @@
-//! How the tensors of a batch travel to a device, as a Python class: small ones together, large ones by themselves.
+//! The way of a batch's tensors to a device, as a Python class: small ones together, large ones by themselves.
 //!
 //! Consecutive batches with the same table share one plan.
 
@@ -21,7 +21,8 @@ use crate::torch::tensor::Form;
 /// Tensors up to this size go to a device with others, in one copy.
 const PACKED: u64 = 64 << 10;
 
-/// The most bytes that cross to a device together. As long as they are taken apart, they are there twice.
+/// The most bytes of a block that is copied to a device. While the device takes a block apart, its bytes are there
+/// twice.
 const LARGEST_BLOCK: u64 = 1 << 20;
 
 /// The alignment of tensors in a block: four words, which a device's thread reads at once.
@@ -31,13 +32,13 @@ const BLOCK_ALIGNMENT: u64 = 32;
 pub(crate) struct Plan {
     pub(crate) template: Arc<Template>,
     /// By tensor, in the template's order.
-    pub(crate) places: Vec<Place>,
+    pub(crate) routes: Vec<Route>,
     /// Bytes of each block of packed tensors, in the order of the staging memory.
     pub(crate) blocks: Vec<u64>,
 }
 
 /// The way of a tensor to the device.
-pub(crate) enum Place {
+pub(crate) enum Route {
     /// In a block with others.
     Packed(Packed),
     /// By itself.
@@ -72,12 +73,12 @@ impl Plan {
     /// `None` if there are gaps in a tensor.
     pub(crate) fn of(template: &Arc<Template>) -> Option<Self> {
         let mut blocks = vec![0];
-        let mut places = Vec::new();
+        let mut routes = Vec::new();
         for form in template.forms() {
             let len = form.dense_len()?;
             let shape = Shape::of(form);
             if len > PACKED {
-                places.push(Place::Alone(shape));
+                routes.push(Route::Alone(shape));
                 continue;
             }
             let mut block = blocks.len() - 1;
@@ -87,13 +88,13 @@ impl Plan {
             }
             let offset = blocks[block];
             blocks[block] = (offset + len).next_multiple_of(BLOCK_ALIGNMENT);
-            places.push(Place::Packed(Packed { block, offset, len, shape }));
+            routes.push(Route::Packed(Packed { block, offset, len, shape }));
         }
         blocks.retain(|&len| len > 0);
-        Some(Self { template: template.clone(), places, blocks })
+        Some(Self { template: template.clone(), routes, blocks })
     }
 
-    /// Copies the packed tensors to a new pinned tensor of bytes, one block behind the other; `None` if there are none.
+    /// Copies the packed tensors to a new pinned tensor of bytes, one block after the other; `None` if there are none.
     ///
     /// # Errors
     /// The error that torch raises; `RuntimeError` when the bytes are not all there.
@@ -104,9 +105,9 @@ impl Plan {
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let starts: Vec<u64> =
             self.blocks.iter().scan(0, |next, len| Some(std::mem::replace(next, *next + len))).collect();
-        let mut parts = Vec::with_capacity(self.places.len());
-        for (form, place) in self.template.forms().into_iter().zip(&self.places) {
-            if let Place::Packed(Packed { block, offset, .. }) = place
+        let mut parts = Vec::with_capacity(self.routes.len());
+        for (form, route) in self.template.forms().into_iter().zip(&self.routes) {
+            if let Route::Packed(Packed { block, offset, .. }) = route
                 && let Some(span) = form.dense_bytes(delivery)?
             {
                 parts.push((span, starts[*block] + offset));
@@ -129,11 +130,11 @@ impl Plan {
         delivery: &Received,
         pinned: bool,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
-        let alone = |(form, place)| match place {
-            &Place::Packed(_) => None,
-            Place::Alone(shape) => Some((form, shape)),
+        let alone = |(form, route)| match route {
+            &Route::Packed(_) => None,
+            Route::Alone(shape) => Some((form, shape)),
         };
-        let pairs = self.template.forms().into_iter().zip(&self.places).filter_map(alone);
+        let pairs = self.template.forms().into_iter().zip(&self.routes).filter_map(alone);
         let one = |(form, shape): (&Form<'_>, &Shape)| match form.dense_bytes(delivery)? {
             Some(span) if pinned => {
                 pinned_copy(py, shape.dtype, shape.shape.clone(), shape.strides.clone(), &[(span, 0)])
@@ -151,7 +152,7 @@ pub(crate) struct Layout {
 }
 
 /// Shape, strides and element type, as torch's functions take them.
-type New<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>, Bound<'py, PyAny>);
+type NewTensor<'py> = (Bound<'py, PyTuple>, Bound<'py, PyTuple>, Bound<'py, PyAny>);
 /// Bytes of a block; number, offset and bytes of each tensor in it.
 type Block = (u64, Vec<(usize, u64, u64)>);
 
@@ -205,21 +206,21 @@ impl Layout {
     }
 
     /// The arguments for new tensors on the device: the packed ones, or the others.
-    fn new_ones<'py>(&self, py: Python<'py>, packed: bool) -> PyResult<Vec<New<'py>>> {
+    fn new_tensors<'py>(&self, py: Python<'py>, packed: bool) -> PyResult<Vec<NewTensor<'py>>> {
         let torch = Torch::get(py)?;
         let each = |Shape { dtype, shape, strides }: &Shape| {
             let ints = |values: &[i64]| objects::ints(py, values.iter().copied());
             Ok((ints(shape)?, ints(strides)?, torch.torch_dtype(py, *dtype)?))
         };
-        let shapes = self.plan.places.iter().filter_map(|place| match place {
-            Place::Packed(Packed { shape, .. }) => packed.then_some(shape),
-            Place::Alone(shape) => (!packed).then_some(shape),
+        let shapes = self.plan.routes.iter().filter_map(|route| match route {
+            Route::Packed(Packed { shape, .. }) => packed.then_some(shape),
+            Route::Alone(shape) => (!packed).then_some(shape),
         });
         shapes.map(each).collect()
     }
 }
 
-fn others() -> PyErr {
+fn other_tensors() -> PyErr {
     PyValueError::new_err("these are not the tensors of this layout")
 }
 
@@ -230,9 +231,9 @@ impl Layout {
     #[getter]
     fn blocks(&self) -> Vec<Block> {
         let mut blocks: Vec<Block> = self.plan.blocks.iter().map(|&len| (len, Vec::new())).collect();
-        let packed = self.plan.places.iter().filter_map(|place| match place {
-            Place::Packed(packed) => Some(packed),
-            Place::Alone(_) => None,
+        let packed = self.plan.routes.iter().filter_map(|route| match route {
+            Route::Packed(packed) => Some(packed),
+            Route::Alone(_) => None,
         });
         for (number, Packed { block, offset, len, .. }) in packed.enumerate() {
             if *len > 0 {
@@ -244,14 +245,14 @@ impl Layout {
 
     /// Shape, strides and element type of each packed tensor.
     #[getter]
-    fn packed<'py>(&self, py: Python<'py>) -> PyResult<Vec<New<'py>>> {
-        self.new_ones(py, true)
+    fn packed<'py>(&self, py: Python<'py>) -> PyResult<Vec<NewTensor<'py>>> {
+        self.new_tensors(py, true)
     }
 
     /// Shape, strides and element type of each of the other tensors.
     #[getter]
-    fn large<'py>(&self, py: Python<'py>) -> PyResult<Vec<New<'py>>> {
-        self.new_ones(py, false)
+    fn large<'py>(&self, py: Python<'py>) -> PyResult<Vec<NewTensor<'py>>> {
+        self.new_tensors(py, false)
     }
 
     /// The batch with its tensors on a device: the packed ones, and the others.
@@ -261,17 +262,17 @@ impl Layout {
         packed: Vec<Bound<'py, PyAny>>,
         large: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if packed.len() + large.len() != self.plan.places.len() {
-            return Err(others());
+        if packed.len() + large.len() != self.plan.routes.len() {
+            return Err(other_tensors());
         }
         let (mut packed, mut large) = (packed.into_iter(), large.into_iter());
-        let of = |place: &Place| match place {
-            Place::Packed(_) => packed.next(),
-            Place::Alone(_) => large.next(),
+        let of = |route: &Route| match route {
+            Route::Packed(_) => packed.next(),
+            Route::Alone(_) => large.next(),
         };
-        let tensors: Option<Vec<_>> = self.plan.places.iter().map(of).collect();
-        let tensors = RefCell::new(tensors.ok_or_else(others)?.into_iter());
-        let tensor = |_: &Form<'_>| tensors.borrow_mut().next().ok_or_else(others);
+        let tensors: Option<Vec<_>> = self.plan.routes.iter().map(of).collect();
+        let tensors = RefCell::new(tensors.ok_or_else(other_tensors)?.into_iter());
+        let tensor = |_: &Form<'_>| tensors.borrow_mut().next().ok_or_else(other_tensors);
         self.plan.template.make_of(py, &tensor)
     }
 }

@@ -6,8 +6,8 @@
 //! then [`Drafts::look`] looks at every leaf again before a byte is copied.
 //!
 //! Before the pickler calls any code, the encoder holds the storages that it has met so far. So a batch has what torch
-//! would have sent, which moves storages to shared memory at that moment. Nothing holds an array's memory: its bytes are
-//! copied without releasing the interpreter lock.
+//! would have sent, which moves storages to shared memory at that moment. Nothing holds an array's memory: its bytes
+//! are copied without releasing the interpreter lock.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -17,10 +17,10 @@ use ringloader_core::batch::{ArrayFlags, Dtype};
 
 use crate::identity::ByIdentity;
 use crate::torch::elements::describe;
-use crate::torch::elements::place_of_array;
+use crate::torch::elements::memory_of_array;
 use crate::torch::names::Torch;
 
-/// The description of a leaf without the place of its bytes.
+/// The description of a leaf without the address of its bytes.
 pub(crate) enum LeafKind {
     Tensor { dtype: Dtype, dims: Dims },
     Array { flags: ArrayFlags, itemsize: u64, tag: Vec<u8>, shape: Vec<i64> },
@@ -35,7 +35,7 @@ impl LeafKind {
     }
 }
 
-/// The place of a tensor's shape in [`Drafts`], with its strides behind it.
+/// The range of a tensor's shape and strides in [`Drafts`]: first the shape, then the strides.
 #[derive(Clone, Copy)]
 pub(crate) struct Dims {
     first: usize,
@@ -48,9 +48,9 @@ pub(crate) struct LeafDraft {
     pub(crate) len: u64,
     pub(crate) alignment: usize,
     pub(crate) kind: LeafKind,
-    /// The owner of the memory: a place among the objects that are held.
+    /// The owner of the memory: an index into the objects that are held.
     held: u32,
-    /// The leaf's place among the anchors; [`NONE`] without one.
+    /// The index of the leaf's anchor; [`NONE`] without one.
     anchor: u32,
 }
 
@@ -86,14 +86,14 @@ pub(crate) struct Drafts {
     pub(super) known: ByIdentity<u32>,
 }
 
-/// The result of a second look at all leaves.
-pub(super) enum Found {
+/// The change that a second look at all leaves has found.
+pub(super) enum Change {
     /// All is where it was.
-    Same,
+    None,
     /// All leaves are the same, but some lie elsewhere: the addresses are those of now.
     Moved,
     /// This leaf is not what it was.
-    Other(u32),
+    Lost(u32),
 }
 
 impl Drafts {
@@ -116,8 +116,8 @@ impl Drafts {
         self.disturbed |= !self.leaves.is_empty();
     }
 
-    /// Forgets moves that were found. Called before the addresses are used: if an address is found to have changed
-    /// after that, [`look`](Self::look) says so.
+    /// Forgets moves that were found. Called before the addresses are used: [`look`](Self::look) reports an address
+    /// that changes after that.
     pub(crate) fn forget_moves(&mut self) {
         self.moved = false;
     }
@@ -152,7 +152,7 @@ impl Drafts {
         if !self.look_again(torch, py, leaf)? {
             return Ok(());
         }
-        let (start, len) = torch.place_of(&storage)?;
+        let (start, len) = torch.memory_of(&storage)?;
         let draft = &mut self.leaves[leaf as usize];
         if let Some(offset) = draft.address.checked_sub(start)
             && draft.len <= len
@@ -215,7 +215,7 @@ impl Drafts {
     ///
     /// # Errors
     /// The error that torch raises when it is asked for a storage.
-    pub(super) fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<Found> {
+    pub(super) fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<Change> {
         if torch.exchange.is_none() {
             self.secured = 0;
             self.secure(torch, py)?;
@@ -228,7 +228,7 @@ impl Drafts {
                 // The leaf was without bytes when the batch was read, and stays so.
                 _ if len == 0 => {}
                 LeafKind::Array { .. } => {
-                    if place_of_array(self.held[held as usize].bind(py))? != Some((address, len)) {
+                    if memory_of_array(self.held[held as usize].bind(py))? != Some((address, len)) {
                         self.lost = Some(number);
                     }
                 }
@@ -237,7 +237,7 @@ impl Drafts {
                 }
                 _ => {
                     let Anchor { storage, offset } = &self.anchors[anchor as usize];
-                    let (start, whole) = torch.place_of(storage.bind(py))?;
+                    let (start, whole) = torch.memory_of(storage.bind(py))?;
                     if offset + len > whole {
                         self.lost = Some(number);
                         continue;
@@ -249,9 +249,9 @@ impl Drafts {
             }
         }
         Ok(match self.lost {
-            Some(leaf) => Found::Other(leaf),
-            None if self.moved => Found::Moved,
-            None => Found::Same,
+            Some(leaf) => Change::Lost(leaf),
+            None if self.moved => Change::Moved,
+            None => Change::None,
         })
     }
 
@@ -308,7 +308,7 @@ impl Drafts {
             self.disturbed = true;
             let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
             let resolved = resolved.call_method0(intern!(py, "resolve_neg"))?;
-            // A mode of torch's has the last word on what a method returns: nothing plain, or the same again.
+            // A mode of torch's may change what a method returns: to no plain tensor, or to the same one.
             if !resolved.get_type().is(&torch.tensor) || torch.is_lazy(&resolved, dtype)? {
                 return Ok(None);
             }
@@ -405,8 +405,8 @@ impl Drafts {
 }
 
 impl LeafDraft {
-    /// Without memory behind its elements it is a tensor of some other kind: fake, or under a transform. A misaligned
-    /// one, over a buffer of another library, travels as its storage.
+    /// Returns false for a tensor whose elements have no memory, because it is fake or under a transform, and for a
+    /// misaligned one over a buffer of another library, which travels as its storage.
     fn is_plain(&self) -> bool {
         self.len == 0 || (self.address != 0 && self.address.is_multiple_of(self.alignment))
     }
@@ -417,7 +417,7 @@ fn storage(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraf
     if object.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.ne("cpu")? {
         return Ok(None);
     }
-    let (address, len) = torch.place_of(object)?;
+    let (address, len) = torch.memory_of(object)?;
     Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage, held: NONE, anchor: NONE }))
 }
 
@@ -436,7 +436,7 @@ pub(super) fn changed(leaf: &LeafDraft) -> PyErr {
     ))
 }
 
-/// Bytes from the first to behind the last element.
+/// Returns the number of bytes from the start of the first element to the end of the last.
 fn span(shape: &[i64], strides: &[i64], itemsize: usize) -> u64 {
     if shape.contains(&0) {
         return 0;

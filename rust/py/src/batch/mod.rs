@@ -1,4 +1,14 @@
-//! A batch: Python objects to leaves and a skeleton, and back.
+//! A batch: Python objects to leaves and a skeleton, and back; its way to a device.
+//!
+//! | file | about |
+//! |---|---|
+//! | `encode.rs` | a Python batch to leaves and a skeleton |
+//! | `leaves.rs` | the leaves, and where their bytes are |
+//! | `groups.rs` | the storages in which leaves lie |
+//! | `write.rs` | the bytes, copied to the batch's memory |
+//! | `decode.rs` | leaves and a skeleton to a Python batch |
+//! | `template.rs` | the same for a batch that looks like the one before |
+//! | `layout.rs` | the tensors' way to a device |
 
 pub(crate) mod decode;
 pub(crate) mod encode;

@@ -1,9 +1,8 @@
-//! Batches that look like the one before: tree and tables are read once, not again for each of them.
+//! Batches that look like the one before: their tree and tables are read only once.
 //!
-//! From one batch to the next of an epoch there is usually nothing new but the tensors' elements. Where the
-//! table repeats, byte for byte, what was checked and looked up for the earlier batch holds for this one, and
-//! only the tensors and containers are made anew. What cannot change, keys of dicts first of all, is shared
-//! between the batches.
+//! From one batch of an epoch to the next, usually only the tensors' elements change. If the table repeats, byte for
+//! byte, all that was checked and looked up for the earlier batch is valid for this one too. Then only tensors and
+//! containers are new objects; batches share what cannot change, such as the keys of dicts.
 
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -21,7 +20,7 @@ use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
 use crate::torch::tensor::Form;
 
-/// The last batch that one engine remembers.
+/// The last batch of one engine, kept to compare the next one with it.
 #[derive(Default)]
 pub(crate) struct TemplateCache(Mutex<LastBatch>);
 
@@ -129,15 +128,16 @@ enum Node {
     Tensor(Form<'static>),
     List(Vec<Node>),
     Tuple(Vec<Node>),
-    /// A named tuple, by module and name of its class, which is looked up each time: it may have been defined
-    /// anew meanwhile, and a class that is held would keep its module, and with it the loader.
+    /// A named tuple, by module and name of its class. The class is looked up each time: the program may have defined
+    /// it again, and a reference to it would keep its module alive, and with it the loader.
     NamedTuple(Py<PyTuple>, Vec<Node>),
     Dict(Vec<(Node, Node)>),
 }
 
 impl Template {
     fn of(py: Python<'_>, meta: &Meta<'_>) -> PyResult<Option<Self>> {
-        let mut reader = Reader { meta, skeleton: meta.skeleton(), strings: Vec::new(), depth: 0, small: 0 };
+        let mut reader =
+            TemplateReader { meta, skeleton: meta.skeleton(), strings: Vec::new(), depth: 0, small: 0 };
         // If there are as many storages as leaves, and each storage is named once, each leaf has a storage of its own.
         if meta.storage_count() != meta.leaf_count() || !all_differ(meta.leaves().map(|leaf| leaf.storage()))
         {
@@ -239,7 +239,7 @@ fn all_differ(numbers: impl Iterator<Item = u32>) -> bool {
     numbers.windows(2).all(|pair| pair[0] != pair[1])
 }
 
-struct Reader<'a> {
+struct TemplateReader<'a> {
     meta: &'a Meta<'a>,
     skeleton: SkeletonReader<'a>,
     /// The strings so far, by their memo numbers.
@@ -248,7 +248,7 @@ struct Reader<'a> {
     small: usize,
 }
 
-impl Reader<'_> {
+impl TemplateReader<'_> {
     /// The next value; `None` if it cannot be part of a template.
     fn node(&mut self, py: Python<'_>) -> PyResult<Option<Node>> {
         if self.depth > MOST_DEPTH_READ {

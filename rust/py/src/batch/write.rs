@@ -9,7 +9,7 @@ use ringloader_core::transport::port::Commit;
 use crate::gil::{DETACH, exception, without_interpreter};
 use crate::torch::memory::Memory;
 
-/// One copy: from an object's memory to an offset of the batch's place.
+/// One copy: from an object's memory to an offset of the batch's memory.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CopyRange {
     pub(crate) from: usize,
@@ -19,7 +19,7 @@ pub(crate) struct CopyRange {
     pub(crate) keeps: bool,
 }
 
-/// The place into which a batch is written.
+/// The memory into which a batch is written.
 pub(crate) enum Target<'a, 'p> {
     Slot(&'a Commit<'p>),
     Own(&'a Segment),
@@ -40,7 +40,7 @@ impl Target<'_, '_> {
     /// addresses were taken.
     ///
     /// # Errors
-    /// `RuntimeError` when a range does not lie in the place.
+    /// `RuntimeError` when a range does not lie in that memory.
     pub(crate) fn write(
         &self,
         py: Python<'_>,
@@ -60,7 +60,7 @@ impl Target<'_, '_> {
             }
             // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps, and the interpreter
             // was not let go since; `to` was checked to lie in memory that this worker alone writes, and which no
-            // source overlaps: it is behind all that objects have of the slot.
+            // source overlaps: it comes after all bytes of the slot that objects have.
             unsafe { copy_nonoverlapping(piece.from as *const u8, to, piece.len as usize) };
         }
         let to = self.pointer(meta_at, meta.len() as u64)?;
@@ -70,7 +70,7 @@ impl Target<'_, '_> {
             // Last, and all at once: other threads may do anything meanwhile, and nothing is looked at after.
             without_interpreter(py, || {
                 for (from, to, len) in large {
-                    // SAFETY: as above. What keeps the bytes, a storage or `bytes`, is held beside the pieces.
+                    // SAFETY: as above. `held` also has the storage or `bytes` object that keeps the bytes.
                     unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
                 }
             });

@@ -91,9 +91,9 @@ impl SampleCache {
         }
     }
 
-    /// Returns `made(index, is_mine)`: whether this thread is the one that makes the sample and keeps it. None: the sample
-    /// cannot be kept. No code of Python's is between the claim and the call, nor between the call and the claim's end: a
-    /// signal's handler that raises leaves no claim.
+    /// Returns `made(index, is_mine)`: whether this thread is the one that makes the sample and keeps it. None: the
+    /// sample cannot be kept. No code of Python's is between the claim and the call, nor between the call and the
+    /// claim's end: a signal's handler that raises leaves no claim.
     fn make<'py>(&self, index: usize, made: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let index = self.index(index)?;
         let claim = Claim::of(&self.samples, index);
@@ -149,7 +149,7 @@ impl SampleCache {
         Ok(self.samples.fd().map_err(exception)?.as_raw_fd())
     }
 
-    /// The number that `attach` needs beside the descriptor.
+    /// The bound, the ranks and the kind of file, which `attach` needs in addition to the descriptor.
     #[getter]
     fn terms(&self) -> (Option<u64>, u64, bool) {
         (self.max_bytes, self.ranks, self.samples.is_on_disk())
@@ -175,11 +175,11 @@ impl SampleCache {
 /// A process, a file of samples, and an index.
 type Key = (u32, (u64, u64), usize);
 
-/// Samples that threads of this process are making. Processes exclude each other by locks, which all threads of a process
-/// have. The process is part of the key, because a forked child inherits the set, not the threads.
+/// Samples that threads of this process are making. Processes exclude each other by locks, which all threads of a
+/// process have. The process is part of the key, because a forked child inherits the set, not the threads.
 ///
-/// It is locked by threads that have the interpreter, and for no longer than they have it, so a child that one of these
-/// forks finds it free. Other code may fork at any moment: nobody waits for the lock.
+/// A thread locks it only while the thread has the interpreter, so it is free in a child that Python code forks. Other
+/// code may fork at any moment, so no thread waits for the lock.
 static MAKING: LazyLock<Mutex<HashSet<Key>>> = LazyLock::new(Mutex::default);
 
 /// An index that no other thread of this process makes a sample of, while this lives.

@@ -1,7 +1,7 @@
 //! A sample's record in private memory: made of an object, or read; and the object of it.
 //!
-//! A record has the parts of a batch: storages, each at a multiple of 64, and behind them the table. The object that is
-//! made of a record lies over its memory, so each reading and each making has memory of its own.
+//! A record has the parts of a batch: storages, each at a multiple of 64, then the table. The object that is made of a
+//! record lies over its memory, so each record that is read or made has memory of its own.
 
 use std::mem::MaybeUninit;
 use std::sync::Mutex;
@@ -85,18 +85,18 @@ impl Record {
         for _ in 0..MOST_LOOKS {
             let Encoded { meta, drafts, groups, .. } = &mut *encoded;
             groups.form(py, drafts, 0..0, meta)?;
-            let table = groups.place(meta, Some(record::HEADER as u64)) as usize;
+            let table = groups.lay_out(meta, Some(record::HEADER as u64)) as usize;
             let len = table + meta.encoded_len();
             // Before the last look at the addresses: nothing of Python's may be made after it.
             let mut memory = new_memory(len)?;
-            if !encoded.holds_still(sample)? {
+            if !encoded.verify(sample)? {
                 continue;
             }
             let Encoded { meta, drafts, groups, .. } = &mut *encoded;
             let uninit = memory.uninit();
             uninit[..record::HEADER].fill(MaybeUninit::new(0));
             for piece in groups.copies() {
-                // The gap behind a storage.
+                // The gap after a storage.
                 let end = (piece.to + piece.len) as usize;
                 uninit[end..end.next_multiple_of(64).min(len)].fill(MaybeUninit::new(0));
             }

@@ -14,27 +14,27 @@ pub(super) struct Allocator<'a, 'py> {
     pub(super) py: Python<'py>,
     /// The port, in a worker of ours.
     pub(super) port: Option<&'a Port>,
-    /// In another worker: torch's function that makes a storage of so many bytes, or returns None.
+    /// In another worker: torch's function that takes a number of bytes and makes a storage, or returns None.
     pub(super) new_shared: Option<&'a Bound<'py, PyAny>>,
 }
 
-/// Memory of so many elements in a row. The caller writes their bytes.
+/// Memory for the elements of a contiguous tensor. The caller writes their bytes.
 pub(super) struct BatchMemory<'py> {
     dtype: Dtype,
     shape: Vec<i64>,
-    /// INVARIANT: `place` has so many bytes.
+    /// INVARIANT: the number of bytes that `allocation` has.
     nbytes: u64,
-    place: Place<'py>,
+    allocation: Allocation<'py>,
 }
 
-enum Place<'py> {
+enum Allocation<'py> {
     Slot(Chunk),
     /// Torch's tensor, and where its bytes begin.
     Own(Bound<'py, PyAny>, usize),
 }
 
 impl<'py> Allocator<'_, 'py> {
-    fn torchs(self, dtype: Dtype, shape: &[i64], nbytes: u64) -> PyResult<Place<'py>> {
+    fn torchs(self, dtype: Dtype, shape: &[i64], nbytes: u64) -> PyResult<Allocation<'py>> {
         let (py, torch) = (self.py, Torch::get(self.py)?);
         let strides = (0..shape.len()).map(|dim| shape[dim + 1..].iter().product()).collect();
         let shared = self.new_shared.map(|new_shared| new_shared.call1((nbytes,))).transpose()?;
@@ -43,7 +43,7 @@ impl<'py> Allocator<'_, 'py> {
             None => torch.new_on_cpu(py, dtype, shape.to_vec(), strides)?,
         };
         let address = torch.new_address(&tensor)?;
-        Ok(Place::Own(tensor, address))
+        Ok(Allocation::Own(tensor, address))
     }
 }
 
@@ -62,11 +62,11 @@ impl<'py> BatchMemory<'py> {
             return Ok(None);
         };
         let Some(nbytes) = u64::try_from(nbytes).ok().filter(|&nbytes| nbytes > 0) else { return Ok(None) };
-        let place = match allocator.port.map(|port| port.allocate(nbytes)).transpose()?.flatten() {
-            Some(chunk) => Place::Slot(chunk),
+        let allocation = match allocator.port.map(|port| port.allocate(nbytes)).transpose()?.flatten() {
+            Some(chunk) => Allocation::Slot(chunk),
             None => allocator.torchs(dtype, &shape, nbytes)?,
         };
-        Ok(Some(Self { dtype, shape, nbytes, place }))
+        Ok(Some(Self { dtype, shape, nbytes, allocation }))
     }
 
     /// Takes such memory in the slot of this worker; `None` where the slot has no room either.
@@ -75,19 +75,19 @@ impl<'py> BatchMemory<'py> {
     /// `OSError` when pages cannot be had.
     pub(super) fn in_slot(port: &Port, dtype: Dtype, shape: Vec<i64>, nbytes: u64) -> PyResult<Option<Self>> {
         let chunk = port.allocate(nbytes)?;
-        Ok(chunk.map(|chunk| Self { dtype, shape, nbytes: chunk.len(), place: Place::Slot(chunk) }))
+        Ok(chunk.map(|chunk| Self { dtype, shape, nbytes: chunk.len(), allocation: Allocation::Slot(chunk) }))
     }
 
     /// Returns true if code that is not ours may have run while this was made.
     pub(super) fn is_torchs(&self) -> bool {
-        matches!(self.place, Place::Own(..))
+        matches!(self.allocation, Allocation::Own(..))
     }
 
     /// Returns the address of the bytes, which have no other user.
     pub(super) fn address(&self) -> usize {
-        match &self.place {
-            Place::Slot(chunk) => chunk.address(),
-            Place::Own(_, address) => *address,
+        match &self.allocation {
+            Allocation::Slot(chunk) => chunk.address(),
+            Allocation::Own(_, address) => *address,
         }
     }
 
@@ -100,9 +100,9 @@ impl<'py> BatchMemory<'py> {
     /// # Errors
     /// The error that torch raises.
     pub(super) fn into_tensor(self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        match self.place {
-            Place::Slot(chunk) => tensor_over_chunk(py, chunk, self.dtype, &self.shape),
-            Place::Own(tensor, _) => Ok(tensor),
+        match self.allocation {
+            Allocation::Slot(chunk) => tensor_over_chunk(py, chunk, self.dtype, &self.shape),
+            Allocation::Own(tensor, _) => Ok(tensor),
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) struct Collate {
     is_worker: bool,
     fallback: Fallback,
     unchanged: Unchanged,
-    /// The classes in it that are not torch's own: those that it asks of what it does not find by its type.
+    /// Classes in the map that are not torch's own. torch compares a sample with them if the map lacks its exact type.
     others: Vec<Py<PyAny>>,
 }
 
@@ -64,7 +64,7 @@ impl Collate {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = batch.py();
         if collate_fn_map.is_some_and(|map| map.is(&self.unchanged.fn_map))
-            && self.unchanged.holds(py)?
+            && self.unchanged.is_whole(py)?
             && let Some(made) = self.native(batch)?
         {
             return Ok(made);
@@ -73,9 +73,9 @@ impl Collate {
     }
 
     /// Without a port: the batch that `default_collate` makes; None where it must be asked.
-    fn collated<'py>(&self, batch: &Bound<'py, PyAny>) -> Made<'py> {
+    fn collated<'py>(&self, batch: &Bound<'py, PyAny>) -> Collated<'py> {
         let py = batch.py();
-        in_thread(py, || if self.unchanged.holds(py)? { self.native(batch) } else { Ok(None) })
+        in_thread(py, || if self.unchanged.is_whole(py)? { self.native(batch) } else { Ok(None) })
     }
 }
 
@@ -94,7 +94,7 @@ impl Collate {
     }
 
     /// `None` for what torch must collate.
-    fn native<'py>(&self, batch: &Bound<'py, PyAny>) -> Made<'py> {
+    fn native<'py>(&self, batch: &Bound<'py, PyAny>) -> Collated<'py> {
         let py = batch.py();
         let (samples, form): (Vec<_>, _) = if let Ok(list) = batch.cast_exact::<PyList>() {
             (list.iter().collect(), Form::List)
@@ -166,7 +166,7 @@ enum Form {
     Tuple,
 }
 
-type Made<'py> = PyResult<Option<Bound<'py, PyAny>>>;
+type Collated<'py> = PyResult<Option<Bound<'py, PyAny>>>;
 
 struct Work<'a> {
     torch: &'a Torch,
@@ -179,7 +179,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Collates the values in one place of all samples. `None` where torch must do the whole batch.
-    fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> Made<'py> {
+    fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> Collated<'py> {
         let first = &items[0];
         if self.collate.is_others(self.torch, first)? {
             return Ok(None);
@@ -214,7 +214,7 @@ impl Work<'_> {
         }
     }
 
-    fn dicts<'py>(&self, first: &Bound<'py, PyDict>, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+    fn dicts<'py>(&self, first: &Bound<'py, PyDict>, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
         let made = PyDict::new(first.py());
         let mut values = Vec::with_capacity(items.len());
         for name in first.keys() {
@@ -236,7 +236,7 @@ impl Work<'_> {
         items: &[Bound<'py, PyAny>],
         len: usize,
         get: impl Fn(&Bound<'py, T>, usize) -> PyResult<Bound<'py, PyAny>>,
-    ) -> Made<'py> {
+    ) -> Collated<'py> {
         let kind = items[0].get_type();
         for item in items {
             if !item.get_type().is(&kind) || item.len()? != len {
@@ -278,7 +278,7 @@ impl Work<'_> {
     }
 
     /// `None` where torch must make this column.
-    fn stacked<'py>(&self, rows: &Rows<'_, 'py>, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+    fn stacked<'py>(&self, rows: &Rows<'_, 'py>, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
         let py = items[0].py();
         let Some((dtype, shape, len)) = rows.stacked() else { return Ok(None) };
         let Some(memory) = self.memory(py, dtype, shape, len)? else { return Ok(None) };
@@ -294,9 +294,9 @@ impl Work<'_> {
         if is_copied { memory.into_tensor(py).map(Some) } else { Ok(None) }
     }
 
-    /// torch's own stack of tensors: in private memory nothing is as fast. In a worker it is contiguous, and of the first
-    /// one's type. `None` where torch must make this column.
-    fn stacked_by_torch<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+    /// torch's own stack of tensors: in private memory nothing is as fast. In a worker it is contiguous, and of the
+    /// first one's type. `None` where torch must make this column.
+    fn stacked_by_torch<'py>(&self, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
         let (py, first) = (items[0].py(), &items[0]);
         let Some(api) = self.torch.exchange else { return Ok(None) };
         if !items.iter().all(|item| item.get_type().is(&self.torch.tensor)) || self.torch.is_more(first)? {
@@ -318,7 +318,7 @@ impl Work<'_> {
         self.torch.stack_into(items, &memory.into_tensor(py)?).map(Some)
     }
 
-    /// So many bytes for a column. `None` where torch must allocate them.
+    /// Allocates memory for a column. `None` where torch must allocate it.
     fn memory<'py>(
         &self,
         py: Python<'py>,
@@ -333,7 +333,7 @@ impl Work<'_> {
     }
 
     /// `None` where torch must make this column: of numbers of several types, or one that is too large.
-    fn numbers<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+    fn numbers<'py>(&self, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
         let py = items[0].py();
         let kind = items[0].get_type();
         if !items.iter().all(|item| item.get_type().is(&kind)) {
@@ -355,8 +355,8 @@ impl Work<'_> {
         self.vector(py, dtype, &bytes)
     }
 
-    /// Integers or floats of one of numpy's types. `None` for those that torch's versions take in different ways.
-    fn numpy_scalars<'py>(&self, items: &[Bound<'py, PyAny>]) -> Made<'py> {
+    /// Integers or floats of one of numpy's types. `None` for types that torch's versions take in different ways.
+    fn numpy_scalars<'py>(&self, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
         let py = items[0].py();
         let kind = items[0].get_type();
         if !items.iter().all(|item| item.get_type().is(&kind)) {
@@ -380,7 +380,7 @@ impl Work<'_> {
     }
 
     /// A tensor of one dimension. `None` where torch must make this column.
-    fn vector<'py>(&self, py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> Made<'py> {
+    fn vector<'py>(&self, py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> Collated<'py> {
         let shape = vec![(bytes.len() / dtype.itemsize()) as i64];
         let Some(memory) = self.memory(py, dtype, shape, bytes.len() as u64)? else { return Ok(None) };
         fill(&memory, bytes)?;

@@ -33,8 +33,8 @@ impl Convert {
     }
 }
 
-/// `None` for what torch must convert. Only the worker that sends the result sees it, so a dict of leaves need not be a
-/// new one.
+/// `None` for what torch must convert. Only the worker that sends the result sees it, so a dict of leaves may be the
+/// same object.
 fn converted<'py>(torch: &Torch, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if let Ok(dict) = data.cast_exact::<PyDict>()
         && dict.iter().all(|(_, item)| is_leaf(torch, &item))

@@ -1,11 +1,11 @@
-//! torch's functions that ours stand in for: they are called where ours has no answer, or where they are not as torch made
-//! them.
+//! torch's functions that ours stand in for: they are called where ours has no answer, or where they are not as torch
+//! made them.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// The function has the last word: it is called wherever ours is not certain to do the same, so that errors,
-/// warnings and tracebacks are torch's.
+/// One of torch's functions. It is called wherever ours is not certain to do the same, so that errors, warnings and
+/// tracebacks are torch's.
 pub(crate) struct Fallback {
     function: Py<PyAny>,
     parts: Vec<Part>,
@@ -22,7 +22,7 @@ impl Fallback {
 
     /// Returns true if each part is still in its place.
     pub(crate) fn is_whole(&self, py: Python<'_>) -> PyResult<bool> {
-        are_in_place(py, &self.parts)
+        are_unchanged(py, &self.parts)
     }
 
     /// Returns what the function makes of `argument`.
@@ -36,7 +36,7 @@ impl Fallback {
 }
 
 /// Returns true if each of `parts` is still in its place.
-pub(super) fn are_in_place(py: Python<'_>, parts: &[Part]) -> PyResult<bool> {
+pub(super) fn are_unchanged(py: Python<'_>, parts: &[Part]) -> PyResult<bool> {
     for (variables, name, value) in parts {
         if !variables.bind(py).get_item(name.bind(py))?.is_some_and(|found| found.is(value)) {
             return Ok(false);
@@ -48,7 +48,7 @@ pub(super) fn are_in_place(py: Python<'_>, parts: &[Part]) -> PyResult<bool> {
 /// The parts of `default_collate`, kept to check that it still does what torch has made it do.
 pub(super) struct Unchanged {
     parts: Vec<Part>,
-    /// Functions that return how many modes of torch's have a say in what its other functions do.
+    /// Functions that return how many of torch's modes are active, which may change what its functions do.
     modes: Vec<Py<PyAny>>,
     /// The map that `default_collate` passes, which users may change, and what was in it.
     pub(super) fn_map: Py<PyDict>,
@@ -64,17 +64,17 @@ impl Unchanged {
         Ok(Self { parts, modes, fn_map: fn_map.clone().unbind(), torchs_fn_map: fn_map.copy()?.unbind() })
     }
 
-    /// Returns true if no part has changed, and no mode has a say.
+    /// Returns true if no part has changed, and no mode is active.
     ///
     /// # Errors
     /// The error that asking raises.
-    pub(super) fn holds(&self, py: Python<'_>) -> PyResult<bool> {
+    pub(super) fn is_whole(&self, py: Python<'_>) -> PyResult<bool> {
         for mode in &self.modes {
             if mode.bind(py).call0()?.is_truthy()? {
                 return Ok(false);
             }
         }
-        Ok(are_in_place(py, &self.parts)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
+        Ok(are_unchanged(py, &self.parts)? && self.fn_map.bind(py).eq(&self.torchs_fn_map)?)
     }
 }
 

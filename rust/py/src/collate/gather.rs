@@ -66,7 +66,7 @@ impl Gather {
         let (Some(columns), Some(indices)) = (exact_items(columns), integers(indices)) else {
             return Ok(None);
         };
-        if !self.unchanged.holds(py)? {
+        if !self.unchanged.is_whole(py)? {
             return Ok(None);
         }
         let torch = Torch::get(py)?;
@@ -129,8 +129,8 @@ fn integers(object: &Bound<'_, PyAny>) -> Option<Vec<i64>> {
 
 /// An array or a tensor whose rows are its bytes.
 struct Column {
-    /// INVARIANT: `rows` rows of `len` bytes, the first at `address`, each `stride` bytes behind the one before it, as
-    /// long as `_memory` lives and nobody resizes a tensor's storage.
+    /// INVARIANT: `rows` rows of `len` bytes, the first at `address`, each `stride` bytes after the one before it, as
+    /// long as `_owner` lives and nobody resizes a tensor's storage.
     address: usize,
     rows: usize,
     stride: isize,
@@ -145,11 +145,11 @@ struct Column {
     quiets: bool,
     /// True if a read may wait for a file.
     is_mapped: bool,
-    _memory: Memory,
+    _owner: Owner,
 }
 
 /// Keeps the bytes of a column where they are. A tensor itself does not: other threads may give it another storage.
-enum Memory {
+enum Owner {
     Buffer(#[expect(dead_code, reason = "it is kept, not read")] PyUntypedBuffer),
     Storage(#[expect(dead_code, reason = "it is kept, not read")] Py<PyAny>),
 }
@@ -191,9 +191,9 @@ impl Column {
         else {
             return Ok(None);
         };
-        // A storage that was resized may have less than the tensor's shape tells: torch raises for rows that it lacks.
+        // A storage that was resized may have less than the tensor's shape needs: torch raises for rows that it lacks.
         // A finaliser may have given the tensor another storage than the one that was made an object above.
-        let (start, nbytes) = torch.place_of(&storage)?;
+        let (start, nbytes) = torch.memory_of(&storage)?;
         let end = (rows - 1)
             .max(0)
             .checked_mul(stride)
@@ -214,7 +214,7 @@ impl Column {
             warns: false,
             quiets: false,
             is_mapped: false,
-            _memory: Memory::Storage(if fault("gather_unheld") {
+            _owner: Owner::Storage(if fault("gather_unheld") {
                 tensor.py().None()
             } else {
                 storage.unbind()
@@ -252,7 +252,7 @@ impl Column {
             warns: buffer.readonly() && !are_scalars,
             quiets: are_scalars && dtype == Dtype::F32,
             is_mapped: !array.get_type().is(&torch.ndarray),
-            _memory: Memory::Buffer(buffer),
+            _owner: Owner::Buffer(buffer),
         })
     }
 
@@ -272,7 +272,7 @@ impl Column {
         while let Some(address) = addresses.next() {
             let begin = Instant::now();
             for at in (address..address + self.len).step_by(LEAST_PAGE) {
-                // SAFETY: a byte of a row, which lies within `_memory`; read as one that others may write to.
+                // SAFETY: a byte of a row, which lies within `_owner`; read as one that others may write to.
                 unsafe { (at as *const u8).read_volatile() };
             }
             if begin.elapsed() > SLOW {
@@ -281,12 +281,12 @@ impl Column {
         }
     }
 
-    /// Copies the rows at `indices` to the beginning of `memory`, which has room for just so many.
+    /// Copies the rows at `indices` to `memory`, which has room for exactly these rows.
     fn copy(&self, py: Python<'_>, indices: &[i64], memory: &BatchMemory<'_>) {
         let (to, nbytes) = (memory.address(), memory.nbytes() as usize);
         // A row that is not there has ended the batch before.
         let rows = || indices.iter().filter_map(|&index| self.row(index));
-        let places = || {
+        let copies = || {
             let from =
                 rows().map(|row| self.address.wrapping_add_signed(self.stride.wrapping_mul(row as isize)));
             from.zip((to..).step_by(self.len))
@@ -296,25 +296,25 @@ impl Column {
             && indices[0] >= 0;
         let copy = || {
             if self.is_mapped {
-                self.fetch(places().map(|(from, _)| from));
+                self.fetch(copies().map(|(from, _)| from));
             }
             // SAFETY: each row has `len` bytes at its address, and lies within the object; the memory has room for all,
-            // and its bytes have no other user. Nothing is assumed of alignment. `_memory` holds an array's buffer or
+            // and its bytes have no other user. Nothing is assumed of alignment. `_owner` holds an array's buffer or
             // a tensor's storage, whatever other threads do to the object meanwhile. They must not resize the
             // storage, as while torch stacks its rows.
             unsafe {
                 match self.len {
-                    _ if follow_each_other => places()
+                    _ if follow_each_other => copies()
                         .take(1)
                         .for_each(|(from, to)| copy_nonoverlapping(from as *const u8, to as *mut u8, nbytes)),
-                    1 => places().for_each(|(from, to)| *(to as *mut u8) = *(from as *const u8)),
-                    4 => places().for_each(|(from, to)| {
+                    1 => copies().for_each(|(from, to)| *(to as *mut u8) = *(from as *const u8)),
+                    4 => copies().for_each(|(from, to)| {
                         (to as *mut u32).write_unaligned((from as *const u32).read_unaligned());
                     }),
-                    8 => places().for_each(|(from, to)| {
+                    8 => copies().for_each(|(from, to)| {
                         (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
                     }),
-                    len => places().for_each(|(from, to)| {
+                    len => copies().for_each(|(from, to)| {
                         copy_nonoverlapping(from as *const u8, to as *mut u8, len);
                     }),
                 }

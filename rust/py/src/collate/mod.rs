@@ -1,4 +1,13 @@
 //! torch's `default_collate` and `default_convert`, and `ringloader.batchify.Pad`, native for common types.
+//!
+//! | file | about |
+//! |---|---|
+//! | `default_collate.rs`, `default_convert.rs` | torch's functions |
+//! | `fallback.rs` | calls torch's own functions where ours have no answer |
+//! | `rows.rs` | tensors or arrays of one shape, to stack them |
+//! | `pad.rs` | padding; `ragged.rs` reads the samples, `padded.rs` writes the batch |
+//! | `gather.rs` | rows of arrays and tensors |
+//! | `batch_memory.rs` | memory for a tensor of a batch |
 
 mod batch_memory;
 pub(crate) mod default_collate;
@@ -17,14 +26,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
 
 /// Trees that are deeper are torch's matter, which has a limit and an error of its own.
-pub(super) const DEEPEST: u32 = 100;
+const DEEPEST: u32 = 100;
 
-pub(super) fn is_number(object: &Bound<'_, PyAny>) -> bool {
+fn is_number(object: &Bound<'_, PyAny>) -> bool {
     object.is_exact_instance_of::<PyInt>()
         || object.is_exact_instance_of::<PyFloat>()
         || object.is_exact_instance_of::<PyBool>()
 }
 
-pub(super) fn is_text(object: &Bound<'_, PyAny>) -> bool {
+fn is_text(object: &Bound<'_, PyAny>) -> bool {
     object.is_exact_instance_of::<PyString>() || object.is_exact_instance_of::<PyBytes>()
 }

@@ -8,7 +8,7 @@ use pyo3::types::{PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
-use super::padded::{Cast, Pattern, Target};
+use super::padded::{Cast, Padded, Pattern};
 use super::ragged::{Kind, Numbers, Ragged, Shapes};
 use super::rows::fill;
 use crate::gil::in_thread;
@@ -20,7 +20,7 @@ use crate::transport::port::Port;
 pub(crate) struct Pad {
     /// The type of the batch; `None` for that of the samples.
     dtype: Option<Py<PyAny>>,
-    /// Dimensions that are padded, from behind if negative; `None` for all.
+    /// Dimensions that are padded, counted from the end if negative; `None` for all.
     axes: Option<Vec<isize>>,
     round_to: usize,
     lengths: bool,
@@ -73,7 +73,7 @@ impl Pad {
         let pad = || self.padded(&items, allocator);
         // Without a port this may be a worker's thread.
         match if port.is_some() { pad() } else { in_thread(py, pad) } {
-            // Python raises it again, or says it better.
+            // Python's own padding raises it again, or a better one.
             Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
             made => made,
         }
@@ -103,9 +103,9 @@ impl Pad {
                 // That was Python's code.
                 return self.padded(items, allocator);
             }
-            return self.made(allocator, dtype, ragged.shapes(), |target, memory| {
+            return self.made(allocator, dtype, ragged.shapes(), |padded, memory| {
                 // Making torch's memory may bring finalisers about.
-                Ok((!memory.is_torchs() || ragged.is_still(torch, items)?) && target.write(py, &ragged, cast))
+                Ok((!memory.is_torchs() || ragged.is_still(torch, items)?) && padded.write(py, &ragged, cast))
             });
         }
         let Some(numbers) = Numbers::of(items) else { return Ok(None) };
@@ -115,18 +115,18 @@ impl Pad {
             (None, Kind::Bool) => Some(Dtype::Bool),
             (None, Kind::Float) => torch.default_dtype(py)?,
         };
-        let Some(dtype) = dtype.filter(|&dtype| Target::takes(numbers.kind, dtype)) else { return Ok(None) };
+        let Some(dtype) = dtype.filter(|&dtype| Padded::takes(numbers.kind, dtype)) else { return Ok(None) };
         self.ask_value(torch, py, dtype)?;
-        self.made(allocator, dtype, numbers.shapes(), |target, _| target.write_numbers(&numbers))
+        self.made(allocator, dtype, numbers.shapes(), |padded, _| padded.write_numbers(&numbers))
     }
 
-    /// The batch that `write` writes; `None` if that says that it has not.
+    /// The batch that `write` writes; `None` if `write` returns false.
     fn made<'py>(
         &self,
         allocator: Allocator<'_, 'py>,
         dtype: Dtype,
         shapes: &Shapes,
-        write: impl FnOnce(&Target<'_>, &BatchMemory<'py>) -> PyResult<bool>,
+        write: impl FnOnce(&Padded<'_>, &BatchMemory<'py>) -> PyResult<bool>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (Some(axes), Some(value)) = (self.axes_of(shapes.ndim), self.known_value(dtype)) else {
             return Ok(None);
@@ -134,8 +134,8 @@ impl Pad {
         let Some(size) = self.size(shapes, &axes) else { return Ok(None) };
         let shape = [shapes.count].iter().chain(&size).map(|&size| size as i64).collect();
         let Some(memory) = BatchMemory::new(allocator, dtype, shape)? else { return Ok(None) };
-        let Some(target) = Target::new(&memory, shapes.count, dtype, &size, value) else { return Ok(None) };
-        if !write(&target, &memory)? {
+        let Some(padded) = Padded::new(&memory, shapes.count, dtype, &size, value) else { return Ok(None) };
+        if !write(&padded, &memory)? {
             return Ok(None);
         }
         let batch = memory.into_tensor(allocator.py)?;

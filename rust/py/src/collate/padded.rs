@@ -1,7 +1,7 @@
-//! Samples of several sizes, written into one tensor, with a value in what they leave.
+//! Samples of several sizes, written into one tensor, with a value in the rest.
 //!
-//! INVARIANT P1: a [`Target`] has `count` places of `place_len` bytes, one behind the other, which nothing else reads
-//! or writes. A sample is written to a place only if no size of its is greater than the target's.
+//! INVARIANT P1: a [`Padded`] has `count` rows of `row_len` bytes, one after the other, which nothing else reads or
+//! writes. A sample is written to a row only if none of its sizes is greater than the row's.
 
 use std::ptr::{copy_nonoverlapping, write_bytes};
 
@@ -84,11 +84,11 @@ unsafe fn widen<T: Copy + Into<i64>>(from: usize, to: usize, count: usize) {
     }
 }
 
-/// The memory into which samples are written, one place after the other.
-pub(super) struct Target<'a> {
+/// The memory into which samples are written, one row after the other.
+pub(super) struct Padded<'a> {
     address: usize,
     count: usize,
-    place_len: usize,
+    row_len: usize,
     dtype: Dtype,
     /// The size of each sample, padded.
     size: &'a [usize],
@@ -97,7 +97,7 @@ pub(super) struct Target<'a> {
     value: Pattern,
 }
 
-impl<'a> Target<'a> {
+impl<'a> Padded<'a> {
     /// `None` unless the memory is what `count` samples of `size` take.
     pub(super) fn new(
         memory: &BatchMemory<'_>,
@@ -106,14 +106,14 @@ impl<'a> Target<'a> {
         size: &'a [usize],
         value: Pattern,
     ) -> Option<Self> {
-        let mut place_len = dtype.itemsize();
+        let mut row_len = dtype.itemsize();
         let mut below = vec![1; size.len()];
         for dim in (0..size.len()).rev() {
-            below[dim] = place_len / dtype.itemsize();
-            place_len = place_len.checked_mul(size[dim])?;
+            below[dim] = row_len / dtype.itemsize();
+            row_len = row_len.checked_mul(size[dim])?;
         }
-        let fits = place_len.checked_mul(count)? as u64 == memory.nbytes();
-        fits.then(|| Self { address: memory.address(), count, place_len, dtype, size, below, value })
+        let fits = row_len.checked_mul(count)? as u64 == memory.nbytes();
+        fits.then(|| Self { address: memory.address(), count, row_len, dtype, size, below, value })
     }
 
     /// Writes all samples, of whose type `cast` is. False if they are not as many, or one is too large.
@@ -125,14 +125,14 @@ impl<'a> Target<'a> {
             return false;
         }
         let copy = || {
-            for (place, sample) in self.places().zip(ragged.samples()) {
+            for (row, sample) in self.rows().zip(ragged.samples()) {
                 // SAFETY: the sample has its elements where it says, by the invariant of `Ragged`: no foreign code has
-                // run since it was looked at. They fit into the place (P1), by the check. Without the interpreter,
+                // run since it was looked at. They fit into the row (P1), by the check. Without the interpreter,
                 // other threads must leave the samples' memory where it is, as while torch copies it.
-                unsafe { self.write_sample(&sample, place, cast) };
+                unsafe { self.write_sample(&sample, row, cast) };
             }
         };
-        if self.count * self.place_len < DETACH {
+        if self.count * self.row_len < DETACH {
             copy()
         } else {
             without_interpreter(py, copy)
@@ -157,11 +157,11 @@ impl<'a> Target<'a> {
     pub(super) fn write_numbers(&self, numbers: &Numbers<'_, '_>) -> PyResult<bool> {
         let [len] = *self.size else { return Ok(false) };
         let itemsize = self.dtype.itemsize();
-        for (sample, place) in self.places().enumerate() {
+        for (sample, row) in self.rows().enumerate() {
             let mut written = 0;
             for number in numbers.sample(sample).take(len) {
-                let to = place + written * itemsize;
-                // SAFETY: `written < len`, so it lies within the place (P1).
+                let to = row + written * itemsize;
+                // SAFETY: `written < len`, so it lies within the row (P1).
                 unsafe {
                     match (numbers.kind, self.dtype) {
                         (Kind::Int, Dtype::I64) => (to as *mut i64).write_unaligned(number.extract()?),
@@ -183,20 +183,20 @@ impl<'a> Target<'a> {
             if written != numbers.shapes().get(sample)[0] {
                 return Ok(false);
             }
-            // SAFETY: it ends where the place ends (P1).
-            unsafe { self.fill(place + written * itemsize, len - written) };
+            // SAFETY: it ends where the row ends (P1).
+            unsafe { self.fill(row + written * itemsize, len - written) };
         }
         Ok(true)
     }
 
-    fn places(&self) -> impl Iterator<Item = usize> {
-        (self.address..).step_by(self.place_len).take(self.count)
+    fn rows(&self) -> impl Iterator<Item = usize> {
+        (self.address..).step_by(self.row_len).take(self.count)
     }
 
     /// # Safety
-    /// The sample has its elements where it says. They fit into the place.
-    unsafe fn write_sample(&self, sample: &Sample<'_>, place: usize, cast: Cast) {
-        // From this dimension on the sample lies in memory as in the batch, but for what is behind it there.
+    /// The sample has its elements where it says. They fit into the row.
+    unsafe fn write_sample(&self, sample: &Sample<'_>, row: usize, cast: Cast) {
+        // From this dimension on, the sample's elements are in a row in memory, as in the batch before the padding.
         let mut run = self.size.len();
         let mut step = cast.itemsize(self.dtype.itemsize());
         for dim in (0..self.size.len()).rev() {
@@ -210,7 +210,7 @@ impl<'a> Target<'a> {
             step *= sample.shape[dim];
         }
         // SAFETY: the caller's.
-        unsafe { self.write_dims(sample, 0, run, cast, sample.address, place) };
+        unsafe { self.write_dims(sample, 0, run, cast, sample.address, row) };
     }
 
     /// Writes the part of a sample at `from` that has the dimensions from `dim` on, and fills what it leaves.
@@ -227,7 +227,7 @@ impl<'a> Target<'a> {
         to: usize,
     ) {
         let itemsize = self.dtype.itemsize();
-        // SAFETY: `to` has room for `size[dim]` parts of `below[dim]` elements, of which the first `shape[dim]` are the
+        // SAFETY: `to` has room for `size[dim]` parts of `below[dim]` elements; the first `shape[dim]` parts are the
         // sample's. In the run, elements and room are in a row.
         unsafe {
             if dim == self.size.len() {
@@ -250,7 +250,7 @@ impl<'a> Target<'a> {
     /// Writes the value `count` times.
     ///
     /// # Safety
-    /// So many elements are at `to`.
+    /// Room for `count` elements is at `to`.
     unsafe fn fill(&self, to: usize, count: usize) {
         let itemsize = self.dtype.itemsize();
         let value = &self.value[..itemsize];

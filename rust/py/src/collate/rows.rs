@@ -109,7 +109,7 @@ impl<'a, 'py> Rows<'a, 'py> {
             }
         };
         self.addresses.push(address);
-        // Without memory behind its elements it is a tensor of some other kind.
+        // A tensor whose elements have no memory is one of some other kind.
         is_like && address != 0
     }
 
@@ -144,10 +144,10 @@ impl<'a, 'py> Rows<'a, 'py> {
         Ok(Some(storages))
     }
 
-    /// Copies all of them into `memory`, one behind the other. `false` where torch must make the batch.
+    /// Copies all rows into `memory`, one after the other. `false` where torch must make the batch.
     ///
     /// # Errors
-    /// `RuntimeError` unless it has just so many bytes, or if a tensor is larger than its storage.
+    /// `RuntimeError` if the memory has another number of bytes, or if a tensor is larger than its storage.
     pub(crate) fn copy_to(&self, py: Python<'py>, memory: &BatchMemory<'_>) -> PyResult<bool> {
         let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(false) };
         if len != memory.nbytes() {
@@ -155,20 +155,20 @@ impl<'a, 'py> Rows<'a, 'py> {
         }
         let (addresses, each, to) = (&self.addresses, form.len, memory.address());
         let copy = || {
-            let places = (to..).step_by(each);
+            let targets = (to..).step_by(each);
             // SAFETY: each address has `each` bytes, and the memory has room for all; its bytes have no other user.
             // Nothing is assumed of alignment. No foreign code has run since the addresses were taken, or was seen to
             // have left them as they are. Without the interpreter, buffers and storages are held; other threads must
             // not resize these storages, as while torch stacks the samples.
             unsafe {
                 match each {
-                    4 => addresses.iter().zip(places).for_each(|(&from, to)| {
+                    4 => addresses.iter().zip(targets).for_each(|(&from, to)| {
                         (to as *mut u32).write_unaligned((from as *const u32).read_unaligned());
                     }),
-                    8 => addresses.iter().zip(places).for_each(|(&from, to)| {
+                    8 => addresses.iter().zip(targets).for_each(|(&from, to)| {
                         (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
                     }),
-                    _ => addresses.iter().zip(places).for_each(|(&from, to)| {
+                    _ => addresses.iter().zip(targets).for_each(|(&from, to)| {
                         copy_nonoverlapping(from as *const u8, to as *mut u8, each);
                     }),
                 }
@@ -241,12 +241,12 @@ pub(super) fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
 /// Writes the bytes of memory.
 ///
 /// # Errors
-/// `RuntimeError` unless it has just so many.
+/// `RuntimeError` if the memory has another number of bytes.
 pub(super) fn fill(memory: &BatchMemory<'_>, bytes: &[u8]) -> PyResult<()> {
     if bytes.len() as u64 != memory.nbytes() {
         return Err(PyRuntimeError::new_err(format!("{} bytes for {}", memory.nbytes(), bytes.len())));
     }
-    // SAFETY: the memory has so many bytes, which have no other user; `bytes` is private memory.
+    // SAFETY: the memory has `bytes.len()` bytes, by the check, which have no other user; `bytes` is private memory.
     unsafe { copy_nonoverlapping(bytes.as_ptr(), memory.address() as *mut u8, bytes.len()) };
     Ok(())
 }

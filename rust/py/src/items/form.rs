@@ -1,14 +1,14 @@
 //! The form of an item: an object to bytes, and back.
 //!
-//! An item is a tag and its content. Numbers, strings and bytes, and plain tuples, lists and dicts of them, have a form of
-//! their own; any other item is pickled as a whole.
+//! An item is a tag and its content. Numbers, strings and bytes, and plain tuples, lists and dicts of them, have a form
+//! of their own; any other item is pickled as a whole.
 
 use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 
-use super::named::{Named, Numbers, corrupt};
+use super::named::{KeyNumbers, Named, corrupt};
 use crate::objects;
 
 /// The first byte of an item, or of a part of it.
@@ -39,7 +39,7 @@ const MUTABLE: usize = 64;
 ///
 /// # Errors
 /// The error that pickling it raises; `MemoryError`.
-pub(crate) fn write(item: &Bound<'_, PyAny>, numbers: &mut Numbers, into: &mut Vec<u8>) -> PyResult<()> {
+pub(crate) fn write(item: &Bound<'_, PyAny>, numbers: &mut KeyNumbers, into: &mut Vec<u8>) -> PyResult<()> {
     static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
     let start = into.len();
     if (Plain { into, numbers, mutable: Vec::new() }).write(item, 0)? {
@@ -56,7 +56,7 @@ pub(crate) fn write(item: &Bound<'_, PyAny>, numbers: &mut Numbers, into: &mut V
     Ok(())
 }
 
-/// Makes room for so many bytes, a tag, and a length or a number. Without it, a lack of memory would end the process.
+/// Makes room for `len` bytes, a tag, and a length or a number. Without it, a lack of memory would end the process.
 fn reserve(into: &mut Vec<u8>, len: usize) -> PyResult<()> {
     into.try_reserve(len.saturating_add(16))
         .map_err(|_| PyMemoryError::new_err(format!("{len} bytes of private memory could not be allocated")))
@@ -64,7 +64,7 @@ fn reserve(into: &mut Vec<u8>, len: usize) -> PyResult<()> {
 
 struct Plain<'a> {
     into: &'a mut Vec<u8>,
-    numbers: &'a mut Numbers,
+    numbers: &'a mut KeyNumbers,
     /// Addresses of the lists and dicts so far. One that is in the item twice must be one object again.
     mutable: Vec<usize>,
 }

@@ -1,7 +1,7 @@
 //! A list's items, and the strings that their dicts have as keys.
 //!
-//! The dicts of a list mostly have the same keys. They are written once, behind the items, and made once in each
-//! process that reads: an item has a number for a key, and its dict the one string of that process.
+//! The dicts of a list mostly have the same keys. Keys are written once, after all items, and each process that reads
+//! makes their strings once: an item has a number for a key, and its dict gets that string.
 
 use std::collections::HashMap;
 
@@ -39,7 +39,7 @@ impl Named {
         self.items.len() - 1
     }
 
-    /// The bytes of one item, that of the keys behind the others.
+    /// Returns the bytes of one item. The keys are the item after all others.
     pub(crate) fn get(&self, index: usize) -> Option<&[u8]> {
         self.items.get(index)
     }
@@ -72,9 +72,9 @@ impl Named {
 
 /// The numbers of keys, while a list is built.
 #[derive(Default)]
-pub(crate) struct Numbers(HashMap<String, usize>);
+pub(crate) struct KeyNumbers(HashMap<String, usize>);
 
-impl Numbers {
+impl KeyNumbers {
     /// The number of a key; `None` of one that is written out.
     pub(crate) fn of(&mut self, key: &str) -> Option<usize> {
         if let Some(&number) = self.0.get(key) {
@@ -88,7 +88,7 @@ impl Numbers {
         Some(number)
     }
 
-    /// The item behind the others: each key's length and its UTF-8, by their numbers.
+    /// Writes the item of the keys, in the order of their numbers: each key's length and its UTF-8.
     pub(crate) fn write(&self, into: &mut Vec<u8>) {
         let mut keys: Vec<_> = self.0.iter().collect();
         keys.sort_by_key(|&(_, number)| number);

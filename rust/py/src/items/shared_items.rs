@@ -10,7 +10,7 @@ use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
 use ringloader_core::items::{self, Builder, Items};
 
 use super::form::{read, read_plain, tag, write};
-use super::named::{Named, Numbers};
+use super::named::{KeyNumbers, Named};
 use crate::gil::{exception, without_interpreter};
 use crate::objects;
 use crate::process::duplicate;
@@ -81,7 +81,7 @@ impl SharedItems {
         }
         let py = iterable.py();
         let mut builder = Builder::new().map_err(exception)?;
-        let mut numbers = Numbers::default();
+        let mut numbers = KeyNumbers::default();
         for (position, item) in iterable.try_iter()?.enumerate() {
             let item = item?;
             write(&item, &mut numbers, builder.buffer())
@@ -150,7 +150,7 @@ impl SharedItems {
         Ok(self.items.items().fd().map_err(exception)?.as_raw_fd())
     }
 
-    /// Returns the start, step and length that `attach` needs beside the descriptor.
+    /// Returns the start, step and length that `attach` needs in addition to the descriptor.
     fn extent(&self) -> (isize, isize, usize) {
         (self.start, self.step, self.len)
     }

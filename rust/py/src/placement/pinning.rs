@@ -120,7 +120,7 @@ fn prototype(
 
 /// Returns the part to copy to fill a new tensor.
 fn part(torch: &Torch, span: &Span<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<CopyPart> {
-    let (from, len) = span.place();
+    let (from, len) = span.address_and_len();
     if tensor.getattr(intern!(tensor.py(), "nbytes"))?.extract::<usize>()? != len {
         return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
     }

@@ -34,7 +34,7 @@ pub(crate) fn pair<'py>(message: &Bound<'py, PyAny>) -> PyResult<Option<(i64, Bo
     Ok(Some((seq, tuple.get_item(1)?)))
 }
 
-/// The bytes of a task for `index`, pickled if they must be: `again` for those that may be unpickled more than once.
+/// The bytes of a task for `index`, pickled if they must be. `again`: they may be unpickled more than once.
 ///
 /// # Errors
 /// `TypeError` for what cannot be pickled.

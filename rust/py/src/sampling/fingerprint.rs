@@ -25,9 +25,9 @@ const SEQUENCE: u64 = 6;
 
 /// The index of a task, counted and compared.
 pub(crate) struct Values {
-    /// Its samples: the length of a list, or 1.
+    /// The number of samples: the length of a list, or 1.
     pub(crate) samples: u64,
-    /// A number for each; `None` if one of them cannot be compared.
+    /// A number for each sample; `None` if one of them cannot be compared.
     pub(crate) numbers: Option<Vec<i64>>,
     /// True for a list, which is a batch.
     pub(crate) is_batch: bool,
@@ -76,8 +76,8 @@ fn number(value: &Bound<'_, PyAny>, level: u32) -> Option<i64> {
     other(value, level)
 }
 
-/// Returns the number of an int of another type, and of a tensor or array by its elements. An error of its methods is none
-/// of the loader's: then the value is not known.
+/// Returns the number of an int of another type, and of a tensor or array by its elements. An error of its methods is
+/// none of the loader's: then the value is not known.
 #[cold]
 fn other(value: &Bound<'_, PyAny>, level: u32) -> Option<i64> {
     let py = value.py();
@@ -123,7 +123,7 @@ fn hashed(kind: u64, words: impl IntoIterator<Item = u64>) -> i64 {
     hash_of_words([kind].into_iter().chain(words)) as i64
 }
 
-/// Compares the indices that an epoch passes over with those that a state has seen.
+/// Compares the indices that an epoch passes over with the indices of a state.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Passing {
     ranges: OrdinalSet,
@@ -131,10 +131,10 @@ pub(crate) struct Passing {
     expected: Option<u64>,
     /// The text of the error where the indices are others.
     message: String,
-    found: Mutex<Found>,
+    passed: Mutex<Passed>,
 }
 
-struct Found {
+struct Passed {
     /// Ordinals that were passed.
     count: u64,
     /// Their fingerprint; `None` where an index is no int.
@@ -148,12 +148,11 @@ impl Passing {
     #[pyo3(signature = (ranges, expected=None, message=""))]
     fn new(ranges: Vec<(u64, u64)>, expected: Option<u64>, message: &str) -> PyResult<Self> {
         let ranges = OrdinalSet::from_ranges(ranges).map_err(exception)?;
-        let found = Mutex::new(Found { count: 0, sum: Some(0) });
-        Ok(Self { ranges, expected, message: message.into(), found })
+        let passed = Mutex::new(Passed { count: 0, sum: Some(0) });
+        Ok(Self { ranges, expected, message: message.into(), passed })
     }
 
-    /// Notes that so many ordinals are passed over. `index` has their indices: a list, the first of them at
-    /// `place`, or one object.
+    /// Notes that `ordinals` indices are passed over: `index` is a list of them, the first at `place`, or the only one.
     ///
     /// Raises `ValueError` if they were the last, and the indices are others than expected.
     pub(crate) fn note(&self, index: &Bound<'_, PyAny>, place: u64, ordinals: u64) -> PyResult<()> {
@@ -161,16 +160,16 @@ impl Passing {
     }
 
     /// Raises `ValueError` if the indices ended before all were passed over, and are others than expected. A position
-    /// that other code has edited may lie behind the end.
+    /// that other code has edited may lie after the end.
     pub(crate) fn finish(&self) -> PyResult<()> {
-        let found = self.found();
+        let found = self.passed();
         if found.count < self.ranges.count() { self.compare(&found) } else { Ok(()) }
     }
 
     /// The fingerprint of what was passed over so far; `None` where an index is no int.
     #[getter]
     fn sum(&self) -> Option<u64> {
-        self.found().sum
+        self.passed().sum
     }
 }
 
@@ -179,20 +178,20 @@ impl Passing {
         &self.ranges
     }
 
-    /// Notes that so many ordinals are passed over, with the fingerprint of their indices.
+    /// Notes that `ordinals` indices are passed over, which have the fingerprint `sum`.
     pub(crate) fn add(&self, ordinals: u64, sum: Option<u64>) -> PyResult<()> {
-        let mut found = self.found();
+        let mut found = self.passed();
         found.count += ordinals;
         found.sum = found.sum.zip(sum).map(|(one, other)| one.wrapping_add(other));
         if found.count >= self.ranges.count() { self.compare(&found) } else { Ok(()) }
     }
 
-    fn compare(&self, found: &Found) -> PyResult<()> {
+    fn compare(&self, found: &Passed) -> PyResult<()> {
         let is_other = self.expected.is_some_and(|expected| found.sum != Some(expected));
         if is_other { Err(PyValueError::new_err(self.message.clone())) } else { Ok(()) }
     }
 
-    fn found(&self) -> MutexGuard<'_, Found> {
-        self.found.lock().unwrap_or_else(PoisonError::into_inner)
+    fn passed(&self) -> MutexGuard<'_, Passed> {
+        self.passed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -1,7 +1,7 @@
 //! The position of an epoch, as Python classes: the indices that were read, and the batches that the caller has got.
 //!
-//! [`Ledger`] counts samples, for any loader that has a state; [`Turns`] counts batches of each worker, for a dataset that
-//! has a part in the state.
+//! [`Ledger`] counts samples, for any loader that has a state; [`Turns`] counts batches of each worker, for a dataset
+//! that has a part in the state.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -83,7 +83,7 @@ impl Ledger {
         self.core().record_left_out();
     }
 
-    /// Notes that a call raised, and that calls have returned so many batches.
+    /// Notes that a call raised. Calls before it have returned `returned` batches.
     fn raised(&self, returned: u64) {
         self.core().record_raised(returned);
     }
@@ -94,7 +94,7 @@ impl Ledger {
         self.core().settled()
     }
 
-    /// Returns the position of a caller to whom calls have returned so many batches; by default, all it got.
+    /// Returns the position of a caller to whom calls have returned `returned` batches; by default, all batches got.
     #[pyo3(signature = (returned=u64::MAX))]
     fn position(&self, returned: u64) -> Position {
         let found = self.core().position(returned);
@@ -134,7 +134,7 @@ impl Ledger {
         }
     }
 
-    /// Notes a task with so many samples. `values` are the numbers of its indices, if these can be compared.
+    /// Notes a task of `samples` samples. `values` are the numbers of its indices, if these can be compared.
     fn note(&self, samples: u64, values: Option<impl Iterator<Item = i64>>, is_batch: bool) -> u64 {
         if self.whole && is_batch {
             self.core().read_whole(values)
@@ -150,7 +150,7 @@ pub(crate) struct Turns(Mutex<CoreProgress>);
 
 #[pymethods]
 impl Turns {
-    /// An epoch of so many workers, whose first task goes to worker `first`.
+    /// An epoch of `workers` workers, whose first task goes to worker `first`.
     #[new]
     #[pyo3(signature = (workers, first=0))]
     fn new(workers: u32, first: u32) -> PyResult<Self> {
@@ -167,14 +167,14 @@ impl Turns {
         core.record_got(0);
     }
 
-    /// Notes that a call raised, after calls that returned so many batches. Returns the worker of the batch that the
-    /// caller therefore has not got, if there is one.
+    /// Notes that a call raised. Calls before it have returned `returned` batches. Returns the worker of the batch that
+    /// the call would have returned, if there is one.
     fn raised(&self, returned: u64) -> Option<u32> {
         self.core().record_raised(returned)
     }
 
     /// Returns the number of batches of each worker that are passed, and the worker whose batch is next in turn, for a
-    /// caller to whom calls have returned so many batches; by default, all that it got.
+    /// caller to whom calls have returned `returned` batches; by default, all batches got.
     #[pyo3(signature = (returned=u64::MAX))]
     fn position(&self, returned: u64) -> (Vec<u64>, u32) {
         self.core().position(returned)
@@ -191,23 +191,23 @@ impl Turns {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn begin(&self) {
+    pub(crate) fn begin_call(&self) {
         self.core().begin_call();
     }
 
-    pub(crate) fn got(&self, worker: u32) {
+    pub(crate) fn note_got(&self, worker: u32) {
         self.core().record_got(worker);
     }
 
-    pub(crate) fn sent(&self, worker: u32) {
+    pub(crate) fn note_sent(&self, worker: u32) {
         self.core().record_sent(worker);
     }
 
-    pub(crate) fn lost(&self, worker: u32, awaited: u64) {
+    pub(crate) fn note_lost(&self, worker: u32, awaited: u64) {
         self.core().record_lost(worker, awaited);
     }
 
-    pub(crate) fn first(&self) -> u32 {
+    pub(crate) fn first_worker(&self) -> u32 {
         self.core().first()
     }
 }

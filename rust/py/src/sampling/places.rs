@@ -48,7 +48,7 @@ impl Places {
 }
 
 impl Places {
-    /// Returns the places of the next task, which has so many samples.
+    /// Returns the places of the next task, which has `samples` samples.
     pub(crate) fn take(&self, samples: u64) -> TaskPlaces {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         if !self.whole {

@@ -46,7 +46,7 @@ impl IndexSource {
         Self { draws: None, stream: OnceLock::new(), ledger, places, turns: OnceLock::new() }
     }
 
-    /// Has the batches of each worker be counted too, and the first task go to the worker that `turns` names.
+    /// Counts the batches of each worker in `turns` too. The first task goes to the worker that `turns` names.
     fn count(&self, turns: Py<Turns>) {
         let _ = self.turns.set(turns);
     }
@@ -70,7 +70,7 @@ impl IndexSource {
             ledger.get().begin_call();
         }
         if let Some(turns) = self.turns.get() {
-            turns.get().begin();
+            turns.get().begin_call();
         }
     }
 
@@ -87,27 +87,27 @@ impl IndexSource {
             ledger.get().got(task);
         }
         if let Some(turns) = self.turns.get() {
-            turns.get().got(worker);
+            turns.get().note_got(worker);
         }
     }
 
     /// Notes that the task that was read last went to a worker.
     pub(crate) fn note_sent(&self, worker: u32) {
         if let Some(turns) = self.turns.get() {
-            turns.get().sent(worker);
+            turns.get().note_sent(worker);
         }
     }
 
-    /// Notes that a worker was lost, with so many tasks that it has not answered.
+    /// Notes that a worker was lost. `awaited` counts the tasks that it has not answered.
     pub(crate) fn note_lost(&self, worker: u32, awaited: impl FnOnce() -> u64) {
         if let Some(turns) = self.turns.get() {
-            turns.get().lost(worker, awaited());
+            turns.get().note_lost(worker, awaited());
         }
     }
 
     /// Returns the worker that gets the first task.
     pub(crate) fn first_worker(&self) -> u32 {
-        self.turns.get().map_or(0, |turns| turns.get().first())
+        self.turns.get().map_or(0, |turns| turns.get().first_worker())
     }
 
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's
@@ -124,8 +124,8 @@ impl IndexSource {
         }))
     }
 
-    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object. The
-    /// places of the samples, if there are any, come with it.
+    /// As [`read`](Self::read): `natively` makes an index of what a native stream has, and `by_python` of an object.
+    /// The places of the samples, if there are any, come with it.
     ///
     /// # Errors
     /// The error that the sampler raises, or that torch raises for it, or that `by_python` returns.
@@ -172,7 +172,7 @@ impl IndexSource {
         }
     }
 
-    /// Returns the places of a task with so many samples, which is the next that is sent.
+    /// Returns the places of the next task that is sent, which has `samples` samples.
     fn take_places(&self, samples: u64) -> Option<TaskPlaces> {
         self.places.as_ref().map(|places| places.get().take(samples))
     }

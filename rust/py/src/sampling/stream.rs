@@ -19,7 +19,7 @@ use crate::objects;
 use crate::python::Draws;
 use crate::torch::elements::TensorIndices;
 
-/// The rule by which indices become batches.
+/// The rule that makes batches of indices.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct BatchRule {
     size: u64,
@@ -43,11 +43,11 @@ impl BatchRule {
 
 /// An index that a stream has given.
 pub(crate) struct Read {
-    /// As a task's bytes.
+    /// The index as a task's bytes.
     pub(crate) index: TaskIndex,
     /// The number of its samples.
     pub(crate) samples: u64,
-    /// Its values, where it was found as an object and they are wanted.
+    /// The values of an index that was found as an object, where they are wanted.
     pub(crate) object: Option<Values>,
 }
 
@@ -102,7 +102,7 @@ impl Stream {
         Self::new(Source::Weighted { categories, num_samples }, batch)
     }
 
-    /// `DistributedSampler`, behind the first `start` samples of all ranks.
+    /// `DistributedSampler`, after the first `start` samples of all ranks.
     #[staticmethod]
     #[pyo3(signature = (len, num_samples, num_replicas, rank, shuffle, drop_last, batch, start=0))]
     #[expect(clippy::too_many_arguments, reason = "the sampler's attributes")]
@@ -144,7 +144,8 @@ impl Stream {
 
     /// The next index or batch of indices, with `draws` asked for what torch draws. Other threads wait.
     ///
-    /// Raises torch's `ValueError` where this thread is in the middle of a request: below a sampler's `len`, say.
+    /// Raises torch's `ValueError` where this thread is in the middle of a request: inside a sampler's `len`, for
+    /// example.
     fn next(&self, draws: &Bound<'_, PyAny>) -> PyResult<Option<Py<PyAny>>> {
         let py = draws.py();
         let request = self.request.lock_unless_held(py)?;
@@ -186,14 +187,14 @@ impl Stream {
         })
     }
 
-    /// Has the indices that are passed over compared. Other ones end the stream.
+    /// Compares the indices that are passed over. An error, for other indices than expected, ends the stream.
     fn compare(&self, compare: impl FnOnce(&Passing) -> PyResult<()>) -> PyResult<()> {
         let compared = self.passing.get().map_or(Ok(()), |passing| compare(passing.get()));
         compared.inspect_err(|_| self.core().close())
     }
 
-    /// The next index, whose bytes may be unpickled more than once if `again`, with the values of objects if `compares`.
-    /// `draws` is called, at torch's moment, for each thing that torch draws.
+    /// The next index, whose bytes may be unpickled more than once if `again`, with the values of objects if
+    /// `compares`. `draws` is called, at torch's moment, for each thing that torch draws.
     pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool, compares: bool) -> PyResult<Option<Read>> {
         let given = |index, samples| Ok(Some(Read { index, samples, object: None }));
         let found_as = |object: &Bound<'_, PyAny>, samples| {

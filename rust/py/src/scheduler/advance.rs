@@ -9,23 +9,23 @@ use ringloader_core::timing::MainWork;
 
 use super::following::Reading;
 use super::late::Watched;
-use super::parent_end::{Delivered, Indexed, ParentEnd};
-use super::{Core, End, Scheduling, State, Turn, invalid_state, is_end};
+use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
+use super::{Core, Due, End, Scheduling, State, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
 use crate::python::{self, Callbacks, Late};
 use crate::torch::names::Torch;
 use crate::transport::engine::stand_in;
 
 impl<E: ParentEnd> Scheduling<E> {
-    /// Returns the next result whose turn it is, as `unpack` makes it. `None` if there is none now and `wait` is not given.
-    /// Without `wait`, anything that must be raised in its turn is left for its turn.
+    /// Returns the next result whose turn it is, as `unpack` makes it. `None` if there is none now and `wait` is not
+    /// given. Without `wait`, anything that must be raised in its turn is left for its turn.
     pub(super) fn advance<'py>(
         &self,
-        state: &mut State<Indexed<E>>,
+        state: &mut State<IndexOf<E>>,
         callbacks: &Callbacks<'_, 'py>,
         wait: bool,
-        unpack: impl Fn(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
-    ) -> PyResult<Option<Turn<'py>>> {
+        unpack: impl Fn(DeliveryOf<E>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Due<'py>>> {
         let py = callbacks.py();
         let engine = E::of(&self.engine).core().ok();
         let mut deadline = Deadline::after(self.timeout)?;
@@ -42,31 +42,31 @@ impl<E: ParentEnd> Scheduling<E> {
                 Poll::Ready { seq, worker, data } => {
                     let data = data.into_bound(py);
                     if !self.iterable || !is_end(&data)? {
-                        return Ok(Some(Turn { seq, worker, data }));
+                        return Ok(Some(Due { seq, worker, data }));
                     }
                     if !wait {
-                        state.end_ahead = Some(End::Kept(worker));
+                        state.end_ahead = Some(End::Stored(worker));
                         return Ok(None);
                     }
-                    self.end_worker(state, callbacks, End::Kept(worker))?;
+                    self.end_worker(state, callbacks, End::Stored(worker))?;
                     deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Failed { seq, error } => {
-                    if let Some(turn) = self.fail(py, &mut state.core, seq, exception(error))? {
-                        return Ok(Some(turn));
+                    if let Some(due) = self.fail(py, &mut state.core, seq, exception(error))? {
+                        return Ok(Some(due));
                     }
                     deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Early { seq, found } => {
-                    self.keep_early(py, state.following.as_mut(), seq, found, &unpack)?;
+                    self.store_early(py, state.following.as_mut(), seq, found, &unpack)?;
                 }
                 Poll::Arrived { seq, received: delivery } => {
                     let timed = self.begin_timed(&delivery);
                     let data = match unpack(delivery) {
                         Ok(data) => data,
                         Err(error) => {
-                            if let Some(turn) = self.fail(py, &mut state.core, seq, error)? {
-                                return Ok(Some(turn));
+                            if let Some(due) = self.fail(py, &mut state.core, seq, error)? {
+                                return Ok(Some(due));
                             }
                             continue;
                         }
@@ -81,9 +81,9 @@ impl<E: ParentEnd> Scheduling<E> {
                         if let Some(timed) = timed {
                             self.end_timed(py, state, seq, timed);
                         }
-                        let turn = state.core.accept(seq, data.unbind()).map_err(exception)?;
-                        if let Some((worker, data)) = turn {
-                            return Ok(Some(Turn { seq, worker, data: data.into_bound(py) }));
+                        let due = state.core.accept(seq, data.unbind()).map_err(exception)?;
+                        if let Some((worker, data)) = due {
+                            return Ok(Some(Due { seq, worker, data: data.into_bound(py) }));
                         }
                     }
                     deadline = Deadline::after(self.timeout)?;
@@ -102,7 +102,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     });
                     state.source.get().note_lost(worker, || state.core.awaited_of(worker));
                     if callbacks.replace_lost(worker, in_hand.clone())? {
-                        let sent = |seq| state.sent.get(seq).map(|index| E::kept(index, py));
+                        let sent = |seq| state.sent.get(seq).map(|index| E::clone_index(index, py));
                         state.core.resume(&**core, worker, sent).map_err(exception)?;
                         deadline = Deadline::after(self.timeout)?;
                         continue;
@@ -143,7 +143,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Returns the task that each worker owes. The worker whose turn it is comes first.
     fn owing<'py>(
         py: Python<'py>,
-        state: &State<Indexed<E>>,
+        state: &State<IndexOf<E>>,
         engine: &E::Core,
         turn: Option<u32>,
     ) -> Vec<Late<'py>> {
@@ -165,15 +165,15 @@ impl<E: ParentEnd> Scheduling<E> {
     /// A worker has nothing more of its iterable dataset.
     pub(super) fn end_worker(
         &self,
-        state: &mut State<Indexed<E>>,
+        state: &mut State<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
         end: End,
     ) -> PyResult<()> {
         let worker = match end {
             End::Answer(seq) => state.core.end_worker(seq).map_err(exception)?,
-            End::Kept(worker) => {
+            End::Stored(worker) => {
                 state.core.give_up(worker);
-                state.ends_kept.retain(|&kept| kept != worker);
+                state.ends_stored.retain(|&stored| stored != worker);
                 worker
             }
         };
@@ -190,19 +190,19 @@ impl<E: ParentEnd> Scheduling<E> {
     /// The result of `seq` has come and cannot be had: its error takes its place. As [`Core::accept`].
     ///
     /// # Errors
-    /// The error that ends or interrupts a program is raised at once. The batch's turn says so again.
+    /// An error that ends or interrupts the program is raised at once, and reported again in the batch's turn.
     fn fail<'py>(
         &self,
         py: Python<'py>,
         core: &mut Core,
         seq: u64,
         error: PyErr,
-    ) -> PyResult<Option<Turn<'py>>> {
+    ) -> PyResult<Option<Due<'py>>> {
         let (standing, interrupt) = stand_in(py, error)?;
         match interrupt {
             None => {
-                let turn = core.accept(seq, standing.unbind()).map_err(exception)?;
-                Ok(turn.map(|(worker, data)| Turn { seq, worker, data: data.into_bound(py) }))
+                let due = core.accept(seq, standing.unbind()).map_err(exception)?;
+                Ok(due.map(|(worker, data)| Due { seq, worker, data: data.into_bound(py) }))
             }
             Some(interrupt) => {
                 core.buffer(seq, standing.unbind()).map_err(exception)?;
@@ -217,14 +217,14 @@ impl<E: ParentEnd> Scheduling<E> {
     /// next one comes when the batch is no longer ours and not yet the caller's.
     pub(super) fn hand_out<'py>(
         &self,
-        state: &mut State<Indexed<E>>,
+        state: &mut State<IndexOf<E>>,
         callbacks: &Callbacks<'_, 'py>,
         of: (u64, u32),
         data: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         if let Err(interrupt) = py.check_signals() {
-            state.kept = Some((of, data.unbind()));
+            state.interrupted = Some((of, data.unbind()));
             return Err(interrupt);
         }
         self.note_early(py, state);
@@ -232,7 +232,7 @@ impl<E: ParentEnd> Scheduling<E> {
         if let Err(interrupt) = &sent
             && !interrupt.is_instance_of::<PyException>(py)
         {
-            state.kept = Some((of, data.clone().unbind()));
+            state.interrupted = Some((of, data.clone().unbind()));
         } else {
             state.source.get().note_got(of.0, of.1);
         }
@@ -247,7 +247,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// MIRRORS torch dataloader.py::_try_put_index.
     pub(super) fn send_one(
         &self,
-        state: &mut State<Indexed<E>>,
+        state: &mut State<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
     ) -> PyResult<()> {
         if state.core.is_full() {
@@ -258,7 +258,7 @@ impl<E: ParentEnd> Scheduling<E> {
         if state.reading == Reading::Closed {
             return Ok(());
         }
-        // A look into a native stream is nothing beside two at the clock.
+        // Two looks at the clock take longer than to read from a native stream, so that is not timed.
         let begun = match self.recorder.get() {
             Some((recorder, _)) if !state.source.get().is_native() => Some((recorder.get(), monotonic())),
             _ => None,
@@ -276,7 +276,7 @@ impl<E: ParentEnd> Scheduling<E> {
             return Ok(());
         };
         if state.keeps_sent {
-            state.sent.note(&state.core, E::kept(&index, callbacks.py()));
+            state.sent.insert(&state.core, E::clone_index(&index, callbacks.py()));
         }
         let sent = state.core.send(&*engine, index).map_err(exception);
         match sent {

@@ -10,7 +10,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::sync::Ordering;
 
 use super::parent_end::ParentEnd;
-use super::{BUSY, Scheduling, Taken, Turn, invalid_state};
+use super::{BUSY, Due, Scheduling, Taken, invalid_state};
 use crate::caught::caught;
 use crate::objects;
 use crate::placement::arrival::Arrival;
@@ -23,8 +23,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Ahead {
     /// Each batch as it came, an [`Arrival`], until it is prepared.
     batches: VecDeque<Py<PyAny>>,
-    /// False in the call after one that failed behind the first batch: the first batch comes, even if those behind it
-    /// never do.
+    /// False in the call after one in which a later batch failed: then only the first batch is handed out, so that it
+    /// comes even if the later ones never do.
     looks: bool,
 }
 
@@ -41,7 +41,7 @@ impl Ahead {
 }
 
 impl<E: ParentEnd> Scheduling<E> {
-    /// Returns the next batch, from where `placement` brings it. Also prepares the batches behind it that are there.
+    /// Returns the next batch, from where `placement` brings it. Also prepares the batches after it that have come.
     ///
     /// The sampler is read when a batch is handed out, as in [`next`](Self::next). Errors, deaths of workers and the
     /// end of the epoch wait for their turn. If a call is interrupted, the next call goes on with what it has left.
@@ -81,7 +81,7 @@ impl<E: ParentEnd> Scheduling<E> {
         {
             let mut state = self.lock(py)?;
             state.source.get().begin_call();
-            if let Some((of, data)) = state.kept.take() {
+            if let Some((of, data)) = state.interrupted.take() {
                 return self.hand_out(&mut state, callbacks, of, data.into_bound(py));
             }
         }
@@ -111,7 +111,7 @@ impl<E: ParentEnd> Scheduling<E> {
         found
     }
 
-    /// Prepares what is at this place. What is prepared decides from then on how long it needs the slot.
+    /// Prepares the batch at this position. The prepared batch decides from then on how long it needs the slot.
     fn prepare_at(&self, ahead: &mut Ahead, at: usize, prepare: &Bound<'_, PyAny>) -> PyResult<()> {
         let found = ahead.batches[at].bind(prepare.py());
         if found.is_exact_instance_of::<Arrival>() {
@@ -143,13 +143,13 @@ impl<E: ParentEnd> Scheduling<E> {
             state.end_ahead = None;
             self.end_worker(state, callbacks, end)?;
         }
-        let (taken, data) = match state.unplaced.take() {
+        let (taken, data) = match state.unqueued.take() {
             Some((taken, data)) => (taken, data.into_bound(py)),
             None => {
                 let (_, received, _) = state.core.positions();
-                let keep = |delivery| E::keep(&self.engine, py, delivery, self.iterable);
-                let found = self.advance(state, callbacks, wait, keep)?;
-                let Some(Turn { seq, worker, data }) = found else { return Ok(false) };
+                let arrival = |delivery| E::arrival(&self.engine, py, delivery, self.iterable);
+                let found = self.advance(state, callbacks, wait, arrival)?;
+                let Some(Due { seq, worker, data }) = found else { return Ok(false) };
                 (Taken { seq, worker, received }, data)
             }
         };
@@ -160,7 +160,7 @@ impl<E: ParentEnd> Scheduling<E> {
         match arrival {
             Ok(arrival) => ahead.batches.push_back(arrival.into_any().unbind()),
             Err(error) => {
-                state.unplaced = Some((taken, data.unbind()));
+                state.unqueued = Some((taken, data.unbind()));
                 return Err(error);
             }
         }
@@ -180,8 +180,9 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(())
     }
 
-    /// Gives up what is ahead, and ends `placement`, behind a call for a batch in another thread. Where that does not
-    /// come back soon, or is below this one, `placement` is ended here and, when that call comes back, again.
+    /// Gives up what is ahead, and ends `placement`, after a call for a batch in another thread has come back. If that
+    /// call does not come back soon, or this thread is inside such a call, this ends `placement` at once, and the call
+    /// for a batch ends it again when it comes back.
     pub(super) fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_process()?;
         let held = self.ahead.lock_within(placement.py(), PATIENCE);

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use ringloader_core::timing::Stamps;
 
 use super::late::SentTasks;
-use super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::{Core, Scheduling, State};
 use crate::gil::exception;
 use crate::python::Callbacks;
@@ -22,7 +22,7 @@ pub(super) enum Reading {
     Closed,
 }
 
-/// The epoch behind the one of a [`State`].
+/// The epoch that follows the one of a [`State`].
 pub(super) struct Following<I> {
     core: Core,
     source: Py<IndexSource>,
@@ -30,7 +30,7 @@ pub(super) struct Following<I> {
     reading: Reading,
     /// The stamps of results that have come.
     early: Vec<(u64, (u32, Stamps))>,
-    /// True once a worker was lost with some of its tasks: it does not take place.
+    /// True once a worker was lost with some of its tasks: then this epoch never begins.
     is_lost: bool,
 }
 
@@ -43,7 +43,7 @@ impl<I> Following<I> {
         self.is_lost = true;
     }
 
-    /// Has `state` be that of this epoch, and this be the one before; or the other way round.
+    /// Exchanges the parts of this epoch and of the epoch in `state`.
     fn swap(&mut self, state: &mut State<I>) {
         std::mem::swap(&mut self.core, &mut state.core);
         std::mem::swap(&mut self.source, &mut state.source);
@@ -53,12 +53,12 @@ impl<I> Following<I> {
 }
 
 impl<E: ParentEnd> Scheduling<E> {
-    /// Returns true if the sampler was at its end when it was read last, and no other epoch follows.
+    /// Returns true if the last read found the sampler's end, and no other epoch follows.
     pub(super) fn is_at_end(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.lock(py)?.reading == Reading::AtEnd)
     }
 
-    /// Has an epoch follow, with indices from `source`. No more are read in this one.
+    /// Prepares the epoch that follows, with indices from `source`. This epoch reads no more indices.
     pub(super) fn follow(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         let mut core = state.core.follow();
@@ -107,21 +107,21 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(true)
     }
 
-    /// Keeps a result of the epoch that follows, as `unpack` makes it, until its turn. One of an epoch that was given up
-    /// is dropped.
+    /// Keeps a result of the epoch that follows, as `unpack` makes it, until its turn. One of an epoch that was given
+    /// up is dropped.
     ///
     /// # Errors
-    /// The error that ends or interrupts a program is raised at once. The batch's turn says so again.
-    pub(super) fn keep_early<'py>(
+    /// An error that ends or interrupts the program is raised at once, and reported again in the batch's turn.
+    pub(super) fn store_early<'py>(
         &self,
         py: Python<'py>,
-        following: Option<&mut Following<Indexed<E>>>,
+        following: Option<&mut Following<IndexOf<E>>>,
         seq: u64,
-        found: ringloader_core::Result<Delivered<E>>,
-        unpack: impl FnOnce(Delivered<E>) -> PyResult<Bound<'py, PyAny>>,
+        found: ringloader_core::Result<DeliveryOf<E>>,
+        unpack: impl FnOnce(DeliveryOf<E>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<()> {
         let Some(following) = following.filter(|following| !following.is_lost) else { return Ok(()) };
-        if let Some(made) = found.as_ref().ok().and_then(|delivery| self.early(delivery)) {
+        if let Some(made) = found.as_ref().ok().and_then(|delivery| self.early_stamps(delivery)) {
             following.early.push((seq, made));
         }
         let (data, interrupt) = match found.map_err(exception).and_then(unpack) {

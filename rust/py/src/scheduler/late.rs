@@ -1,4 +1,4 @@
-//! Tasks that are late: the indices of those that were sent, and the moments at which a wait is reported.
+//! Tasks that are late: the indices of all that were sent, and the moments at which a wait is reported.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -9,7 +9,7 @@ use ringloader_core::scheduler::Scheduler;
 use crate::python::Late;
 
 /// Tasks of this epoch by their numbers: all that are awaited, and some that were answered.
-pub(crate) struct SentTasks<I>(BTreeMap<u64, I>);
+pub(super) struct SentTasks<I>(BTreeMap<u64, I>);
 
 impl<I> Default for SentTasks<I> {
     fn default() -> Self {
@@ -19,7 +19,7 @@ impl<I> Default for SentTasks<I> {
 
 impl<I> SentTasks<I> {
     /// Keeps the index that `core` is about to send.
-    pub(crate) fn note<T>(&mut self, core: &Scheduler<T>, index: I) {
+    pub(super) fn insert<T>(&mut self, core: &Scheduler<T>, index: I) {
         if self.0.len() as u64 >= 2 * core.most_tasks() {
             let awaited: Vec<u64> = core.awaited().map(|(seq, _)| seq).collect();
             self.0.retain(|seq, _| awaited.contains(seq));
@@ -29,13 +29,13 @@ impl<I> SentTasks<I> {
     }
 
     /// The index of a task that is awaited.
-    pub(crate) fn get(&self, seq: u64) -> Option<&I> {
+    pub(super) fn get(&self, seq: u64) -> Option<&I> {
         self.0.get(&seq)
     }
 
     /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. A worker
     /// does its tasks in their order. `decode` makes an index's object.
-    pub(crate) fn late<'py, T>(
+    pub(super) fn late<'py, T>(
         &self,
         core: &Scheduler<T>,
         turn: Option<u32>,
@@ -51,10 +51,10 @@ impl<I> SentTasks<I> {
     }
 }
 
-/// A wait for a batch that is said when it is due.
+/// A wait for a batch, which is reported when it has become long, and again whenever it is twice as long.
 pub(super) struct Watched {
     since: Instant,
-    /// The length that the wait has when it is said next.
+    /// The length at which the wait is reported next.
     next: Duration,
 }
 
@@ -63,7 +63,7 @@ impl Watched {
         Self { since: Instant::now(), next: after }
     }
 
-    /// Returns the length of the wait, if it must be said now.
+    /// Returns the length of the wait, if it must be reported now.
     pub(super) fn is_due(&mut self) -> Option<Duration> {
         let waited = self.since.elapsed();
         let is_due = waited >= self.next;
@@ -74,7 +74,7 @@ impl Watched {
         is_due.then_some(waited)
     }
 
-    /// Returns the time until it is due.
+    /// Returns the time until the next report.
     pub(super) fn left(&self) -> Duration {
         self.next.saturating_sub(self.since.elapsed())
     }

@@ -22,7 +22,7 @@ use ringloader_core::sync::AtomicU64;
 use ringloader_core::timing::{MainWork, Stamps};
 
 use self::late::SentTasks;
-use self::parent_end::{Indexed, ParentEnd};
+use self::parent_end::{IndexOf, ParentEnd};
 use crate::caught::caught;
 use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
@@ -72,11 +72,11 @@ pub(crate) struct Positions {
 /// thread waits, and a call below a signal handler cannot run.
 struct Scheduling<E: ParentEnd> {
     engine: Py<E>,
-    state: DetachedLock<State<Indexed<E>>>,
+    state: DetachedLock<State<IndexOf<E>>>,
     /// INVARIANT: a thread takes it before the state, and has it while it prepares batches.
     ahead: DetachedLock<Ahead>,
-    /// The number of times that the batches ahead were closed without their lock, and so below or beside a call that
-    /// has it.
+    /// The number of times that the batches ahead were closed without their lock, while a call in this thread or in
+    /// another one had it.
     closes: AtomicU64,
     /// The message of the error that every call raises since [`stop`](Self::stop).
     stopped: OnceLock<String>,
@@ -206,37 +206,38 @@ struct State<I> {
     core: Core,
     source: Py<IndexSource>,
     reading: Reading,
-    /// The epoch behind this one, once its first tasks may go out.
+    /// The epoch that follows, once its first tasks may go out.
     following: Option<Following<I>>,
     /// Batches that were taken and not yet handed out, in their order.
     taken: VecDeque<Taken>,
     /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
-    kept: Option<((u64, u32), Py<PyAny>)>,
+    interrupted: Option<((u64, u32), Py<PyAny>)>,
     /// The batch that was taken next, if there was no memory to keep it with the others.
-    unplaced: Option<(Taken, Py<PyAny>)>,
+    unqueued: Option<(Taken, Py<PyAny>)>,
     /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
     /// change which worker gets which of the tasks that are sent until its turn.
     end_ahead: Option<End>,
-    /// Workers whose end was taken and is kept until its turn.
-    ends_kept: Vec<u32>,
+    /// Workers whose end was taken and is stored until its turn.
+    ends_stored: Vec<u32>,
     /// True if the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
     keeps_sent: bool,
     /// The indices that are kept.
     sent: SentTasks<I>,
     /// The stamps of results that came before this epoch began, for the recorder.
     early: Vec<(u64, (u32, Stamps))>,
-    /// The time after which a wait for a batch is said.
+    /// The time after which a wait for a batch is reported.
     watch: Option<Duration>,
 }
 
 impl<I> State<I> {
-    /// Forgets the batches that this epoch has taken, and what follows it. Returns what is to be dropped without the lock.
+    /// Forgets the batches that this epoch has taken, and the epoch that follows. Returns the objects, for the caller
+    /// to drop after the lock is released.
     fn forget(&mut self) -> impl Sized + use<I> {
         self.taken.clear();
         self.end_ahead = None;
-        self.ends_kept.clear();
+        self.ends_stored.clear();
         self.early.clear();
-        (self.kept.take(), self.unplaced.take(), self.following.take())
+        (self.interrupted.take(), self.unqueued.take(), self.following.take())
     }
 }
 
@@ -245,12 +246,12 @@ impl<I> State<I> {
 enum End {
     /// The answer to this task, which is still awaited.
     Answer(u64),
-    /// The end of this worker, whose answer was kept until its turn.
-    Kept(u32),
+    /// The end of this worker, whose answer was stored until its turn.
+    Stored(u32),
 }
 
 /// A result whose turn it is.
-struct Turn<'py> {
+struct Due<'py> {
     /// The task's number in the epoch.
     seq: u64,
     worker: u32,
@@ -283,7 +284,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut core = Core::new(workers, prefetch_factor, order);
         core.begin_at(source.get().first_worker());
         let (taken, sent) = (VecDeque::new(), SentTasks::default());
-        let (end_ahead, ends_kept) = (None, Vec::new());
+        let (end_ahead, ends_stored) = (None, Vec::new());
         let timeout = (timeout > 0.0).then_some(timeout);
         let keeps_sent = timeout.is_some();
         let state = DetachedLock::new(State {
@@ -292,10 +293,10 @@ impl<E: ParentEnd> Scheduling<E> {
             reading: Reading::Open,
             following: None,
             taken,
-            kept: None,
-            unplaced: None,
+            interrupted: None,
+            unqueued: None,
             end_ahead,
-            ends_kept,
+            ends_stored,
             keeps_sent,
             sent,
             early: Vec::new(),
@@ -321,14 +322,14 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(())
     }
 
-    /// Sends each task from now on to the worker with the fewest tasks that it has not answered. For datasets that no
-    /// worker comes to the end of.
+    /// Sends each task from now on to the worker with the fewest tasks that it has not answered. Not for
+    /// iterable datasets, where each worker has an end of its own.
     fn balance(&self, py: Python<'_>) -> PyResult<()> {
         self.lock(py)?.core.balance();
         Ok(())
     }
 
-    /// Reports each wait for a batch from now on: after so many seconds, and again each time it is twice as long.
+    /// Reports each wait for a batch from now on: after `seconds`, and again each time it is twice as long.
     fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let mut state = self.lock(py)?;
         // A time that no clock can count to never comes.
@@ -337,7 +338,7 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(())
     }
 
-    /// Has `recorder` note how long batches take from now on. `decodes`: a placement only decodes.
+    /// Lets `recorder` note how long batches take from now on. `decodes`: a placement only decodes.
     fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
         let work = if decodes { MainWork::Decode } else { MainWork::Place };
         let _ = self.recorder.set((recorder, work));
@@ -377,16 +378,16 @@ impl<E: ParentEnd> Scheduling<E> {
 
     fn next_of<'py>(
         &self,
-        state: &mut State<Indexed<E>>,
+        state: &mut State<IndexOf<E>>,
         callbacks: &Callbacks<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         state.source.get().begin_call();
-        if let Some((of, data)) = state.kept.take() {
+        if let Some((of, data)) = state.interrupted.take() {
             return self.hand_out(state, callbacks, of, data.into_bound(py));
         }
         let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
-        let Some(Turn { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
+        let Some(Due { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
             return Err(invalid_state());
         };
         state.core.record_delivered(worker);
@@ -425,7 +426,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let state = &mut *state;
         let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
         for worker in 0..self.workers {
-            while !state.ends_kept.contains(&worker)
+            while !state.ends_stored.contains(&worker)
                 && let Some(poll) = state.core.poll_of(&*engine, worker).map_err(exception)?
             {
                 let mut timed = None;
@@ -437,7 +438,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     Poll::Failed { seq, error } => (seq, Err(exception(error))),
                     Poll::Early { seq, found } => {
                         let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
-                        self.keep_early(py, state.following.as_mut(), seq, found, unpack)?;
+                        self.store_early(py, state.following.as_mut(), seq, found, unpack)?;
                         continue;
                     }
                     _ => break,
@@ -447,7 +448,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     Err(error) => stand_in(py, error)?,
                 };
                 if self.iterable && is_end(&data)? {
-                    state.ends_kept.push(worker);
+                    state.ends_stored.push(worker);
                 } else if let Some(timed) = timed {
                     self.end_timed(py, state, seq, timed);
                 }
@@ -464,11 +465,11 @@ impl<E: ParentEnd> Scheduling<E> {
     fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
         let state = self.lock(py)?;
         let (sent, received, outstanding) = state.core.positions();
-        let kept = u64::from(state.kept.is_some());
-        let unplaced = state.unplaced.iter().map(|(taken, _)| taken);
-        let first = state.taken.front().or(unplaced.clone().next());
-        let received = first.map_or(received, |first| first.received).saturating_sub(kept);
-        let outstanding = outstanding + (state.taken.len() + unplaced.count()) as u64 + kept;
+        let interrupted = u64::from(state.interrupted.is_some());
+        let unqueued = state.unqueued.iter().map(|(taken, _)| taken);
+        let first = state.taken.front().or(unqueued.clone().next());
+        let received = first.map_or(received, |first| first.received).saturating_sub(interrupted);
+        let outstanding = outstanding + (state.taken.len() + unqueued.count()) as u64 + interrupted;
         Ok(Positions { sent, received, outstanding })
     }
 
@@ -478,8 +479,8 @@ impl<E: ParentEnd> Scheduling<E> {
             return Ok(());
         }
         self.state.traverse(|state| {
-            visit.call(state.kept.as_ref().map(|(_, data)| data))?;
-            visit.call(state.unplaced.as_ref().map(|(_, data)| data))?;
+            visit.call(state.interrupted.as_ref().map(|(_, data)| data))?;
+            visit.call(state.unqueued.as_ref().map(|(_, data)| data))?;
             visit.call(state.following.as_ref().map(|following| following.source()))?;
             visit.call(&state.source)
         })?;
@@ -500,7 +501,7 @@ fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl<E: ParentEnd> Scheduling<E> {
-    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State<Indexed<E>>>> {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State<IndexOf<E>>>> {
         self.check_process()?;
         self.state.lock(py, BUSY)
     }

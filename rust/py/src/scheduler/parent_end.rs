@@ -26,10 +26,10 @@ use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
 const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";
 
 /// The delivery of a [`ParentEnd`].
-pub(crate) type Delivered<E> = <<E as ParentEnd>::Core as Transport>::Received;
+pub(crate) type DeliveryOf<E> = <<E as ParentEnd>::Core as Transport>::Received;
 
 /// The index that a task of a [`ParentEnd`] asks for.
-pub(crate) type Indexed<E> = <<E as ParentEnd>::Core as Transport>::Index;
+pub(crate) type IndexOf<E> = <<E as ParentEnd>::Core as Transport>::Index;
 
 /// The parent's end of a transport, as a Python class.
 pub(crate) trait ParentEnd: Sized {
@@ -56,24 +56,24 @@ pub(crate) trait ParentEnd: Sized {
     ///
     /// # Errors
     /// Why it cannot be had.
-    fn unpack<'py>(&self, py: Python<'py>, delivery: Delivered<Self>) -> PyResult<Bound<'py, PyAny>>;
+    fn unpack<'py>(&self, py: Python<'py>, delivery: DeliveryOf<Self>) -> PyResult<Bound<'py, PyAny>>;
 
     /// A delivery as an [`Arrival`], or unpacked; in any case unpacked if it may be the end of an iterable dataset.
     ///
     /// # Errors
     /// Why it cannot be had.
-    fn keep<'py>(
+    fn arrival<'py>(
         this: &Py<Self>,
         py: Python<'py>,
-        delivery: Delivered<Self>,
+        delivery: DeliveryOf<Self>,
         iterable: bool,
     ) -> PyResult<Bound<'py, PyAny>>;
 
     /// Returns the worker that has made a delivery, and the batch's moments there, if they were noted.
-    fn stamps(delivery: &Delivered<Self>) -> Option<(u32, Stamps)>;
+    fn stamps(delivery: &DeliveryOf<Self>) -> Option<(u32, Stamps)>;
 
     /// Returns the numbers that an index consists of, as little-endian int64; `None` for an index of any other kind.
-    fn numbers(index: &Indexed<Self>) -> Option<&[u8]>;
+    fn numbers(index: &IndexOf<Self>) -> Option<&[u8]>;
 
     /// Reads the next index; `None` at the sampler's end. `again`: it may be sent and decoded more than once.
     ///
@@ -83,19 +83,19 @@ pub(crate) trait ParentEnd: Sized {
         source: &IndexSource,
         callbacks: &Callbacks<'_, '_>,
         again: bool,
-    ) -> PyResult<Option<Indexed<Self>>>;
+    ) -> PyResult<Option<IndexOf<Self>>>;
 
     /// Returns the same index again, for errors that name it.
-    fn kept(index: &Indexed<Self>, py: Python<'_>) -> Indexed<Self>;
+    fn clone_index(index: &IndexOf<Self>, py: Python<'_>) -> IndexOf<Self>;
 
     /// The object that an index is to the worker.
     ///
     /// # Errors
     /// The error that unpickling raises.
-    fn index<'py>(py: Python<'py>, index: &Indexed<Self>) -> PyResult<Bound<'py, PyAny>>;
+    fn index<'py>(py: Python<'py>, index: &IndexOf<Self>) -> PyResult<Bound<'py, PyAny>>;
 
     /// The task that `worker` took last, as it was sent, and its index; `None` where that is not known.
-    fn in_hand(core: &Self::Core, worker: u32) -> Option<(u64, Indexed<Self>)>;
+    fn in_hand(core: &Self::Core, worker: u32) -> Option<(u64, IndexOf<Self>)>;
 
     /// Waits for the next event without the interpreter, then lets signal handlers run.
     ///
@@ -130,7 +130,7 @@ impl ParentEnd for Engine {
         self.unpack(py, delivery)
     }
 
-    fn keep<'py>(
+    fn arrival<'py>(
         this: &Py<Self>,
         py: Python<'py>,
         delivery: Received,
@@ -144,7 +144,7 @@ impl ParentEnd for Engine {
             }
         }
         caught(py, || {
-            this.get().say_if_oversize(py, &delivery)?;
+            this.get().log_if_oversize(py, &delivery)?;
             let arrival = Arrival::of_delivery(this.clone_ref(py), delivery);
             Ok(Bound::new(py, arrival)?.into_any())
         })
@@ -162,7 +162,7 @@ impl ParentEnd for Engine {
         source.read(callbacks, again)
     }
 
-    fn kept(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
+    fn clone_index(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
         index.clone()
     }
 
@@ -235,7 +235,7 @@ impl ParentEnd for ThreadQueues {
         Ok(reply.content.object.into_bound(py))
     }
 
-    fn keep<'py>(
+    fn arrival<'py>(
         _this: &Py<Self>,
         py: Python<'py>,
         reply: Reply<Made>,
@@ -258,8 +258,7 @@ impl ParentEnd for ThreadQueues {
 
     fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<Index>> {
         let read = source.read_as(callbacks, again, Index::Plain, |index| {
-            // A list of plain ints is made anew for the worker, as it is for a process: a sampler may use its own
-            // again.
+            // The worker gets a new list of plain ints, as a process does: the sampler may use its own list again.
             Ok(encode_index(index)?.map_or_else(|| Index::Object(index.clone().unbind()), Index::Plain))
         })?;
         Ok(read.map(|(index, places)| match places {
@@ -268,8 +267,8 @@ impl ParentEnd for ThreadQueues {
         }))
     }
 
-    fn kept(index: &Index, py: Python<'_>) -> Index {
-        index.kept(py)
+    fn clone_index(index: &Index, py: Python<'_>) -> Index {
+        index.clone_ref(py)
     }
 
     fn index<'py>(py: Python<'py>, index: &Index) -> PyResult<Bound<'py, PyAny>> {

@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::timing::{MainWork, Stamps};
 
-use super::parent_end::{Delivered, Indexed, ParentEnd};
+use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::{Scheduling, State};
 
 /// A batch that has arrived and is not yet unpacked.
@@ -15,12 +15,12 @@ pub(super) struct Timed {
 
 impl<E: ParentEnd> Scheduling<E> {
     /// Begins to note a batch that has arrived, where that is wanted.
-    pub(super) fn begin_timed(&self, delivery: &Delivered<E>) -> Option<Timed> {
+    pub(super) fn begin_timed(&self, delivery: &DeliveryOf<E>) -> Option<Timed> {
         self.recorder.get().map(|_| Timed { made: E::stamps(delivery), begun: monotonic() })
     }
 
     /// Notes a batch, which is unpacked now.
-    pub(super) fn end_timed(&self, py: Python<'_>, state: &State<Indexed<E>>, batch: u64, timed: Timed) {
+    pub(super) fn end_timed(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, timed: Timed) {
         let Some((recorder, _)) = self.recorder.get() else { return };
         recorder.get().note_main(MainWork::Decode, batch, timed.begun);
         if let Some(made) = timed.made {
@@ -29,18 +29,18 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 
     /// Returns the stamps of a batch whose epoch has not begun, where they are wanted. Its decoding is of no epoch.
-    pub(super) fn early(&self, delivery: &Delivered<E>) -> Option<(u32, Stamps)> {
+    pub(super) fn early_stamps(&self, delivery: &DeliveryOf<E>) -> Option<(u32, Stamps)> {
         self.recorder.get().and_then(|_| E::stamps(delivery))
     }
 
     /// Notes the batches that had arrived before their epoch began.
-    pub(super) fn note_early(&self, py: Python<'_>, state: &mut State<Indexed<E>>) {
+    pub(super) fn note_early(&self, py: Python<'_>, state: &mut State<IndexOf<E>>) {
         for (batch, made) in std::mem::take(&mut state.early) {
             self.note_fetch(py, state, batch, made);
         }
     }
 
-    fn note_fetch(&self, py: Python<'_>, state: &State<Indexed<E>>, batch: u64, made: (u32, Stamps)) {
+    fn note_fetch(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, made: (u32, Stamps)) {
         let Some((recorder, _)) = self.recorder.get() else { return };
         let index = state.sent.get(batch);
         let bytes = index.and_then(E::numbers).unwrap_or_default();
@@ -55,7 +55,7 @@ impl<E: ParentEnd> Scheduling<E> {
         self.recorder.get().map(|_| monotonic())
     }
 
-    /// Notes it for the batch at this place of those ahead.
+    /// Notes the end of that, for the batch at this position among those ahead.
     ///
     /// # Errors
     /// As [`lock`](Scheduling::lock).

@@ -127,6 +127,6 @@ fn c_function(object: &Bound<'_, PyAny>, name: &Bound<'_, PyString>) -> Option<f
             ffi::PyCFunction_GetFunction(method),
         )
     };
-    // Bound to `object`, it is told of such objects, and not of some module.
+    // If it is bound to `object`, the function takes such objects, and not a module.
     function.filter(|_| receiver == object.as_ptr() && flags == ffi::METH_NOARGS)
 }

@@ -83,7 +83,7 @@ struct ArrayInterface {
 ///
 /// # Errors
 /// The error that numpy raises.
-pub(crate) fn place_of_array(array: &Bound<'_, PyAny>) -> PyResult<Option<(usize, u64)>> {
+pub(crate) fn memory_of_array(array: &Bound<'_, PyAny>) -> PyResult<Option<(usize, u64)>> {
     let shown = array.getattr(intern!(array.py(), "__array_struct__"))?.cast_into::<PyCapsule>()?;
     let Ok(shown) = shown.pointer_checked(None) else { return Ok(None) };
     // SAFETY: by numpy's array protocol such a capsule points to that structure, whose `shape` has `ndim` numbers, and

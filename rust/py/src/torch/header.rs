@@ -1,4 +1,4 @@
-//! The memory before a tensor's bytes: the structure that torch gets, and the owner of the bytes. How both are dropped.
+//! The memory before a tensor's bytes: the structure that torch gets, and the owner of the bytes; and their end.
 //!
 //! Deleters that torch calls while it moves a storage drop nothing yet: INVARIANT D2 of `tensor.rs`.
 
@@ -17,12 +17,12 @@ use ringloader_core::sync::{AtomicU32, Ordering};
 
 use super::abi::{CPU, DlTensor, Legacy, Versioned};
 use super::memory::{ALIGNMENT, Memory};
-use super::source::{Keeper, Place, Source};
+use super::source::{Keeper, Location, Source};
 use crate::gil::{DETACH, without_interpreter};
 use crate::objects::Message;
 
-/// The start of each tensor's memory: both forms of a managed tensor, of which one is used. Behind it
-/// lie shape and strides, and behind them the bytes of a tensor that owns them.
+/// The start of each tensor's memory: both forms of a managed tensor, of which one is used. After it come
+/// shape and strides, then the bytes of a tensor that owns them.
 #[repr(C)]
 pub(super) struct Header {
     pub(super) legacy: Legacy,
@@ -52,23 +52,23 @@ pub(super) fn build(
     assert!(dims.len().is_multiple_of(2) && ndim <= MAX_NDIM, "D3");
     let dims_at = size_of::<Header>();
     let data_at = (dims_at + size_of_val(dims)).next_multiple_of(ALIGNMENT);
-    let len = if matches!(source.place, Place::There(_)) { 0 } else { source.len };
+    let len = if matches!(source.location, Location::Original(_)) { 0 } else { source.len };
     let no_memory = || PyMemoryError::new_err(Message(format!("no memory for a tensor of {len} bytes")));
     let alone = || {
         let memory = ManuallyDrop::new(Memory::new(data_at + len).ok_or_else(no_memory)?);
         Ok::<_, PyErr>((memory.start, Some(memory.layout)))
     };
-    let ((base, layout), keeper) = match source.place {
-        Place::There(keeper) => (alone()?, Some(keeper)),
-        Place::Copied => (alone()?, None),
-        Place::CopiedTo(copies) => {
+    let ((base, layout), keeper) = match source.location {
+        Location::Original(keeper) => (alone()?, Some(keeper)),
+        Location::Copied => (alone()?, None),
+        Location::CopiedWith(copies) => {
             let (base, memory) = copies.borrow_mut().take(data_at + len).ok_or_else(no_memory)?;
             ((base, None), Some(Keeper::Shared { _memory: memory }))
         }
     };
     let is_copy = matches!(keeper, None | Some(Keeper::Shared { .. }));
     let header = base.cast::<Header>();
-    // SAFETY: header, dims and data lie one behind the other in new memory of ours alone, each aligned:
+    // SAFETY: header, dims and data lie one after the other in new memory of ours alone, each aligned:
     // the header's size is a multiple of 8, and `data_at` one of 64. Source bytes lie elsewhere.
     unsafe {
         let shape = base.add(dims_at).cast::<i64>().as_ptr();
@@ -141,10 +141,11 @@ thread_local! {
 
 /// The owner of memory that torch has taken out of a storage, for as long as views of it may be left.
 ///
-/// torch puts other memory behind a storage that it shares with another process. Arrays and DLPack capsules that were
-/// made of the storage before still read the old memory. All of them hold the storage, or a tensor over it;
+/// torch gives a storage that it shares with another process other memory. Arrays and DLPack capsules that were made of
+/// the storage before still read the old memory. All of them hold the storage, or a tensor over it;
 /// `_common/held_memory.py` keeps this for as long.
-pub(crate) struct Deferred {
+#[pyclass(module = "ringloader._native")]
+pub(crate) struct Kept {
     /// The last header of a chain.
     last: *mut c_void,
     /// While it collects: the thread, and what was collected there before.
@@ -152,21 +153,30 @@ pub(crate) struct Deferred {
 }
 
 // SAFETY: the headers are its own, and may be dropped on any thread (D2).
-unsafe impl Send for Deferred {}
+unsafe impl Send for Kept {}
 // SAFETY: as above; nothing is read of them before they are dropped.
-unsafe impl Sync for Deferred {}
+unsafe impl Sync for Kept {}
 
-impl Deferred {
+#[pymethods]
+impl Kept {
     /// Begins to collect what this thread's deleters would drop.
-    pub(crate) fn begin() -> Self {
+    #[new]
+    fn new() -> Self {
         COLLECTING.fetch_add(1, Ordering::Relaxed);
         // Not empty where a finaliser has come here in the middle of another's.
         let outer = COLLECTED.replace(Some(std::ptr::null_mut()));
         Self { last: std::ptr::null_mut(), collects: Some((thread::current().id(), outer)) }
     }
 
-    /// Collects no more.
-    pub(crate) fn finish(&mut self) {
+    /// Collects no more. Returns true if there is anything to keep.
+    fn finish(&mut self) -> bool {
+        self.end();
+        !self.last.is_null()
+    }
+}
+
+impl Kept {
+    fn end(&mut self) {
         if let Some((thread, outer)) = self.collects
             && thread == thread::current().id()
         {
@@ -175,16 +185,11 @@ impl Deferred {
             COLLECTING.fetch_sub(1, Ordering::Relaxed);
         }
     }
-
-    /// Returns true if nothing was collected.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.last.is_null()
-    }
 }
 
-impl Drop for Deferred {
+impl Drop for Kept {
     fn drop(&mut self) {
-        self.finish();
+        self.end();
         let mut next = self.last;
         while !next.is_null() {
             let header = next.cast::<Header>();
@@ -213,23 +218,4 @@ pub(super) unsafe fn drop_or_defer(header: *mut Header) {
     }
     // SAFETY: the caller's promise.
     unsafe { drop_header(header) };
-}
-
-/// Memory that torch has taken out of a storage, for as long as views of it may be left.
-#[pyclass(module = "ringloader._native")]
-pub(crate) struct Kept(Deferred);
-
-#[pymethods]
-impl Kept {
-    /// Begins to collect what this thread's deleters would drop.
-    #[new]
-    fn new() -> Self {
-        Self(Deferred::begin())
-    }
-
-    /// Collects no more. Whether there is anything to keep.
-    fn finish(&mut self) -> bool {
-        self.0.finish();
-        !self.0.is_empty()
-    }
 }

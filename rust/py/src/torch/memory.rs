@@ -47,7 +47,7 @@ impl Memory {
 
     /// All bytes, while nobody else has the memory.
     pub(crate) fn uninit(&mut self) -> &mut [MaybeUninit<u8>] {
-        // SAFETY: the allocation has so many bytes, and is this borrow's alone.
+        // SAFETY: the allocation has the layout's size, and is this borrow's alone.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.layout.size()) }
     }
 
@@ -56,7 +56,7 @@ impl Memory {
     /// # Safety
     /// All of them were written, and nobody writes to them while the slice lives.
     pub(crate) unsafe fn bytes(&self) -> &[u8] {
-        // SAFETY: the allocation has so many bytes; the caller's promise.
+        // SAFETY: the allocation has the layout's size; the caller's promise.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) }
     }
 
@@ -86,7 +86,7 @@ mod spike {
     const COUNTS: usize = 64 << 10;
     /// Bytes that are worth the milliseconds.
     const MANY: u64 = 64 << 20;
-    /// The memory is given back once no more than one part in so many of the most is held.
+    /// The memory is given back once at most this fraction (1 / `FEW`) of the most is held.
     const FEW: u64 = 8;
 
     static HELD: AtomicU64 = AtomicU64::new(0);
@@ -142,7 +142,7 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// For about so many bytes in all, headers included.
+    /// Memory for about `expected` bytes in all, headers included.
     pub(crate) fn new(expected: usize) -> RefCell<Self> {
         RefCell::new(Self { memory: None, used: 0, expected })
     }

@@ -200,7 +200,7 @@ impl Torch {
             && (!dtype.is_floating() || self.is_neg.is_direct(py))
     }
 
-    /// Returns true if a question about a tensor may run any code: the first time, and where any mode has a say in it.
+    /// Returns true if a question about a tensor may run any code: the first time, and while a mode is active.
     ///
     /// # Errors
     /// The error that torch raises.
@@ -212,8 +212,8 @@ impl Torch {
     /// Address and length of an exact `UntypedStorage` on the CPU. Runs no foreign code but the first time.
     ///
     /// # Errors
-    /// The error that torch raises where there is no memory, or none that can be told.
-    pub(crate) fn place_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
+    /// The error that torch raises where there is no memory, or none with an address.
+    pub(crate) fn memory_of(&self, storage: &Bound<'_, PyAny>) -> PyResult<(usize, u64)> {
         Ok((self.data_ptr.call(storage)?.extract()?, self.nbytes.call(storage)?.extract()?))
     }
 
@@ -225,8 +225,8 @@ impl Torch {
         storage.get_type().is(&self.untyped_storage).then_some(storage)
     }
 
-    /// Returns true if [`storage_of`](Self::storage_of) and [`offset_in`](Self::offset_in) go to torch's C functions alone
-    /// by now.
+    /// Returns true if [`storage_of`](Self::storage_of) and [`offset_in`](Self::offset_in) go to torch's C functions
+    /// alone by now.
     pub(crate) fn is_storage_asked_directly(&self, py: Python<'_>) -> bool {
         [&self.untyped_storage_of, &self.data_ptr, &self.nbytes].iter().all(|method| method.is_direct(py))
     }
@@ -241,7 +241,7 @@ impl Torch {
         address: usize,
         len: u64,
     ) -> PyResult<Option<u64>> {
-        let (start, nbytes) = self.place_of(storage)?;
+        let (start, nbytes) = self.memory_of(storage)?;
         let Some(offset) = address.checked_sub(start).map(|offset| offset as u64) else { return Ok(None) };
         if offset > nbytes || start == 0 {
             return Ok(None);
@@ -286,7 +286,7 @@ impl Torch {
         Ok(Some((address, tensor.len()?)))
     }
 
-    /// Returns a number that one of torch's storages has to itself while it is alive.
+    /// Returns a number that no other of torch's storages has while this one is alive.
     ///
     /// # Errors
     /// The error that torch raises.
@@ -294,7 +294,7 @@ impl Torch {
         storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
     }
 
-    /// The class that module and name tell.
+    /// The class of a module and a name.
     ///
     /// # Errors
     /// The error that looking it up raises.
@@ -318,7 +318,7 @@ impl Torch {
         Err(pyo3::exceptions::PyRuntimeError::new_err("torch made a tensor without memory in this process"))
     }
 
-    /// A named tuple of a class that module and name tell.
+    /// A named tuple of the class of a module and a name.
     ///
     /// # Errors
     /// The error that looking up the class raises, or the class.
@@ -347,7 +347,7 @@ impl Torch {
         self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
     }
 
-    /// Has torch stack `tensors`.
+    /// Stacks `tensors` by torch's function.
     ///
     /// # Errors
     /// The error that torch raises.
@@ -356,7 +356,7 @@ impl Torch {
         self.stack.bind(py).call1((PyList::new(py, tensors)?,))
     }
 
-    /// Has torch stack `tensors` into `out`.
+    /// Stacks `tensors` into `out` by torch's function.
     ///
     /// # Errors
     /// The error that torch raises.
@@ -409,7 +409,7 @@ impl Torch {
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
         let options = objects::dict(py)?;
         options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
-        // Without this, the default device would decide, which need not be where batches are.
+        // Without this, the default device would decide, which may be another one.
         options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
         Ok(options)
     }

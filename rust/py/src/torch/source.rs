@@ -20,7 +20,7 @@ use crate::gil::{DETACH, exception, without_interpreter};
 pub(super) enum Keeper {
     /// A batch's slot, or its own segment.
     Batch { _backing: Arc<Backing> },
-    /// Private memory that one sample was read to.
+    /// Private memory into which one sample was read.
     Sample { _memory: Arc<Memory> },
     /// Bytes of the slot that this worker is filling.
     Chunk { _bytes: Chunk },
@@ -30,37 +30,41 @@ pub(super) enum Keeper {
 
 /// The source of a new tensor's bytes.
 ///
-/// INVARIANT: `pointer` has `len` bytes while `place`, or the delivery that it was made of, keeps them.
+/// INVARIANT: `pointer` has `len` bytes while `location`, or the delivery that it was made of, keeps them.
 pub(super) struct Source<'a> {
     pub(super) pointer: NonNull<u8>,
     pub(super) len: usize,
-    pub(super) place: Place<'a>,
+    pub(super) location: Location<'a>,
 }
 
-/// The place where the bytes stay.
-pub(super) enum Place<'a> {
-    /// The bytes stay where they are, and this keeps them.
-    There(Keeper),
-    /// The bytes are copied, behind the tensor's header.
+/// The location of the tensor's bytes.
+pub(super) enum Location<'a> {
+    /// The bytes stay where they are, and the keeper keeps them.
+    Original(Keeper),
+    /// The bytes are copied, to the memory after the tensor's header.
     Copied,
     /// The bytes are copied, together with those of other tensors.
-    CopiedTo(&'a RefCell<Copies>),
+    CopiedWith(&'a RefCell<Copies>),
 }
 
 impl Source<'_> {
     /// All bytes of a chunk, where they are.
     pub(super) fn of_chunk(chunk: Chunk) -> Self {
         let pointer = NonNull::new(chunk.address() as *mut u8).expect("an address inside a mapping");
-        Self { pointer, len: chunk.len() as usize, place: Place::There(Keeper::Chunk { _bytes: chunk }) }
+        Self {
+            pointer,
+            len: chunk.len() as usize,
+            location: Location::Original(Keeper::Chunk { _bytes: chunk }),
+        }
     }
 }
 
 /// The bytes that tensors are made of.
 #[derive(Clone, Copy)]
 pub(crate) enum Bytes<'a> {
-    /// Those of a delivered batch.
+    /// The bytes of a delivered batch.
     Batch(&'a Received),
-    /// Those of one sample, in private memory that nobody writes to any more.
+    /// The bytes of one sample, in private memory that is not written to any more.
     Sample(&'a Arc<Memory>),
 }
 
@@ -104,18 +108,18 @@ impl<'a> Span<'a> {
     }
 
     /// Returns the address of the span's bytes, and their number.
-    pub(crate) fn place(&self) -> (*const u8, usize) {
+    pub(crate) fn address_and_len(&self) -> (*const u8, usize) {
         (self.pointer.as_ptr(), self.len as usize)
     }
 
     /// The bytes of the span where they are, or to be copied.
     pub(super) fn source<'c>(&self, copies: Option<&'c RefCell<Copies>>) -> Source<'c> {
-        let place = match copies {
-            None => Place::There(self.bytes.keeper()),
-            Some(copies) if self.len as usize <= SHARED / 2 => Place::CopiedTo(copies),
-            Some(_) => Place::Copied,
+        let location = match copies {
+            None => Location::Original(self.bytes.keeper()),
+            Some(copies) if self.len as usize <= SHARED / 2 => Location::CopiedWith(copies),
+            Some(_) => Location::Copied,
         };
-        Source { pointer: self.pointer, len: self.len as usize, place }
+        Source { pointer: self.pointer, len: self.len as usize, location }
     }
 
     /// A copy of the span as `bytes`.
@@ -131,7 +135,7 @@ impl<'a> Span<'a> {
     }
 }
 
-/// A new tensor in pinned memory of torch's, with spans copied to places in it, in bytes. Other bytes are anything.
+/// A new tensor in pinned memory of torch's, with spans copied to offsets in it, in bytes. Other bytes are undefined.
 ///
 /// # Errors
 /// The error that torch raises.
@@ -148,12 +152,12 @@ pub(crate) fn pinned_copy<'py>(
     if parts.iter().any(|(span, at)| at.checked_add(span.len).is_none_or(|end| end > len)) {
         return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
     }
-    let places: Vec<_> =
+    let copies: Vec<_> =
         parts.iter().map(|(span, at)| (span.pointer.as_ptr() as usize, *at, span.len)).collect();
     let copy = move || {
-        for (from, at, len) in places {
-            // SAFETY: the span has `len` bytes while `parts` borrows what it lies in; the tensor is new, no one else knows
-            // of it, and its bytes from `at` on are as many, by the check.
+        for (from, at, len) in copies {
+            // SAFETY: the span has `len` bytes while `parts` borrows what it lies in; the tensor is new, no one else
+            // knows of it, and its bytes from `at` on are as many, by the check.
             unsafe { copy_nonoverlapping(from as *const u8, (into + at as usize) as *mut u8, len as usize) };
         }
     };

@@ -6,7 +6,7 @@
 //! INVARIANT D2: the deleter runs on any thread, with or without the interpreter, with an exception pending, at exit
 //! and in forked children: it calls no Python and does not panic. It takes no lock but that of what is kept for
 //! children, where this process has forked since: for a moment, and never in a child. Where torch moves a storage while
-//! views of it may live, [`Deferred`](super::header::Deferred) has what the deleter would drop.
+//! views of it may live, [`Kept`](super::header::Kept) has what the deleter would drop.
 //! INVARIANT D3: shape, strides and length given to torch were checked against the memory's length:
 //! they are those of a [`Leaf`], which only a parsed table has, one-dimensional, or checked here.
 
@@ -35,7 +35,7 @@ use crate::objects;
 /// INVARIANT: it is a leaf of a parsed table, so shape and strides fit into `nbytes`.
 pub(crate) struct Form<'a> {
     dtype: Dtype,
-    /// The shape, with the strides behind it.
+    /// The shape, then the strides.
     dims: Cow<'a, [Dim]>,
     offset: u64,
     nbytes: u64,
@@ -145,12 +145,12 @@ fn contiguous_strides(shape: &[i64]) -> Vec<i64> {
     strides
 }
 
-/// Shape and stride of so many bytes in a row.
+/// Shape and stride of `len` bytes in a row.
 fn flat_dims(len: u64) -> [Dim; 2] {
     [len.to_le_bytes(), 1u64.to_le_bytes()]
 }
 
-/// `dims` is the shape, with the strides behind it.
+/// Makes a tensor of a source. `dims` is the shape, then the strides.
 fn make_tensor<'py>(
     py: Python<'py>,
     source: Source<'_>,

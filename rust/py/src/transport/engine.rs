@@ -29,25 +29,26 @@ use crate::torch::names::Torch;
 /// The smallest memory of a table that is used again: malloc has smaller ones at hand.
 const REUSED: usize = 1024;
 
-/// Bytes whose copy takes longer than to ask whether there is memory for them.
-const ASKED: u64 = 1 << 20;
+/// Bytes whose copy takes longer than a probe for free memory.
+const PROBED: u64 = 1 << 20;
 
 /// The parent's end: tasks down, results up.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Engine {
     /// `None` once it is closed: its descriptors are gone then, also where other objects still refer to it.
     core: Mutex<Option<Arc<Core>>>,
-    /// Epochs begun behind the first one, and batches copied out in the last one.
+    /// Epochs begun after the first one.
     epoch: AtomicU64,
+    /// Batches copied out in the last epoch.
     copied_out: AtomicU64,
-    oversize_said: AtomicBool,
+    oversize_logged: AtomicBool,
     templates: TemplateCache,
     layouts: LayoutCache,
-    unsaid: Unsaid,
-    /// The probe that is asked before much is copied out.
+    unsent: Unsent,
+    /// The probe for free memory, before much is copied out.
     probe: OnceLock<MemoryProbe>,
-    /// Bytes that were copied since.
-    unasked: AtomicU64,
+    /// Bytes that were copied since the last probe.
+    unprobed: AtomicU64,
 }
 
 #[pymethods]
@@ -122,7 +123,7 @@ impl Engine {
     fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Event<'py>>> {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
-        if let Some(message) = self.unsaid.take(py)? {
+        if let Some(message) = self.unsent.take(py)? {
             return Ok(Some(Event::Message(message)));
         }
         loop {
@@ -149,7 +150,7 @@ impl Engine {
     /// Results that are committed and not yet taken, and one that was kept when `next` raised.
     fn committed(&self) -> PyResult<u64> {
         let committed = self.core()?.committed().map_err(exception)?;
-        Ok(committed + u64::from(self.unsaid.is_some()))
+        Ok(committed + u64::from(self.unsent.is_some()))
     }
 
     /// Tells the workers that nothing more is wanted.
@@ -169,7 +170,7 @@ impl Engine {
         let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(core) = core {
             without_interpreter(py, || core.close());
-            say_kept(py, core.control());
+            log_not_given_back(py, core.control());
         }
     }
 
@@ -187,7 +188,7 @@ impl Engine {
                 None
             }
         });
-        say_kept(py, &control);
+        log_not_given_back(py, &control);
         stored.map(|stored| CachedSegment(Mutex::new(Some(stored))))
     }
 
@@ -257,15 +258,15 @@ impl Drop for CachedSegment {
         let control = stored.control().clone();
         drop(stored);
         // Without an interpreter, or while it looks for garbage, nothing is logged.
-        let _ = Python::try_attach(|py| say_kept(py, &control));
+        let _ = Python::try_attach(|py| log_not_given_back(py, &control));
     }
 }
 
 /// Logs why memory that is needed no more was not given back, if it was not.
-fn say_kept(py: Python<'_>, control: &Control) {
+fn log_not_given_back(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
         // The segment stays closed, even where the interpreter is on its way out and has no logger.
-        let _ = python::say_kept(py, &refused.to_string());
+        let _ = python::log_not_given_back(py, &refused.to_string());
     }
 }
 
@@ -285,12 +286,12 @@ impl Engine {
             core: Mutex::new(Some(Arc::new(core))),
             epoch: AtomicU64::new(0),
             copied_out: AtomicU64::new(0),
-            oversize_said: AtomicBool::new(false),
+            oversize_logged: AtomicBool::new(false),
             templates: TemplateCache::default(),
             layouts: LayoutCache::default(),
-            unsaid: Unsaid::default(),
+            unsent: Unsent::default(),
             probe: OnceLock::new(),
-            unasked: AtomicU64::new(0),
+            unprobed: AtomicU64::new(0),
         }
     }
 
@@ -311,7 +312,7 @@ impl Engine {
     fn message<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
         match (kind, self.unpack_unregistered(py, delivery)) {
-            (ResultKind::Batch, Ok(object)) => self.unsaid.message(py, seq, object),
+            (ResultKind::Batch, Ok(object)) => self.unsent.message(py, seq, object),
             (ResultKind::Batch, Err(error)) => self.failed(py, seq, error),
             // torch's iterator would fail to unpack it.
             (ResultKind::Object, Ok(object)) if object.is_none() => {
@@ -324,11 +325,11 @@ impl Engine {
     /// The message that stands for a batch whose arrival has failed. torch raises it in its turn.
     ///
     /// # Errors
-    /// The error that ends or interrupts a program is raised at once. The next call of `next` returns the message.
+    /// An error that ends or interrupts the program is raised at once. The next call of `next` returns the message.
     fn failed<'py>(&self, py: Python<'py>, seq: i64, error: PyErr) -> PyResult<Bound<'py, PyAny>> {
         let (standing, interrupt) = stand_in(py, error)?;
-        let Some(interrupt) = interrupt else { return self.unsaid.message(py, seq, standing) };
-        self.unsaid.keep(seq, standing.unbind());
+        let Some(interrupt) = interrupt else { return self.unsent.message(py, seq, standing) };
+        self.unsent.keep(seq, standing.unbind());
         Err(interrupt)
     }
 
@@ -338,11 +339,11 @@ impl Engine {
     }
 
     /// Logs, once, that a batch came in a segment of its own.
-    pub(crate) fn say_if_oversize(&self, py: Python<'_>, delivery: &Received) -> PyResult<()> {
-        if delivery.is_oversize() && !self.oversize_said.swap(true, Ordering::Relaxed) {
+    pub(crate) fn log_if_oversize(&self, py: Python<'_>, delivery: &Received) -> PyResult<()> {
+        if delivery.is_oversize() && !self.oversize_logged.swap(true, Ordering::Relaxed) {
             let core = self.core()?;
             let workers = core.control().geometry().workers;
-            python::say_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
+            python::log_oversize(py, delivery.len(), core.share(), core.largest(), workers)?;
         }
         Ok(())
     }
@@ -358,12 +359,12 @@ impl Engine {
         self.unpack_leased(py, delivery, may_lease)
     }
 
-    /// Asks whether there is memory for a copy, whenever so much was copied that to ask is little beside it.
+    /// Checks that there is memory for a copy, once for every [`PROBED`] bytes that are copied.
     fn require(&self, bytes: u64) -> PyResult<()> {
-        if self.unasked.fetch_add(bytes, Ordering::Relaxed) + bytes < ASKED {
+        if self.unprobed.fetch_add(bytes, Ordering::Relaxed) + bytes < PROBED {
             return Ok(());
         }
-        self.unasked.store(0, Ordering::Relaxed);
+        self.unprobed.store(0, Ordering::Relaxed);
         self.probe.get_or_init(MemoryProbe::new).require(bytes).map_err(exception)
     }
 
@@ -378,7 +379,7 @@ impl Engine {
         may_lease: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let Decoded { object, copied_out, table } = caught(py, || {
-            self.say_if_oversize(py, &delivery)?;
+            self.log_if_oversize(py, &delivery)?;
             let require = |bytes| self.require(bytes);
             decode(py, &self.templates, delivery, may_lease, require)
         })?;
@@ -431,9 +432,9 @@ pub(crate) enum Event<'py> {
 
 /// Data that has come, while no message could be made of it: an interrupt was raised, or there was no memory.
 #[derive(Default)]
-pub(crate) struct Unsaid(Mutex<Option<(i64, Py<PyAny>)>>);
+pub(crate) struct Unsent(Mutex<Option<(i64, Py<PyAny>)>>);
 
-impl Unsaid {
+impl Unsent {
     /// Returns true if there is any such data.
     pub(crate) fn is_some(&self) -> bool {
         self.lock().is_some()

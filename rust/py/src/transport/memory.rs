@@ -81,8 +81,8 @@ impl SlotMemory {
         self.0.window_of(address).map(|Window { address, touched, .. }| (address, touched))
     }
 
-    /// Says that a driver is about to register so many bytes from a window's start, or has unregistered them (0). False
-    /// where it must not: the slot is not held, does not have so many, or its worker would have too few left.
+    /// Notes that a driver is about to register `nbytes` bytes from a window's start, or has unregistered them (0).
+    /// False where the driver must not: the slot is not held, is smaller, or its worker would have too little left.
     fn set_registered(&self, address: usize, nbytes: u64) -> bool {
         self.0.set_registered(address, nbytes)
     }

@@ -41,7 +41,7 @@ const SILENT: Duration = Duration::from_secs(5);
 pub(crate) struct Port {
     core: Core,
     parent_ended: AtomicBool,
-    /// True if this worker has said that it waits for the limit of descriptors in flight.
+    /// True once this worker has warned that the limit of descriptors in flight keeps it waiting.
     warned: AtomicBool,
     /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
     spare: Mutex<Option<Box<Encoded>>>,
@@ -76,8 +76,8 @@ impl Port {
         Self::attached(control, worker, share, fds, busy)
     }
 
-    /// Has this process killed half a second after the parent's end, if it has not ended by then, whatever it does.
-    /// `pipe`: of a process that a server has forked, the reading end of one whose writing end only the parent has.
+    /// Makes the system kill this process half a second after the parent's end, unless the process has ended by then.
+    /// `pipe`: in a process that a server has forked, the reading end of a pipe whose writing end only the parent has.
     /// `OSError`: the system cannot do it.
     fn end_with_parent(&self, pipe: Option<RawFd>) -> PyResult<()> {
         let pipe = pipe.map(duplicate).transpose()?;
@@ -113,7 +113,7 @@ impl Port {
         }
     }
 
-    /// Has `clock` note the moments of each batch from now on. They travel behind the batch.
+    /// Lets `clock` note the moments of each batch from now on. The moments are sent after the batch's bytes.
     fn time(&self, clock: Py<WorkerClock>) {
         let _ = self.clock.set(clock);
     }
@@ -198,7 +198,7 @@ impl Port {
             Some((seq, data)) => (ResultKind::Batch, seq, data),
             None => (ResultKind::Object, 0, message.clone()),
         };
-        // What is no batch has no stamps.
+        // Only batches have stamps.
         let clock = self.clock().filter(|_| kind == ResultKind::Batch);
         if let Some(clock) = clock {
             clock.note_made();
@@ -230,22 +230,22 @@ impl Port {
         clock: Option<&WorkerClock>,
     ) -> PyResult<bool> {
         let py = object.py();
-        let behind = if clock.is_some() { Stamps::BYTES } else { 0 };
+        let extra = if clock.is_some() { Stamps::BYTES } else { 0 };
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
         let mut found = None;
         for _ in 0..MOST_LOOKS {
             let Encoded { meta, drafts, groups, .. } = encoded;
             groups.form(py, drafts, commit.filled(), meta)?;
-            let Some(place) = self.find_room(py, &mut commit, encoded, behind, waits)? else {
+            let Some(reserved) = self.reserve(py, &mut commit, encoded, extra, waits)? else {
                 return Ok(waits || self.is_done());
             };
-            if encoded.holds_still(object)? {
-                found = Some(place);
+            if encoded.verify(object)? {
+                found = Some(reserved);
                 break;
             }
         }
-        let Some(BatchPlace { own, meta_at, meta_end, end }) = found else {
+        let Some(Reserved { own, meta_at, meta_end, end }) = found else {
             let text = format!(
                 "the batch was changed by another thread each time that it was read, {MOST_LOOKS} times"
             );
@@ -285,7 +285,7 @@ impl Port {
             count(&counts.oversize, own.is_some().into());
         }
         if let Some(clock) = clock {
-            target.write(py, &[], &[], meta_end, &clock.sent().to_bytes(generation))?;
+            target.write(py, &[], &[], meta_end, &clock.note_sent().to_bytes(generation))?;
         }
         while !commit.finish(seq, kind, meta_at..meta_end, end, own.is_some()).map_err(exception)? {
             if self.rest(py)? {
@@ -295,23 +295,24 @@ impl Port {
         Ok(true)
     }
 
-    /// Places the batch, and `behind` bytes behind it; `None` when the parent wants nothing more, or where it would have to wait and may not.
-    fn find_room(
+    /// Reserves memory for the batch, and for `extra` bytes after it. `None` when the parent wants nothing more, or
+    /// when there is no room and `waits` is false.
+    fn reserve(
         &self,
         py: Python<'_>,
         commit: &mut Commit<'_>,
         encoded: &mut Encoded,
-        behind: u64,
+        extra: u64,
         waits: bool,
-    ) -> PyResult<Option<BatchPlace>> {
+    ) -> PyResult<Option<Reserved>> {
         let Encoded { meta, drafts, groups, .. } = encoded;
         let len = meta.encoded_len() as u64;
         loop {
-            let meta_at = groups.place(meta, Some(commit.bump()));
+            let meta_at = groups.lay_out(meta, Some(commit.bump()));
             let meta_end = meta_at + len;
-            let end = meta_end + behind;
+            let end = meta_end + extra;
             match commit.reserve(end).map_err(exception)? {
-                Room::Ready => return Ok(Some(BatchPlace { own: None, meta_at, meta_end, end })),
+                Room::Ready => return Ok(Some(Reserved { own: None, meta_at, meta_end, end })),
                 Room::Later => {
                     drafts.disturb();
                     if !waits || self.rest(py)? {
@@ -319,12 +320,12 @@ impl Port {
                     }
                 }
                 Room::Oversize => {
-                    let meta_at = groups.place(meta, None);
+                    let meta_at = groups.lay_out(meta, None);
                     let meta_end = meta_at + len;
-                    let end = meta_end + behind;
+                    let end = meta_end + extra;
                     let own = commit.own_segment(end).map_err(exception)?;
                     if own.is_some() {
-                        return Ok(Some(BatchPlace { own, meta_at, meta_end, end }));
+                        return Ok(Some(Reserved { own, meta_at, meta_end, end }));
                     }
                     drafts.disturb();
                     if !waits || self.rest(py)? {
@@ -363,8 +364,8 @@ impl Port {
     }
 }
 
-/// The place of a batch: the slot, or a segment of its own.
-struct BatchPlace {
+/// The memory that is reserved for a batch: in the slot, or in a segment of its own.
+struct Reserved {
     own: Option<(Segment, OwnedFd)>,
     /// The start of the batch's table.
     meta_at: u64,

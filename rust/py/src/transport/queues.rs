@@ -69,7 +69,8 @@ impl ThreadQueues {
         self.core()?.put(worker, request).map_err(exception)
     }
 
-    /// Has `clocks`, one for each worker, note the moments of each batch from now on. They travel with the batch.
+    /// Lets `clocks`, one for each worker, note the moments of each batch from now on. The moments travel with the
+    /// batch.
     fn time(&self, clocks: Vec<Py<WorkerClock>>) {
         let _ = self.clocks.set(clocks);
     }
@@ -104,7 +105,7 @@ impl ThreadQueues {
     /// In a worker: waits for its next message of torch's protocol. None is the end.
     fn get<'py>(&self, py: Python<'py>, worker: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
         loop {
-            // Looked up anew after each wait, because the queues may have been closed meanwhile.
+            // Looked up after each wait, because the queues may have been closed meanwhile.
             let Ok(core) = self.core() else { return Ok(None) };
             match core.take_request(worker).map_err(exception)? {
                 Some(Request::End) => return Ok(None),
@@ -131,7 +132,7 @@ impl ThreadQueues {
                 let is_batch = !Torch::get(data.py())?.is_notice(&data)?;
                 let stamps = self.clock(worker).map(|clock| {
                     clock.note_made();
-                    Box::new((worker, clock.sent()))
+                    Box::new((worker, clock.note_sent()))
                 });
                 let content = Made { object: data.unbind(), stamps };
                 (Reply { seq: seq as u64, kind: ResultKind::Batch, content }, is_batch)
@@ -145,7 +146,7 @@ impl ThreadQueues {
         core.reply(worker, reply, is_batch).map(drop).map_err(exception)
     }
 
-    /// In a worker, at its end.
+    /// In a worker: notes that the worker ends.
     fn note_end(&self, worker: u32) -> PyResult<()> {
         let Ok(core) = self.core() else { return Ok(()) };
         core.record_end(worker).map_err(exception)
@@ -170,11 +171,11 @@ impl Index {
         }
     }
 
-    pub(crate) fn kept(&self, py: Python<'_>) -> Self {
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
         match self {
             Self::Plain(plain) => Self::Plain(plain.clone()),
             Self::Object(object) => Self::Object(object.clone_ref(py)),
-            Self::Placed(index, places) => Self::Placed(Box::new(index.kept(py)), places.clone()),
+            Self::Placed(index, places) => Self::Placed(Box::new(index.clone_ref(py)), places.clone()),
         }
     }
 }
