@@ -18,7 +18,7 @@ from ringloader._iterator import pausing
 from ringloader._iterator.make import make_iterator
 from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
-from ringloader._options import conflicts, epochs, kept, read_only
+from ringloader._options import conflicts, epochs, kept
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool.pool import WorkerPool
@@ -370,7 +370,7 @@ _TORCHS = {
 }
 # The options that this class takes.
 _OPTIONS = tuple(name for name in TABLE if name in _PARAMETERS)
-read_only.protect(DataLoader, _OPTIONS)
+kept.protect(DataLoader, _OPTIONS)
 # The attributes that `StatefulDataLoader` has in addition.
 _OF_STATES = frozenset({"state_dict", "load_state_dict", "fingerprint"})
 

@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 from ringloader._common.states import States
-from ringloader._options import kept, read_only
+from ringloader._options import kept
 from ringloader._pool.pool import WorkerPool
 from ringloader._state import states, tracked
 from ringloader.bad_samples import RAISE, OnError
@@ -150,4 +150,4 @@ class StatefulDataLoader(DataLoader[_T_co]):
         return tracked.fingerprint_of(self)
 
 
-read_only.protect(StatefulDataLoader, ["snapshot_every_n_steps"])
+kept.protect(StatefulDataLoader, ["snapshot_every_n_steps"])

@@ -24,16 +24,16 @@ GENERATED = {
     "docs/options.md": ("| `stats` | works |", "| `stats` | works well |"),
 }
 # A row for the table, and a program that looks for the option wherever options are.
-NICE = """\
-    worker_nice: int = _option(
+UMASK = """\
+    worker_umask: int = _option(
         0,
         values="an int, 0 or more",
-        without="0, the niceness stays",
-        line="How much nicer than the main process the workers are.",
-        details="Others go first.",
+        without="0, the umask stays",
+        line="Permissions that files of workers lack.",
+        details="A number.",
         page="tuning.md",
         check=checks.integer(0),
-        in_threads=Never("a thread has no niceness of its own"),
+        in_threads=Never("a thread has no umask of its own"),
         in_pool="is undone",
         in_worker="is left out by install",
         on_torchs="is an error",
@@ -65,25 +65,25 @@ def refuses(text, call, *args, **kwargs):
 
 
 for cls in (ringloader.DataLoader, ringloader.StatefulDataLoader):
-    parameter = inspect.signature(cls).parameters["worker_nice"]
+    parameter = inspect.signature(cls).parameters["worker_umask"]
     assert parameter.default == 0 and str(parameter.annotation) == "int"
-    assert cls([1], worker_nice=3).worker_nice == 3
-    with_threads = {"worker_nice": 3, "worker_method": "thread"}
-    text = "ValueError: worker_method='thread' and worker_nice=3 do not go together: a thread has no niceness"
+    assert cls([1], worker_umask=3).worker_umask == 3
+    with_threads = {"worker_umask": 3, "worker_method": "thread"}
+    text = "ValueError: worker_method='thread' and worker_umask=3 do not go together: a thread has no umask"
     refuses(text, cls, [1], **with_threads)
-    refuses("TypeError: worker_nice must be an int, not 'x'", cls, [1], worker_nice="x")
+    refuses("TypeError: worker_umask must be an int, not 'x'", cls, [1], worker_umask="x")
 loader = torch.utils.data.DataLoader([1])
 refuses(text, ringloader.convert, loader, **with_threads)
 refuses(text, ringloader.install, **with_threads)
-refuses(text, by_name.from_text, "worker_nice=3,worker_method=thread")
-refuses("restart_workers, worker_nice, on_error", ringloader.install, nice=3)
-assert by_name.to_text(by_name.from_text("worker_nice=3")[0]) == "worker_nice=3"
-assert ringloader.convert(loader, worker_nice=3).worker_nice == 3
-refuses("AttributeError: worker_nice of a loader cannot be set", setattr, loader, "worker_nice", 4)
-assert conflicts.in_worker(Options(worker_nice=3)) == Options(worker_nice=3)
-assert conflicts.in_worker(Options(worker_nice=3), is_installed=True) == Options()
+refuses(text, by_name.from_text, "worker_umask=3,worker_method=thread")
+refuses("restart_workers, worker_umask, on_error", ringloader.install, umask=3)
+assert by_name.to_text(by_name.from_text("worker_umask=3")[0]) == "worker_umask=3"
+assert ringloader.convert(loader, worker_umask=3).worker_umask == 3
+refuses("AttributeError: worker_umask of a loader cannot be set", setattr, loader, "worker_umask", 4)
+assert conflicts.in_worker(Options(worker_umask=3)) == Options(worker_umask=3)
+assert conflicts.in_worker(Options(worker_umask=3), is_installed=True) == Options()
 os.environ["RINGLOADER"] = "off"
-refuses("RuntimeError: worker_nice cannot take effect where torch's own loader runs", iter, loader)
+refuses("RuntimeError: worker_umask cannot take effect where torch's own loader runs", iter, loader)
 print("all there")
 """
 
@@ -157,7 +157,7 @@ def test_a_row_of_the_table_makes_an_option(tree):
     table = tree / "python/ringloader/_options/table.py"
     row, before = "    on_error: ", table.read_text()
     assert before.count(row) == 1
-    table.write_text(before.replace(row, NICE + row))
+    table.write_text(before.replace(row, UMASK + row))
     names = {line.split(": ")[1] for line in [generate(tree, "--check").stderr.strip()]}
     assert names == {
         "python/ringloader/dataloader.py, python/ringloader/stateful_dataloader.py, "
@@ -166,20 +166,20 @@ def test_a_row_of_the_table_makes_an_option(tree):
     assert generate(tree).returncode == 0
     texts = {name: " ".join((tree / name).read_text().split()) for name in GENERATED}
     docstring = (
-        "worker_nice: How much nicer than the main process the workers are (an int, 0 or more; "
-        "default: 0, the niceness stays). Others go first. on_error:"
+        "worker_umask: Permissions that files of workers lack (an int, 0 or more; "
+        "default: 0, the umask stays). A number. on_error:"
     )
     assert docstring in texts["python/ringloader/dataloader.py"]
-    listed = "``main_prefetch``, ``restart_workers``, ``worker_nice``, ``multiprocessing_context``"
+    listed = "``main_prefetch``, ``restart_workers``, ``worker_umask``, "
     assert listed in texts["python/ringloader/dataloader.py"]
-    assert "``seeding``, ``seed`` and ``worker_nice`` too" in texts["python/ringloader/_patch/install.py"]
+    assert "``seeding``, ``seed`` and ``worker_umask`` too" in texts["python/ringloader/_patch/install.py"]
     page = (
-        "### `worker_nice` How much nicer than the main process the workers are. Others go first. "
-        "[More](tuning.md). - **Values:** an int, 0 or more - **Default:** 0, the niceness stays "
+        "### `worker_umask` Permissions that files of workers lack. A number. "
+        "[More](tuning.md). - **Values:** an int, 0 or more - **Default:** 0, the umask stays "
         '- **An error:** with `worker_method="thread"`'
     )
     assert page in texts["docs/options.md"]
-    assert "| `worker_nice` | is an error: a thread has no niceness of its own |" in texts["docs/options.md"]
+    assert "| `worker_umask` | is an error: a thread has no umask of its own |" in texts["docs/options.md"]
     for file in (Path(ringloader.__file__).parent).glob("*.so"):
         (tree / "python/ringloader" / file.name).symlink_to(file)
     environment = {"PYTHONPATH": str(tree / "python"), "PATH": ""}
@@ -194,4 +194,4 @@ def test_a_row_of_the_table_makes_an_option(tree):
     assert (ran.stdout, ran.returncode) == ("all there\n", 0), ran.stderr
     command = [sys.executable, "-m", "ringloader", "run", "--help"]
     offered = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
-    assert "--worker-nice VALUE" in offered.stdout
+    assert "--worker-umask VALUE" in offered.stdout

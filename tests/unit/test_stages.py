@@ -1,6 +1,7 @@
 """Steps of a batch between the scheduler, or the dataset, and the caller."""
 
 import importlib
+import pkgutil
 import warnings
 
 import pytest
@@ -177,16 +178,10 @@ def test_each_option_of_a_worker_has_a_place_of_its_own():
 
 
 def subclasses(option):
-    for module in ("_dispatch.stream", "_options.handling", "_options.seeding", "_options.stacks"):
-        importlib.import_module(f"ringloader.{module}")
-    for module in (
-        "_options.epochs",
-        "_options.watchdog",
-        "_state.snapshots",
-        "_stats.timing",
-        "_worker.gather",
-    ):
-        importlib.import_module(f"ringloader.{module}")
+    """The classes of the package that derive from it directly, those of modules not yet imported too."""
+    for module in pkgutil.walk_packages(ringloader.__path__, "ringloader."):
+        if not module.name.endswith("__main__"):
+            importlib.import_module(module.name)
     return [found for found in option.__subclasses__() if found.__module__.startswith("ringloader.")]
 
 

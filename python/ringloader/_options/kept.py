@@ -1,7 +1,10 @@
-"""The options that a loader keeps, as attributes."""
+"""The attributes of a loader that hold its options, and that cannot be set: that would change nothing."""
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable
+from types import FunctionType
 from typing import Any
 
 from ringloader._common import states
@@ -10,6 +13,8 @@ from ringloader._options.table import TABLE, Options
 
 # The attribute of a converted loader that names its own attributes which have an option's name.
 THEIRS = "_ringloader_theirs"
+
+_MISSING = object()
 
 
 def options_of(loader: object) -> Options:
@@ -50,7 +55,7 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
         has_other = not is_ours and _has(loader, name)
         setattr(loader, attribute(name), getattr(options, name))
         if not has_other:
-            # Past `read_only`, and past a framework that replays what is set on a loader.
+            # Past `_Shown`, and past a framework that replays what is set on a loader.
             own[name] = getattr(options, name)
 
 
@@ -74,3 +79,70 @@ def theirs(loader: object) -> tuple[str, ...]:
     """Returns the options of a converted loader whose attribute is another thing of its own."""
     found: tuple[str, ...] = getattr(loader, THEIRS, ())
     return found
+
+
+class _Shown:
+    """The attribute of one option. Its value lies in the loader's ``__dict__``, where frameworks read it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: object, owner: object) -> Any:
+        if loader is None or self._name not in vars(loader):
+            # The error of a missing attribute: of the class, or of a loader that is not made yet.
+            kind = owner if loader is None else type(loader)
+            raise AttributeError(f"{kind!r} has no attribute {self._name!r}", name=self._name, obj=loader)
+        return vars(loader)[self._name]
+
+    def __set__(self, loader: object, value: Any) -> None:
+        own = vars(loader)
+        if own.get(self._name, _MISSING) is value:
+            return
+        self._check(loader)
+        own[self._name] = value
+
+    def __delete__(self, loader: object) -> None:
+        self.__get__(loader, type(loader))
+        self._check(loader)
+        del vars(loader)[self._name]
+
+    def _check(self, loader: object) -> None:
+        """Raises where the attribute shows the option, and no subclass has one of its own by that name."""
+        own = vars(loader)
+        option = own.get(attribute(self._name), _MISSING)
+        if option is _MISSING or own.get(self._name, _MISSING) is not option:
+            return
+        if _names(type(loader), self._name):
+            return
+        instead = TABLE[self._name].instead
+        change = (
+            f"use ringloader.convert(loader, {self._name}=...)" if instead is None else "make a new loader"
+        )
+        raise AttributeError(
+            f"{self._name} of a loader cannot be set: a loader reads its options when it is made; {change}",
+            name=self._name,
+            obj=loader,
+        )
+
+
+def _names(cls: type, name: str) -> bool:
+    """True if a method of a subclass names the attribute: it may set one of its own."""
+    subclasses = itertools.takewhile(lambda one: _PROTECTED not in vars(one), cls.__mro__)
+    methods = (method for one in subclasses for method in vars(one).values())
+    return any(isinstance(method, FunctionType) and name in method.__code__.co_names for method in methods)
+
+
+_PROTECTED = "_ringloader_shows_options"
+
+
+def protect(cls: type, names: Iterable[str]) -> None:
+    """Makes attributes of options read-only in loaders of ``cls``, but where a subclass has its own.
+
+    Args:
+        cls: The class.
+        names: The options. One that each iterator reads again is left out.
+    """
+    for name in names:
+        if not TABLE[name].is_read_again:
+            setattr(cls, name, _Shown(name))
+    setattr(cls, _PROTECTED, True)
