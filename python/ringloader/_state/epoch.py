@@ -234,10 +234,12 @@ class Epoch:
                 if self.ledger.tasks == settled:
                     raise
         ranges = found.ranges
+        drawn, draws = self._order.drawn()
         samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         return dataclasses.replace(
             self.begun,
-            drawn=self._order.drawn(),
+            drawn=drawn,
+            draws=draws,
             rest=self._order.rest_after(is_finished),
             num_yielded=found.batches,
             is_finished=is_finished,

@@ -146,8 +146,9 @@ class ReadOrder(Order):
         """Returns the iterator of the epoch's indices, over torch's of the loader's index sampler."""
         return _Indices(self, made)
 
-    def drawn(self) -> None:
-        """Returns None: the draws of such a sampler are not known."""
+    def drawn(self) -> tuple[None, None]:
+        """Returns the values ``drawn`` and ``draws`` of a state: not known of such a sampler."""
+        return None, None
 
     def state_after(self, tasks: int, is_finished: bool) -> tuple[Any, bool]:
         """Returns the state of the sampler, or of its iterator, after some batches; None without one.
