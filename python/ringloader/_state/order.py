@@ -76,7 +76,7 @@ class Order:
         return self._saved.rest
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of a state, by which the sampler shuffles."""
+        """Sets the sampler's epoch to the one of a state."""
         sampler = inside.with_epoch(self._sampler)
         if sampler is not None and sampler.epoch != epoch:
             sampler.set_epoch(epoch)
@@ -89,7 +89,7 @@ class Order:
         """Returns texts that say whose own states are taken, and when: none of torch's samplers."""
         return []
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """Ends the epoch: another one of this loader begins."""
 
     def restore(self, saved: Saved) -> None:

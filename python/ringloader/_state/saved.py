@@ -90,7 +90,7 @@ class Saved:
         is_finished: True if the epoch is over. Other code may have edited it.
         batches: Batches that were passed.
         samples: Samples before the first that was not passed.
-        overtaken: Ranges of samples behind that one that were passed all the same: first, end, first, ...
+        overtaken: Ranges of samples after it that were passed all the same: first, end, first, ...
         batch_size: Samples in a batch, with which an edited number of batches becomes one of samples.
         passed: The fingerprint of the samples that were passed; None where an index is no int.
         fingerprint: The fingerprint of the samples that were returned.
