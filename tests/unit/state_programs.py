@@ -184,10 +184,8 @@ def excluded(program: Program) -> str | None:
     return None
 
 
-def known(program: Program) -> str | None:
+def known(_program: Program) -> str | None:
     """Returns which known defect a program may meet, or None. A line goes with its defect."""
-    if program.order == "shuffle, default":
-        return "the draw at the end of an epoch is not made from the program's generator"
     return None
 
 
@@ -653,7 +651,7 @@ def judge(
     legs = program.legs
     same_size = len({leg.size for leg in legs}) == 1
     ordered = program.in_order or all(leg.workers <= 1 for leg in legs)
-    began = {"iter", "iter interrupted"} & set(whens) or (set(whens) & set(AMID) and [] in candidates)
+    began = {"iter", "iter interrupted"} & set(whens) or ("thread" in whens and [] in candidates)
     if program.draws_from_program and (began or program.prefetches):
         # The epoch's draws may have come between the state and that of the generator, or before both.
         return

@@ -1,4 +1,4 @@
-"""Are two states equal by value? Their pickles may differ all the same, as those of tensors do."""
+"""States as bytes that are compared by value: pickles of equal states may differ, as those of tensors do."""
 
 from __future__ import annotations
 
@@ -8,8 +8,17 @@ from typing import Any
 import torch
 
 
+def pickled(state: Any) -> bytes | None:
+    """Returns the pickle of a state; None for a state of None."""
+    if state is None:
+        return None
+    # Twice: equal states are mostly equal bytes then, whatever objects in them are one.
+    state = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
+    return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
+
+
 def are_equal(first: bytes | None, second: bytes | None) -> bool:
-    """Returns True if two pickles are of equal values. None is that of no state."""
+    """True if two pickles are of equal values. None equals nothing."""
     if first is None or second is None:
         return False
     if first == second:

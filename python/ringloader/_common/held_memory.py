@@ -16,14 +16,14 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._torch import internals, stand_ins
 
-# Weak references to storages that torch has moved, with what keeps their old memory. Beside the storages and
-# not on them: torch 2.6 lets the garbage collector take the attributes of a storage that lives on.
+# Weak references to storages that torch has moved, each with the object that keeps its old memory. Not as an
+# attribute of the storage: torch 2.6 lets the garbage collector take attributes of a storage that lives on.
 _kept: list[tuple[Any, _native.Kept]] = []
 
 
 @functools.cache
 def tell_of_forks() -> None:
-    """Has the native side told of each fork, whose child has the memory of the batches that are held.
+    """Tells the native side of each fork, whose child has the memory of the batches that are held.
 
     Of this process and those that it forks; not of children that C code forks.
     """

@@ -32,12 +32,12 @@ def make(name: str) -> int:
 
 
 def seal_size(fd: int) -> None:
-    """Has it keep its size for good. What is read beyond the end of a mapped file ends the process."""
+    """Fixes the size of a file for good. A read beyond the end of a mapped file ends the process."""
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE | fcntl.F_SEAL_SEAL)
 
 
 def seal_bytes(fd: int) -> None:
-    """Has it keep its size and its bytes for good.
+    """Fixes the size and the bytes of a file for good.
 
     Raises:
         OSError: If some process may write to it through a mapping.

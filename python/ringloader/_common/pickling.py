@@ -34,7 +34,7 @@ _BY_PICKLE = b"p"
 
 
 class _BatchPickler(ForkingPickler):
-    """Pickles a batch whose tensors, arrays and storages travel beside it, as numbered leaves."""
+    """Pickles a batch whose tensors, arrays and storages travel on their own, as numbered leaves."""
 
     def __init__(self, file: io.BytesIO, leaves: Leaves) -> None:
         super().__init__(file, _PROTOCOL)
@@ -132,7 +132,7 @@ def whole(wrapper: Any, is_sent: bool = True) -> Any:
 
 
 class _ExactPickler(pickle.Pickler):
-    """Pickles a sample beside its leaves: by value, so that any process can unpickle it, again and again."""
+    """Pickles a sample without its leaves: by value, so that any process can unpickle it, again and again."""
 
     def __init__(self, file: io.BytesIO, leaves: Leaves) -> None:
         super().__init__(file, 5)

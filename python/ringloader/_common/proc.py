@@ -9,7 +9,7 @@ from pathlib import Path
 def stat_of(pid: int | None) -> list[str]:
     """Returns the fields of ``/proc/PID/stat`` from the state on, or none if it cannot be read."""
     try:
-        # The command name stands in parentheses and may hold anything, so split behind the last one.
+        # The command name stands in parentheses and may hold anything, so split after the last one.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (OSError, ValueError):
         return []

@@ -5,12 +5,29 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
+from ringloader._common.equality import are_equal, pickled
 from ringloader._common.looking import class_has_method
 
 # In place of an attribute that is not there.
 _NONE = object()
+
+
+class _Attribute(NamedTuple):
+    """An attribute that a loaded state has set.
+
+    Attributes:
+        holder: Its object.
+        old: The value before; before all loaded states, if several have set it.
+        new: The value that it got.
+        state: The pickle of that value, if it is the loaded state itself, or a container in it.
+    """
+
+    holder: weakref.ref[Any]
+    old: Any
+    new: Any
+    state: bytes | None
 
 
 class Rebound:
@@ -21,60 +38,49 @@ class Rebound:
     """
 
     def __init__(self) -> None:
-        # Of each attribute: its object, its name, its value before, and the value that it got.
-        self._found: list[tuple[weakref.ref[Any], str, Any, Any]] = []
-        # The state that was loaded last, and the containers in it: what an attribute may keep of it.
-        self._kept: list[Any] = []
+        # By the holder's address and the attribute's name.
+        self._found: dict[tuple[int, str], _Attribute] = {}
 
     def load(self, dataset: Any, state: Any) -> None:
-        """Loads a state into a dataset, and notes which attributes it sets."""
+        """Loads a state into a dataset, and records which attributes it sets."""
         before = [(holder, dict(vars(holder))) for holder in _holders(dataset, set())]
         dataset.load_state_dict(state)
-        self._kept = list(_containers(state))
+        containers = list(_containers(state))
         for holder, had in before:
-            has = vars(holder)
-            for name in {*had, *has}:
-                old, new = had.get(name, _NONE), has.get(name, _NONE)
-                if old is not new:
-                    self._note(holder, name, old, new)
+            for name in {*had, *vars(holder)}:
+                old, new = had.get(name, _NONE), vars(holder).get(name, _NONE)
+                if old is new:
+                    continue
+                last = self._found.get((id(holder), name))
+                if last is not None and last.holder() is holder and last.new is old:
+                    old = last.old
+                is_state = any(new is container for container in containers)
+                # An object of a class without weak references is not set back.
+                with contextlib.suppress(TypeError):
+                    self._found[id(holder), name] = _Attribute(
+                        weakref.ref(holder), old, new, pickled(new) if is_state else None
+                    )
 
-    def _note(self, holder: Any, name: str, old: Any, new: Any) -> None:
-        for at, (reference, noted, first, value) in enumerate(self._found):
-            if reference() is holder and noted == name:
-                # A state that was loaded over another one: the value before both of them.
-                self._found[at] = reference, name, first if value is old else old, new
-                return
-        # An object of a class without weak references is not set back.
-        with contextlib.suppress(TypeError):
-            self._found.append((weakref.ref(holder), name, old, new))
+    def set_back(self, only_states: bool = False) -> bool:
+        """Sets back the attributes that nothing else has set since. False: there is none.
 
-    def holds(self) -> bool:
-        """True if an attribute still has the value that it got."""
-        return any(_is_bound(reference(), name, new) for reference, name, _, new in self._found)
-
-    def holds_state(self) -> bool:
-        """True if an attribute still has the state itself, or a container in it."""
-        bound = (new for reference, name, _, new in self._found if _is_bound(reference(), name, new))
-        return any(new is kept for new in bound for kept in self._kept)
-
-    def set_back(self) -> bool:
-        """Sets back the attributes that nothing else has set since. False: there is none."""
+        Args:
+            only_states: Only attributes that have the loaded state itself, which nothing has changed since.
+        """
         has_set = False
-        for reference, name, old, new in self._found:
+        for (address, name), (reference, old, new, state) in list(self._found.items()):
             holder = reference()
-            if not _is_bound(holder, name, new):
+            if holder is None or vars(holder).get(name, _NONE) is not new:
                 continue
-            has_set = True
+            if only_states and (state is None or not are_equal(state, pickled(new))):
+                continue
             if old is _NONE:
                 del vars(holder)[name]
             else:
                 vars(holder)[name] = old
-        self._found, self._kept = [], []
+            del self._found[address, name]
+            has_set = True
         return has_set
-
-
-def _is_bound(holder: Any, name: str, value: Any) -> bool:
-    return holder is not None and vars(holder).get(name, _NONE) is value
 
 
 def _containers(state: Any) -> Iterator[Any]:
@@ -86,7 +92,7 @@ def _containers(state: Any) -> Iterator[Any]:
 
 
 def _holders(thing: Any, seen: set[int]) -> Iterator[Any]:
-    """Yields a dataset, and the objects with a state that it has: it hands its state over to them."""
+    """Yields a dataset, and the objects with a state in it, to which it hands parts of its state over."""
     if id(thing) in seen or not hasattr(thing, "__dict__"):
         return
     seen.add(id(thing))

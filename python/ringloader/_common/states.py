@@ -64,7 +64,7 @@ class Epoch(Protocol):
         """Returns where a worker begins; None: at the beginning of the epoch."""
 
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
-        """Notes the seeds of an iterator, and whether this epoch has drawn them."""
+        """Records the seeds of an iterator, and whether this epoch has drawn them."""
 
     def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
@@ -75,8 +75,8 @@ class Epoch(Protocol):
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers."""
 
-    def note_raised(self, iterator: OurIterator, error: BaseException) -> None:
-        """Notes that ``next`` has raised."""
+    def record_error(self, iterator: OurIterator, error: BaseException) -> None:
+        """Records that ``next`` has raised."""
 
 
 class TorchsEpoch(Protocol):
@@ -120,7 +120,7 @@ class States(Protocol):
         """Begins an epoch that torch's own loader runs whole. None: it has no state."""
 
     def has_begun(self, loader: TorchLoader, epoch: Any, collecting: Any) -> None:
-        """Notes that an epoch has begun: the loader's state is its own from now on."""
+        """Records that an epoch has begun: the loader's state is its own from now on."""
 
     def is_loaded(self, loader: TorchLoader) -> bool:
         """True if a state was loaded, with which the next epoch begins."""

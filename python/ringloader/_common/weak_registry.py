@@ -1,4 +1,4 @@
-"""Values kept beside objects and not on them: frameworks copy, pickle and rebuild loaders."""
+"""Values of objects that are no attributes of them: frameworks copy, pickle and rebuild loaders."""
 
 from __future__ import annotations
 

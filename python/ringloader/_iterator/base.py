@@ -62,7 +62,7 @@ class LoaderIterator(Pausing, _Declared):
                 data = self._take_next(self)
         except BaseException as error:
             if self._plan.epoch is not None:
-                self._plan.epoch.note_raised(self, error)
+                self._plan.epoch.record_error(self, error)
             raise
         if self._IterableDataset_len_called is not None:
             self._check_length(self._IterableDataset_len_called)

@@ -57,7 +57,7 @@ class TorchsIterator(Pausing):
             return batch
         except BaseException as error:
             if self._epoch is not None:
-                self._epoch.epoch.note_raised(self, error)
+                self._epoch.epoch.record_error(self, error)
             if isinstance(error, Exception):
                 # An iterator of torch's finds the end of its workers, and takes it for a loss.
                 pausing.raise_if_ended(self)

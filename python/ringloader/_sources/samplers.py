@@ -6,13 +6,14 @@ every draw is torch's own, at torch's moment.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import operator
 import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import sampler as torch_sampler
@@ -22,6 +23,8 @@ import ringloader._native as _native
 from ringloader._sources import randperm
 from ringloader._torch import internals
 from ringloader.rollover import OWN_ITER, RolloverBatchSampler
+
+_T = TypeVar("_T")
 
 
 def index_source(index_sampler: Any, places: _native.Places | None = None) -> _native.IndexSource:
@@ -97,12 +100,19 @@ class TorchDraws(randperm.Draws):
         # The batch sampler that takes what is left over.
         self.rolling: RolloverBatchSampler | None = None
         self._words_from: torch.Generator | None = None
-        # True if the generator's state before a draw is noted, because the epoch's state can be asked for.
-        self.notes_drawn = False
-        # The draw from the program's generator: a seed, or the generator's state before it.
-        self.drawn: int | torch.Tensor | None = None
-        # The draw from the program's generator that an epoch which is resumed has made before.
+        # True if draws from the program's generator are recorded, for the state of the epoch.
+        self.is_recording = False
+        # The state of the program's generator before the first draw.
+        self._before: torch.Tensor | None = None
+        # One entry for each draw from the program's generator. Only the last may still have its result.
+        self._made: list[torch.Tensor | torch.Generator | None] = []
+        # The draws from the program's generator that a resumed epoch has made before: a seed, or the state
+        # before the first one, and their number; None for all draws of the epoch.
         self.given: int | torch.Tensor | None = None
+        self.given_draws: int | None = None
+        # Makes these draws again, and the number that it has made.
+        self._twin: torch.Generator | None = None
+        self._made_again = 0
         # Generators that stand in for the sampler's own, by their ids.
         self.twins: Mapping[int, torch.Generator] = {}
         # The epoch of a sampler that has one, in place of its own.
@@ -176,11 +186,12 @@ class TorchDraws(randperm.Draws):
         """Returns ``torch.randperm(n)``, or None if the stream must make it of :meth:`words`."""
         generator, is_private = self._drawing()
         if not randperm.can(n):
-            return torch.randperm(n, generator=generator)
+            return self._draw(generator, functools.partial(torch.randperm, n, generator=generator))
         if is_private:
             self._words_from = generator
         else:
-            self._words_from = randperm.take_ahead(generator or torch.default_generator, n)
+            draw = functools.partial(randperm.take_ahead, generator, n)
+            self._words_from = self._draw(generator, draw)
         return None
 
     def words(self, count: int) -> torch.Tensor:
@@ -188,27 +199,40 @@ class TorchDraws(randperm.Draws):
         assert self._words_from is not None
         return randperm.words(self._words_from, count)
 
-    def _drawing(self) -> tuple[torch.Generator | None, bool]:
-        """Returns the generator that torch draws with, and True if no other code ever sees it.
+    def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
+        """Returns values for ``given`` and ``given_draws`` of this epoch, if it goes on later."""
+        many = len(self._made)
+        return (self._before, many) if many else (None, None)
 
-        Here, of a sampler that draws once.
-        """
+    def _drawing(self) -> tuple[torch.Generator, bool]:
+        """Returns the generator of the next draw, and True if no other code ever sees it."""
         generator = self.sampler.generator
         if generator is not None and generator is not torch.default_generator:
             twin = self.twins.get(id(generator))
             return (generator, False) if twin is None else (twin, True)
-        return self._of_program()
+        if isinstance(self.given, torch.Tensor) and self._made_again != self.given_draws:
+            self._made_again += 1
+            if self._twin is None:
+                self._twin = torch.Generator()
+                self._twin.set_state(self.given)
+            return self._twin, True
+        if self.is_recording and not self._made:
+            self._before = torch.default_generator.get_state()
+        return torch.default_generator, False
 
-    def _of_program(self) -> tuple[torch.Generator, bool]:
-        """Returns the program's generator, whose state is noted; or one that goes on from a noted state."""
-        if self.given is None:
-            if self.notes_drawn:
-                self.drawn = torch.default_generator.get_state()
-            return torch.default_generator, False
-        assert isinstance(self.given, torch.Tensor)
-        generator = torch.Generator()
-        generator.set_state(self.given)
-        return generator, True
+    def _draw(self, generator: torch.Generator, draw: Callable[[], _T]) -> _T:
+        """Returns the result of a native function that draws once. Counts draws from the program's generator.
+
+        INVARIANT: the draw and its count are one step for the interpreter: a signal handler that asks for the
+        state finds both, or neither.
+        """
+        if generator is not torch.default_generator:
+            return draw()
+        made: list[Any] = self._made
+        made.extend(map(operator.call, (draw,)))
+        found: _T = made[-1]
+        made[-1] = None
+        return found
 
 
 def _is_cpu(generator: Any) -> bool:
@@ -229,39 +253,43 @@ class _Sequential(TorchDraws):
 class _Random(TorchDraws):
     """MIRRORS torch sampler.py::RandomSampler."""
 
-    _generator: torch.Generator
-    _is_private: bool
+    # The generator that this makes where the sampler has none, and its seed: less than 0 until it is drawn.
+    _private: torch.Generator | None = None
+    _seed: torch.Tensor | None = None
 
     def is_plain(self) -> bool:
         return _is_cpu(self.sampler.generator)
 
     def _make(self) -> _native.Stream:
         n = len(self.sampler.data_source)
-        generator = self.sampler.generator
-        self._is_private = generator is None
-        if generator is torch.default_generator:
-            self._generator, _ = self._of_program()
-        elif generator is not None:
-            self._generator = self.twins.get(id(generator), generator)
-        return _native.Stream.random(n, self.sampler.replacement, self._is_private, self.batch)
+        return _native.Stream.random(n, self.sampler.replacement, self.sampler.generator is None, self.batch)
 
     def seed(self) -> None:
         seed = self.given
         if seed is None:
-            seed = int(torch.empty((), dtype=torch.int64).random_().item())
+            self._seed = torch.full((), -1, dtype=torch.int64)
+            # INVARIANT: the draw writes the seed to where a state finds it: one step for the interpreter.
+            seed = int(self._seed.random_().item())
         assert isinstance(seed, int)
-        self.drawn = seed
-        self._generator = torch.Generator()
-        self._generator.manual_seed(seed)
+        self._private = torch.Generator()
+        self._private.manual_seed(seed)
+
+    def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
+        if self._seed is None:
+            return super().drawn()
+        seed = int(self._seed.item())
+        return (seed if seed >= 0 else None), None
 
     def num_samples(self) -> int:
         return int(self.sampler.num_samples)
 
-    def _drawing(self) -> tuple[torch.Generator | None, bool]:
-        return self._generator, self._is_private
+    def _drawing(self) -> tuple[torch.Generator, bool]:
+        return super()._drawing() if self._private is None else (self._private, True)
 
     def integers(self, high: int, count: int) -> torch.Tensor:
-        return torch.randint(high=high, size=(count,), dtype=torch.int64, generator=self._generator)
+        generator, _ = self._drawing()
+        draw = functools.partial(torch.randint, dtype=torch.int64, generator=generator)
+        return self._draw(generator, functools.partial(draw, high=high, size=(count,)))
 
 
 class _Subset(TorchDraws):
@@ -290,9 +318,8 @@ class _Weighted(TorchDraws):
     def multinomial(self) -> torch.Tensor:
         sampler = self.sampler
         generator, _ = self._drawing()
-        return torch.multinomial(
-            sampler.weights, sampler.num_samples, sampler.replacement, generator=generator
-        )
+        given = (sampler.weights, sampler.num_samples, sampler.replacement)
+        return self._draw(generator, functools.partial(torch.multinomial, *given, generator=generator))
 
 
 class _Distributed(TorchDraws):
@@ -312,7 +339,7 @@ class _Distributed(TorchDraws):
             length, many, ranks, rank, bool(sampler.shuffle), bool(sampler.drop_last), self.batch, self.start
         )
 
-    def _drawing(self) -> tuple[torch.Generator | None, bool]:
+    def _drawing(self) -> tuple[torch.Generator, bool]:
         generator = torch.Generator()
         epoch = self.sampler.epoch if self.epoch is None else self.epoch
         generator.manual_seed(self.sampler.seed + epoch)

@@ -8,40 +8,38 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import pickle
-import weakref
 from collections.abc import Callable
 from typing import Any
 
-from ringloader._common.equality import are_equal
+from ringloader._common.equality import are_equal, pickled
 from ringloader._common.rebound import Rebound
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._state.objects import Objects
 from ringloader._state.parts import has_state
-from ringloader._worker.options import Fetcher
 
-# In place of a batch that was read from a state which the dataset had kept.
-_KEPT = object()
+# In place of a batch that was not read from the beginning.
+_WRONG = object()
 
 
 class _First:
-    """The first sample of an epoch, and the state after it.
+    """Stands before a dataset's iterator until its first sample. Has that, and the dataset's state after it.
 
-    It stands before the dataset's iterator until then. The states of some datasets are not quite the same
-    whenever the same sample is read, as threads read ahead: then the samples tell.
+    The states of some datasets are not quite the same whenever the same sample is read, as threads read
+    ahead: then the samples tell.
 
     Args:
-        objects: The dataset.
+        objects: The dataset and its iterator.
     """
 
     def __init__(self, objects: Objects) -> None:
         self.is_there = False
         self.sample: bytes | None = None
         self.state: bytes | None = None
-        self._torchs: Any = objects.torchs
-        self._dataset: Any = objects.dataset
-        self._iterator = self._torchs.dataset_iter
-        self._torchs.dataset_iter = self
+        self._objects: Objects | None = objects
+        self._iterator = objects.torchs.dataset_iter
+        objects.torchs.dataset_iter = self
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._iterator, name)
@@ -50,45 +48,44 @@ class _First:
         return self
 
     def __next__(self) -> Any:
-        iterator = self._iterator
-        dataset = self._dataset
-        self.leave()
+        objects, iterator = self._objects, self._iterator
+        assert objects is not None
+        self.release()
         try:
             found = next(iterator)
             self.is_there = True
             with contextlib.suppress(Exception):
-                self.sample = _bytes(found)
+                self.sample = pickled(found)
+            return found
         finally:
-            self.state = _state_of(dataset)
-        return found
+            self.state = _state_of(objects.dataset)
 
-    def leave(self) -> None:
+    def release(self) -> None:
         """Gives the iterator its place back."""
-        if self._torchs is not None and self._torchs.dataset_iter is self:
-            self._torchs.dataset_iter = self._iterator
-        self._torchs = self._dataset = self._iterator = None
+        if self._objects is not None and self._objects.torchs.dataset_iter is self:
+            self._objects.torchs.dataset_iter = self._iterator
+        self._objects = self._iterator = None
 
 
 class Beginning:
-    """The beginning of a dataset, where it lives: in a worker, or in the main process.
+    """The beginning of a dataset in this process, which no workers share.
 
     Args:
-        of_dataset: False if several workers share the dataset, whose state is then no worker's.
+        dataset: The dataset, before its first epoch here.
     """
 
-    def __init__(self, of_dataset: bool) -> None:
-        self._of_dataset = of_dataset
-        self._dataset: weakref.ref[Any] | None = None
+    def __init__(self, dataset: Any) -> None:
+        self.process = os.getpid()
+        # A copy that is read in its place, once it cannot be brought to its beginning.
+        self.replacement: Any = None
         # The first state, pickled; None if it cannot be had.
-        self._first: bytes | None = None
-        # The dataset as it was, if its first state cannot be had.
+        self._first = _state_of(dataset) if has_state(dataset) else None
+        # The dataset before a state was loaded, if its first state cannot be had.
         self._copy: Any = None
-        # True if each epoch gets a copy.
-        self._is_replaced = False
         # True once an epoch has begun, and while it is the first one.
         self._is_used = self._is_in_first = False
         # The first sample of the first epoch, if no state was loaded for that.
-        self._first_of_all: _First | None = None
+        self._at_first: _First | None = None
         # True if the dataset has gone on since its beginning, and may begin there by itself or not.
         self._may_be_further = False
         self._rebound = Rebound()
@@ -99,53 +96,7 @@ class Beginning:
         # The state before the epoch that has begun since.
         self._before: bytes | None = None
 
-    def take(self, dataset: Any) -> None:
-        """Takes the state of a dataset that begins its first epoch here."""
-        if not self._of_dataset or (self._dataset is not None and self._dataset() is dataset):
-            return
-        self._copy = self._loaded = self._after_load = self._first_of_all = None
-        self._is_in_first = self._may_be_further = False
-        self._rebound = Rebound()
-        self._is_replaced = self._is_used = False
-        try:
-            self._dataset = weakref.ref(dataset)
-        except TypeError:
-            self._dataset = None
-        self._first = _state_of(dataset) if has_state(dataset) else None
-
-    def load(self, dataset: Any, state: Any) -> None:
-        """Loads a state into the dataset, which may keep it."""
-        if self._of_dataset and not self._is_used and self._first is None and self._copy is None:
-            try:
-                self._copy = copy.deepcopy(dataset)
-            except Exception:
-                # It is not needed unless the dataset keeps the state.
-                self._copy = None
-        loaded = _bytes(state)
-        self._rebound.load(dataset, state)
-        self._loaded, self._after_load, self._may_be_further = loaded, None, False
-
-    def dataset_of_epoch(self, dataset: Any) -> Any:
-        """Returns the dataset for an epoch: a copy of the one that was, if that keeps a loaded state."""
-        return copy.deepcopy(self._copy) if self._is_replaced else dataset
-
-    def begin(self, dataset: Any) -> None:
-        """Notes that an epoch of the dataset begins."""
-        self._is_in_first, self._is_used = not self._is_used, True
-        if self._after_load is not None:
-            self._before = _state_of(dataset)
-
-    def go_back(self, dataset: Any) -> None:
-        """Brings the dataset to its beginning, if it has been used: it may have gone on since."""
-        self._loaded = self._after_load = None
-        if not self._is_used or self._rebound.set_back() or self._first is None:
-            return
-        if self._first_of_all is None:
-            dataset.load_state_dict(pickle.loads(self._first))
-        else:
-            self._may_be_further = True
-
-    def is_to_watch(self, are_taken: bool) -> bool:
+    def is_watching(self, are_taken: bool) -> bool:
         """True if the first batch of the epoch says something that must be known.
 
         Args:
@@ -153,176 +104,123 @@ class Beginning:
         """
         return self._loaded is not None or self._may_be_further or (self._is_in_first and are_taken)
 
-    def fetch_first(self, fetcher: Fetcher, index: Any, objects: Objects) -> Any:
+    def load(self, dataset: Any, state: Any) -> None:
+        """Loads a state into the dataset, which may keep it."""
+        if self._first is None and self._copy is None:
+            # Only a dataset that keeps the state needs the copy.
+            with contextlib.suppress(Exception):
+                self._copy = copy.deepcopy(dataset)
+        loaded = pickled(state)
+        self._rebound.load(dataset, state)
+        self._loaded, self._after_load, self._may_be_further = loaded, None, False
+
+    def begin(self, dataset: Any) -> None:
+        """Records that an epoch of the dataset begins."""
+        self._is_in_first, self._is_used = not self._is_used, True
+        if self._after_load is not None:
+            self._rebound.set_back(only_states=True)
+            self._before = _state_of(dataset)
+
+    def go_back(self, dataset: Any) -> None:
+        """Brings the dataset to its beginning, if it has been used: it may have gone on since."""
+        self._loaded = self._after_load = None
+        if not self._is_used or self._rebound.set_back() or self._first is None:
+            return
+        # Some datasets take their first state for one of another epoch, or of another worker.
+        self._may_be_further = self._at_first is not None
+        if not self._may_be_further:
+            dataset.load_state_dict(pickle.loads(self._first))
+
+    def fetch_first(self, objects: Objects, index: Any) -> Any:
         """Returns the first batch of an epoch. Begins it again if it has not begun at the beginning.
 
         Raises:
             RuntimeError: If the dataset keeps a loaded state, and cannot be brought to its beginning.
         """
-        if self._may_be_further:
-            return self._fetch_from_beginning(fetcher, index, objects)
-        if self._loaded is None and not self._is_in_first:
-            return fetcher.fetch(index)
         first = _First(objects)
-        if self._loaded is None:
-            self._first_of_all = first
-            return _fetched(fetcher, index, first)
-        if self._after_load is None:
+        if self._may_be_further:
+            data = _fetched(objects, index, first, self._is_further)
+        elif self._loaded is None:
+            self._at_first = first if self._is_in_first else self._at_first
+            return _fetched(objects, index, first)
+        elif self._after_load is None:
             self._after_load = first
-            return _fetched(fetcher, index, first)
-        data = self._fetch_unless(self._is_kept, fetcher, index, objects, first)
-        if data is _KEPT and self._rebound.set_back():
-            first = self._begin_again(objects)
-            data = self._fetch_unless(self._has_same_state, fetcher, index, objects, first)
-            self._loaded = self._loaded if data is _KEPT else None
-        if data is not _KEPT:
-            if not self._rebound.holds():
-                self._loaded = self._after_load = None
+            return _fetched(objects, index, first)
+        else:
+            data = _fetched(objects, index, first, self._is_kept)
+            if data is _WRONG and self._rebound.set_back():
+                objects.begin_again()
+                data = _fetched(objects, index, _First(objects), self._is_kept)
+                self._loaded = self._loaded if data is _WRONG else None
+        self._may_be_further = False
+        if data is not _WRONG:
             return data
         self._loaded = self._after_load = None
-        if not self._load_first(objects) and not self._replace(objects):
-            kind = type(objects.torchs.dataset).__name__
+        if self._first is not None:
+            objects.dataset.load_state_dict(pickle.loads(self._first))
+        elif self._copy is not None:
+            self.replacement, self._copy = self._copy, None
+            objects.replace_dataset(self.replacement)
+        else:
             raise RuntimeError(
-                f"the {kind} keeps the state that was loaded and begins this epoch from it: samples would be "
-                "lost. It has no state before its first epoch, and cannot be copied: give it a state_dict() "
-                "that works before iter(), or begin __iter__ anew once its end was reached"
+                f"the {type(objects.dataset).__name__} keeps the state that was loaded and begins this epoch "
+                "from it: samples would be lost. It has no state before its first epoch, and cannot be "
+                "copied: give it a state_dict() that works before iter(), or begin __iter__ anew once its "
+                "end was reached"
             )
         # If this is the same batch, it was the beginning all the same.
-        return _fetched(fetcher, index, self._begin_again(objects))
+        objects.begin_again()
+        return objects.fetcher.fetch(index)
 
-    def _begin_again(self, objects: Objects) -> _First:
-        objects.begin_anew()
-        objects.begin_batch()
-        objects.is_at_beginning = False
-        return _First(objects)
-
-    def _fetch_unless(
-        self,
-        is_kept: Callable[[_First, bool], bool],
-        fetcher: Fetcher,
-        index: Any,
-        objects: Objects,
-        first: _First,
-    ) -> Any:
-        """Returns the batch, or _KEPT."""
-        objects.is_at_beginning = False
-        try:
-            data = _fetched(fetcher, index, first)
-        except Exception as error:
-            if not is_kept(first, isinstance(error, StopIteration)):
-                raise
-            return _KEPT
-        return _KEPT if is_kept(first, False) else data
-
-    def _fetch_from_beginning(self, fetcher: Fetcher, index: Any, objects: Objects) -> Any:
-        """Returns the first batch. Loads the first state only if the epoch begins elsewhere by itself.
-
-        Some datasets take their first state for one of another epoch, or of another worker.
-        """
-        self._may_be_further = False
-        first, known = _First(objects), self._first_of_all
+    def _is_further(self, first: _First, _is_empty: bool) -> bool:
+        """True if an epoch has not begun as the first one."""
+        known = self._at_first
         assert known is not None
-        try:
-            data = _fetched(fetcher, index, first)
-        except Exception:
-            data = _KEPT
-        if data is not _KEPT and (
-            are_equal(first.state, known.state) or are_equal(first.sample, known.sample)
-        ):
-            return data
-        self._load_first(objects)
-        return _fetched(fetcher, index, self._begin_again(objects))
+        return not (are_equal(first.state, known.state) or are_equal(first.sample, known.sample))
 
     def _is_kept(self, first: _First, is_empty: bool) -> bool:
-        """True if an epoch has begun from the loaded state: with its first sample, or at its end."""
-        if self._has_same_state(first, is_empty):
-            return True
+        """True if an epoch has begun at the loaded state again. That may be the end: then it is empty."""
         known = self._after_load
         assert known is not None
-        is_same = not known.is_there if is_empty else are_equal(first.sample, known.sample)
-        # Two samples may be equal by chance, and attributes may have an equal number by themselves.
-        return is_same and self._rebound.holds_state()
-
-    def _has_same_state(self, first: _First, is_empty: bool) -> bool:
-        """True if the state is the one that came after the loaded one.
-
-        A dataset that was there by itself when the epoch began is not meant.
-        """
-        known = self._after_load
-        assert known is not None
-        if known.is_there != first.is_there:
-            # From the same state there is a first sample both times, or none.
-            return False
-        if not are_equal(first.state, known.state) or are_equal(first.state, self._first):
-            return False
-        return is_empty or not are_equal(self._before, self._loaded)
-
-    def _load_first(self, objects: Objects) -> bool:
-        if self._first is None:
-            return False
-        objects.torchs.dataset.load_state_dict(pickle.loads(self._first))
-        return True
-
-    def _replace(self, objects: Objects) -> bool:
-        if self._copy is None:
-            return False
-        self._is_replaced = True
-        objects.replace_dataset(copy.deepcopy(self._copy))
-        return True
+        return (
+            first.is_there == known.is_there
+            and are_equal(first.state, known.state)
+            and not are_equal(first.state, self._first)
+            # A dataset may have been there by itself when the epoch began.
+            and (is_empty or not are_equal(self._before, self._loaded))
+        )
 
 
-# Of datasets in this process: loaders that have the same one share its beginning.
-_here: WeakRegistry[Beginning] = WeakRegistry()
-
-
-def beginning_here(dataset: Any) -> Beginning:
-    """Returns the beginning of a dataset in this process that no workers share."""
-    found = _here.get(dataset)
-    if found is None:
-        found = Beginning(of_dataset=True)
-        _here.put(dataset, found)
-    return found
-
-
-def _fetched(fetcher: Fetcher, index: Any, first: _First) -> Any:
+def _fetched(
+    objects: Objects, index: Any, first: _First, is_wrong: Callable[[_First, bool], bool] | None = None
+) -> Any:
+    """Returns the first batch; _WRONG, if it was read from another place than the beginning."""
     try:
-        return fetcher.fetch(index)
+        data = objects.fetcher.fetch(index)
+    except Exception as error:
+        if is_wrong is None or not is_wrong(first, isinstance(error, StopIteration)):
+            raise
+        return _WRONG
     finally:
-        first.leave()
+        first.release()
+    return data if is_wrong is None or not is_wrong(first, False) else _WRONG
+
+
+# Loaders that have the same dataset share its beginning.
+_beginnings: WeakRegistry[Beginning] = WeakRegistry()
+
+
+def beginning_of(dataset: Any) -> Beginning:
+    """Returns the beginning of a dataset in this process: a forked child has another one."""
+    found = _beginnings.get(dataset)
+    if found is None or found.process != os.getpid():
+        found = Beginning(dataset)
+        _beginnings.put(dataset, found)
+    return found
 
 
 def _state_of(dataset: Any) -> bytes | None:
     try:
-        return _bytes(dataset.state_dict())
+        return pickled(dataset.state_dict())
     except Exception:
         return None
-
-
-def _bytes(state: Any) -> bytes | None:
-    # Twice: equal states are mostly equal bytes then, whatever objects in them are one.
-    state = pickle.loads(pickle.dumps(state, pickle.HIGHEST_PROTOCOL))
-    return None if state is None else pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-
-
-class Watching:
-    """The fetcher of an epoch whose dataset may keep a loaded state.
-
-    Args:
-        fetcher: The fetcher.
-        beginning: The dataset's beginning.
-        objects: The dataset.
-    """
-
-    def __init__(self, fetcher: Fetcher, beginning: Beginning, objects: Objects) -> None:
-        self._fetcher = fetcher
-        self._beginning = beginning
-        # They have this fetcher: without a cycle the dataset's iterator goes with it.
-        self._objects = weakref.ref(objects)
-        self._until_first: Objects | None = objects
-
-    def fetch(self, index: Any, /) -> Any:
-        objects, self._until_first = self._objects(), None
-        if objects is None or not objects.is_at_beginning:
-            return self._fetcher.fetch(index)
-        objects.is_at_beginning = False
-        return self._beginning.fetch_first(self._fetcher, index, objects)

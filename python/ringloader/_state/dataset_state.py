@@ -22,9 +22,11 @@ if TYPE_CHECKING:
 _MOST = (1 << 64) - 1
 
 
-def _all() -> int:
-    """Returns more batches than any epoch has: all that were handed out count as returned."""
-    return _MOST
+def returned_by(iterator: weakref.ref[Any] | None) -> int:
+    """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
+    found = None if iterator is None else iterator()
+    # No call of an iterator that is gone still runs.
+    return _MOST if found is None else int(found._batches_returned)
 
 
 class DatasetState:
@@ -32,14 +34,23 @@ class DatasetState:
 
     Args:
         loader: The loader.
+        iterator: Its iterator, which this does not keep alive.
         begun: The positions of the workers when the epoch begins.
         told: Workers that must be told their position.
+        size: The samples of a batch that is read again.
         is_shared: True if several threads share the dataset, and it has a state.
     """
 
-    def __init__(self, loader: TorchLoader, begun: Workers, told: Collection[int], is_shared: bool) -> None:
-        # Returns the number of batches that the iterator has returned.
-        self.returned: Callable[[], int] = _all
+    def __init__(
+        self,
+        loader: TorchLoader,
+        iterator: Any,
+        begun: Workers,
+        told: Collection[int],
+        size: int,
+        is_shared: bool,
+    ) -> None:
+        self._iterator = weakref.ref(iterator)
         self._resumed = begun
         self.workers: int = loader.num_workers
         self._is_in_order = loader.in_order or self.workers <= 1
@@ -58,8 +69,7 @@ class DatasetState:
         self.sends_none = False
         # The worker whose state came last, and the one that it had before.
         self._replaced: tuple[int, Sent | None] = (0, None)
-        # The samples of a batch that is read again.
-        self.size = 1
+        self._size = size
         # Without workers, the fetcher that has the state. It goes with its iterator.
         self._asked: weakref.ref[Asked] | None = None
         # The positions when the epoch ended.
@@ -67,10 +77,14 @@ class DatasetState:
         # True until another epoch begins.
         self._is_last: bool = True
 
+    def returned(self) -> int:
+        """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
+        return returned_by(self._iterator)
+
     def start_of(self, worker: int) -> Start | None:
         """Returns where a worker begins; None: at the beginning of the epoch."""
         if worker in self._told:
-            return Start(self._begun[worker], 0, self._first, self.size)
+            return Start(self._begun[worker], 0, self._first, self._size)
         return Start(first=self._first) if self._first else None
 
     def succeed(self, worker: int) -> tuple[bool, Start | None]:
@@ -88,12 +102,12 @@ class DatasetState:
         return True, Start(Part(snapshot=last.snapshot), answered, self._first)
 
     def ask_here(self, option: Snapshots) -> None:
-        """Notes the fetcher of an iterator without workers, if that has a state."""
+        """Records the fetcher of an iterator without workers, if that has a state."""
         asked, option.here = option.here, None
         if asked is not None:
             self._is_stateful = True
             self._asked = weakref.ref(asked)
-            asked.leave = self._leave
+            asked.on_end = self._record_end
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` for batches that may come with states."""
@@ -103,7 +117,7 @@ class DatasetState:
                 self._drop(take, iterator)
             found = take(iterator)
             if is_result(found) and found.snapshot is not None:
-                self._note(read_sent(found.snapshot))
+                self._record(read_sent(found.snapshot))
                 return found if found.errors is not None else found.data
             if self._has_none(iterator):
                 self.sends_none = True
@@ -118,7 +132,7 @@ class DatasetState:
             try:
                 found = take(iterator)
                 if is_result(found) and found.snapshot is not None:
-                    self._note(read_sent(found.snapshot))
+                    self._record(read_sent(found.snapshot))
                 del found
             except StopIteration:
                 raise
@@ -136,31 +150,31 @@ class DatasetState:
         passed, _ = self.turns.position(self.returned())
         return all(many or not lives for many, lives in zip(passed, iterator._workers_status, strict=True))
 
-    def _note(self, found: Sent) -> None:
+    def _record(self, found: Sent) -> None:
         self._is_stateful = True
         self._outlive[found.worker] = found.outlives
         if found.snapshot is not None:
             self._replaced = found.worker, self._last[found.worker]
             self._last[found.worker] = found
 
-    def note_raised(self, iterator: OurIterator) -> None:
-        """Notes that ``next`` has raised."""
+    def record_error(self, iterator: OurIterator) -> None:
+        """Records that ``next`` has raised."""
         self.turns.raised(iterator._num_yielded)
 
     def finish(self) -> None:
-        """Notes that the epoch is over."""
+        """Records that the epoch is over."""
         if self._final is not None:
             return
         asked = None if self._asked is None else self._asked()
         if asked is not None:
             passed, _ = self.turns.position(self.returned())
-            # A dataset whose part was at its end when the epoch began did not load the state.
+            # The dataset did not load a state that was taken after its last sample.
             if passed[0] or not self._begun[0].is_at_end():
                 self._last[0] = asked.taken(passed[0], at_end=True)
         self._final = self.parts()
 
-    def _leave(self, asked: Asked) -> None:
-        """Notes the state of an iterator without workers that goes, and its fetcher with it."""
+    def _record_end(self, asked: Asked) -> None:
+        """Records the state of an iterator without workers that goes, and its fetcher with it."""
         if self._is_last and self._final is None:
             self._look_at(asked)
 
@@ -178,7 +192,7 @@ class DatasetState:
         """Takes the state of a dataset in this process, if it has made no more than the passed batches."""
         passed, _ = self.turns.position(self.returned())
         last = self._last[0]
-        if passed[0] and asked.is_behind(passed[0]) and (last is None or last.asked != passed[0]):
+        if passed[0] and asked.is_after(passed[0]) and (last is None or last.asked != passed[0]):
             self._last[0] = asked.taken(passed[0])
 
     def _part(self, worker: int, passed: int) -> Part:
@@ -197,7 +211,7 @@ class DatasetState:
     def next_epoch(self) -> tuple[Workers, set[int]]:
         """Returns the workers' positions at the start of the next epoch, and the workers to tell."""
         parts = [part.next_epoch(self._final is not None) for part in self.parts()]
-        # A dataset whose part was at its end when this epoch began did not load its state.
+        # The dataset did not load a state that was taken after its last sample.
         untold = {
             worker for worker in self._told if self._begun[worker].is_at_end() and self._last[worker] is None
         }
@@ -237,8 +251,16 @@ class MapDatasetState(DatasetState):
     need the batches as they were.
     """
 
-    def __init__(self, loader: TorchLoader, begun: Workers, told: Collection[int], is_shared: bool) -> None:
-        super().__init__(loader, begun, told, is_shared)
+    def __init__(
+        self,
+        loader: TorchLoader,
+        iterator: Any,
+        begun: Workers,
+        told: Collection[int],
+        size: int,
+        is_shared: bool,
+    ) -> None:
+        super().__init__(loader, iterator, begun, told, size, is_shared)
         self._is_stateful = not self._is_shared
 
     def _look_at(self, asked: Asked) -> None:

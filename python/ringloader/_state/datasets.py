@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset
 
 from ringloader._options import kept
 from ringloader._options.checks import THREAD
-from ringloader._state.beginning import beginning_here
 from ringloader._state.dataset_state import DatasetState, MapDatasetState
 from ringloader._state.objects import Rule
 from ringloader._state.parts import Part, Workers, has_state
@@ -61,7 +60,7 @@ def option_for(loader: TorchLoader) -> Snapshots | None:
         batches=bool(loader._auto_collation),
         is_here=loader.num_workers == 0 or _are_threads(loader),
     )
-    return Snapshots(rule, beginning_here(loader.dataset) if rule.is_here and rule.of_dataset else None)
+    return Snapshots(rule)
 
 
 def lives_on(loader: TorchLoader) -> bool:
@@ -70,12 +69,18 @@ def lives_on(loader: TorchLoader) -> bool:
 
 
 def state_for(
-    loader: TorchLoader, begun: Workers | None = None, told: Collection[int] | None = None
+    loader: TorchLoader,
+    iterator: Any,
+    size: int,
+    begun: Workers | None = None,
+    told: Collection[int] | None = None,
 ) -> DatasetState | None:
     """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`.
 
     Args:
         loader: The loader.
+        iterator: Its iterator.
+        size: The samples of a batch that is read again.
         begun: The positions from which the epoch goes on; None: it begins.
         told: Workers that must be told them; None for all.
     """
@@ -84,23 +89,27 @@ def state_for(
     made = DatasetState if decides(loader) else MapDatasetState
     is_shared = share_dataset(loader) and has_state(loader.dataset)
     if begun is None:
-        return made(loader, _fresh(loader), (), is_shared)
+        return made(loader, iterator, _fresh(loader), (), size, is_shared)
     told = range(len(begun.parts)) if told is None else told
-    return made(loader, begun, told, is_shared)
+    return made(loader, iterator, begun, told, size, is_shared)
 
 
-def state_behind(loader: TorchLoader, before: DatasetState | None, are_same: bool) -> DatasetState | None:
+def state_after(
+    loader: TorchLoader, iterator: Any, size: int, before: DatasetState | None, are_same: bool
+) -> DatasetState | None:
     """Returns the states of a loader's dataset in an epoch that follows another one.
 
     Args:
         loader: The loader.
+        iterator: Its iterator.
+        size: The samples of a batch that is read again.
         before: The states in the epoch before, if it had any.
         are_same: True if the workers are the same.
     """
     finds_them = are_same or loader.num_workers == 0 or _are_threads(loader)
     if before is None or before.workers != loader.num_workers or not finds_them:
-        return state_for(loader)
-    return state_for(loader, *before.next_epoch())
+        return state_for(loader, iterator, size)
+    return state_for(loader, iterator, size, *before.next_epoch())
 
 
 def _fresh(loader: TorchLoader) -> Workers:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._common.states import Rest
 from ringloader._sources import samplers
-from ringloader._state.dataset_state import DatasetState, MapDatasetState
+from ringloader._state.dataset_state import DatasetState, MapDatasetState, returned_by
 from ringloader._state.order import NativeOrder
 from ringloader._state.parts import Workers
 from ringloader._state.reading import ReadOrder
@@ -25,14 +25,11 @@ if TYPE_CHECKING:
     from ringloader._options.collecting import Collecting
     from ringloader._torch.protocols import TorchIterator
 
-# More batches than any epoch has.
-_ALL = (1 << 64) - 1
-
 
 class Epoch:
     """One epoch of one iterator.
 
-    A ledger notes which indices are read and which batches are handed out. What else is needed is noted when
+    A ledger records which indices are read and which batches are handed out. The rest is recorded when
     the epoch begins, when it ends, and when ``next`` raises.
 
     Args:
@@ -55,16 +52,12 @@ class Epoch:
         self._iterator: weakref.ref[Any] | None = None
         if iterator is not None:
             self.attach(iterator)
-        if dataset is not None:
-            dataset.returned = self.returned
-            # A batch that is read again has as many samples.
-            dataset.size = begun.batch_size
         self.dataset = dataset
         self.why_not = why_not
         # The seed of the workers, which the iterator then does not draw.
         self.given_seed = begun.base_seed
         self._order = order
-        # Notes which indices are read and which batches the caller gets.
+        # Records which indices are read and which batches the caller gets.
         self.ledger: _native.Ledger | None = None
         if order is not None:
             self.ledger = order.begin(begun)
@@ -99,17 +92,15 @@ class Epoch:
 
     def returned(self) -> int:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
-        iterator = None if self._iterator is None else self._iterator()
-        # No call of an iterator that is gone still runs.
-        return _ALL if iterator is None else int(iterator._batches_returned)
+        return returned_by(self._iterator)
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """Ends the epoch: another one of the loader begins."""
         if self._order is not None:
-            self._order.leave()
+            self._order.end()
 
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
-        """Notes the seeds of an iterator; workers' seed it drew in this epoch, or had before."""
+        """Records the seeds of an iterator. ``drawn``: True if it drew that of the workers in this epoch."""
         if not self._resumes:
             base_seed: int = iterator._base_seed
             self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
@@ -171,14 +162,14 @@ class Epoch:
         collecting.leave_out = None if self.ledger is None else self.ledger.left_out
         self._collecting = collecting
 
-    def note_raised(self, iterator: OurIterator, error: BaseException) -> None:
-        """Notes that ``next`` has raised."""
+    def record_error(self, iterator: OurIterator, error: BaseException) -> None:
+        """Records that ``next`` has raised."""
         if self._is_finished:
             return
         if self.ledger is not None:
             self.ledger.raised(iterator._batches_returned)
         if self.dataset is not None:
-            self.dataset.note_raised(iterator)
+            self.dataset.record_error(iterator)
         if isinstance(error, StopIteration) and not iterator.is_paused():
             # First: its state_dict may run a signal handler that asks for the loader's state.
             if self.dataset is not None:
@@ -234,10 +225,12 @@ class Epoch:
                 if self.ledger.tasks == settled:
                     raise
         ranges = found.ranges
+        drawn, draws = self._order.drawn()
         samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
         return dataclasses.replace(
             self.begun,
-            drawn=self._order.drawn(),
+            drawn=drawn,
+            draws=draws,
             rest=self._order.rest_after(is_finished),
             num_yielded=found.batches,
             is_finished=is_finished,

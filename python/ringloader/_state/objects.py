@@ -9,7 +9,7 @@ from __future__ import annotations
 import pickle
 import struct
 import traceback
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from ringloader._state.parts import Part, Snapshot, has_state
 from ringloader._worker.options import CountsSamples, Fetcher, InFront
@@ -19,7 +19,7 @@ _HAS_STATE, _IS_ENDED, _OUTLIVES, _HAS_FAILED = 1, 2, 4, 8
 
 
 class Rule(NamedTuple):
-    """The rule by which states are taken.
+    """The times at which states are taken, and the objects whose states they are.
 
     Attributes:
         every: Steps of the loader from one state to the next; None: no states.
@@ -39,13 +39,13 @@ class Rule(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """The bytes behind a batch.
+    """The bytes that a worker sends with a batch.
 
     Attributes:
         worker: The worker.
         asked: Batches that it was asked for in this epoch.
         outlives: As of a :class:`~ringloader._state.parts.Part`.
-        snapshot: The state behind the batch, if one was due.
+        snapshot: The state after the batch, if one was due.
     """
 
     worker: int
@@ -55,7 +55,7 @@ class Sent(NamedTuple):
 
 
 def read_sent(sent: bytes) -> Sent:
-    """Reads the bytes behind a batch."""
+    """Reads the bytes that came with a batch."""
     worker, asked, samples, flags = _HEADER.unpack_from(sent)
     outlives = bool(flags & _OUTLIVES)
     if not flags & _HAS_STATE:
@@ -63,6 +63,16 @@ def read_sent(sent: bytes) -> Sent:
     rest = sent[_HEADER.size :]
     failure = rest.decode() if flags & _HAS_FAILED else None
     return Sent(worker, asked, outlives, Snapshot(rest, bool(flags & _IS_ENDED), samples, failure))
+
+
+class BeginsEpochs(Protocol):
+    """Begins a dataset's epochs at its beginning. ``_state/beginning.py`` implements it."""
+
+    def begin(self, dataset: Any) -> None:
+        """Records that an epoch of the dataset begins."""
+
+    def fetch_first(self, objects: Objects, index: Any) -> Any:
+        """Returns the first batch of an epoch."""
 
 
 class Objects:
@@ -73,9 +83,12 @@ class Objects:
         torchs: torch's fetcher.
         fetcher: The fetcher that options have made of it.
         rule: The rule.
+        beginning: The beginning of the dataset's epochs; None for a dataset that workers share.
     """
 
-    def __init__(self, dataset: Any, torchs: Any, fetcher: Any, rule: Rule) -> None:
+    def __init__(
+        self, dataset: Any, torchs: Any, fetcher: Any, rule: Rule, beginning: BeginsEpochs | None
+    ) -> None:
         self.dataset = dataset
         self.torchs = torchs
         self.fetcher: Fetcher = fetcher
@@ -90,10 +103,12 @@ class Objects:
         self._has_dataset = rule.of_dataset and own is not dataset and has_state(dataset)
         # True if the next epoch finds an object that has the state.
         self._outlives = self._has_dataset or self.is_own_iterator
+        self._beginning = beginning
         # True until the first batch of an epoch is asked for.
-        self.is_at_beginning = True
-        # The beginning of the dataset's epochs, which is told when another one begins.
-        self.beginning: Any = None
+        self._is_at_beginning = True
+        # True until the first batch, if the dataset was given its state at the end of the epoch before. Some
+        # datasets then have nothing to give once, and after that all. Others are ready for the next epoch.
+        self.may_have_ended = False
 
     @property
     def have_state(self) -> bool:
@@ -101,7 +116,7 @@ class Objects:
         return self._has_dataset or self._has_iterator
 
     def sent(self, worker: int, asked: int, is_due: bool = True, at_end: bool = False) -> bytes:
-        """Returns the bytes behind a batch.
+        """Returns the bytes to send with a batch.
 
         Args:
             worker: The worker.
@@ -143,15 +158,36 @@ class Objects:
 
     def begin_anew(self) -> None:
         """Begins another epoch of an iterable dataset, with the same fetcher."""
-        if self.beginning is not None:
-            self.beginning.begin(self.dataset)
-        self.is_at_beginning = True
+        if self._beginning is not None:
+            self._beginning.begin(self.dataset)
+        self._is_at_beginning = True
         self.torchs.dataset_iter = iter(self.torchs.dataset)
         self.torchs.ended = False
         self.count_from(0)
 
+    def begin_again(self) -> None:
+        """Begins an epoch again whose first batch was read from elsewhere."""
+        self.begin_anew()
+        self.begin_batch()
+        self._is_at_beginning = False
+
+    def fetch(self, index: Any, /) -> Any:
+        """Returns the next batch: the first one of an epoch from the dataset's beginning."""
+        if self.may_have_ended:
+            self.may_have_ended = False
+            try:
+                return self.fetch(index)
+            except StopIteration:
+                # The dataset may keep that state, and begin each epoch there: the first batch tells.
+                self.begin_anew()
+                self.begin_batch()
+        if not self._is_at_beginning or self._beginning is None:
+            return self.fetcher.fetch(index)
+        self._is_at_beginning = False
+        return self._beginning.fetch_first(self, index)
+
     def count_from(self, samples: int) -> None:
-        """Has options that count samples go on from a number."""
+        """Sets the count of samples, for options that count them."""
         for counter in self._counters():
             counter.samples_asked = samples
 
@@ -168,11 +204,11 @@ class Objects:
         self.begin_batch()
         collate, torchs.collate_fn = torchs.collate_fn, _nothing
         try:
-            self.fetcher.fetch(index)
+            self.fetch(index)
         except StopIteration:
             return False
         except Exception:
-            # It was raised before, in its turn.
+            # The caller got this error before, in its turn.
             pass
         finally:
             torchs.collate_fn = collate

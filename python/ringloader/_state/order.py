@@ -76,7 +76,7 @@ class Order:
         return self._saved.rest
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the epoch of a state, by which the sampler shuffles."""
+        """Sets the sampler's epoch to the one of a state."""
         sampler = inside.with_epoch(self._sampler)
         if sampler is not None and sampler.epoch != epoch:
             sampler.set_epoch(epoch)
@@ -89,7 +89,7 @@ class Order:
         """Returns texts that say whose own states are taken, and when: none of torch's samplers."""
         return []
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """Ends the epoch: another one of this loader begins."""
 
     def restore(self, saved: Saved) -> None:
@@ -123,7 +123,7 @@ class NativeOrder(Order):
         batches = None if draws.batch is None else loader._index_sampler
         super().__init__(loader, draws.sampler, batches, "sampler_generator")
         self._draws = draws
-        draws.notes_drawn = True
+        draws.is_recording = True
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began."""
@@ -174,7 +174,8 @@ class NativeOrder(Order):
         draws = self._draws
         place, step = _places(saved)
         if saved.has_begun:
-            draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
+            draws.given, draws.given_draws = saved.drawn, saved.draws
+            draws.epoch, draws.start = saved.epoch, saved.start
             if saved.ranges:
                 passing = _native.Passing(saved.ranges, saved.passed, other_indices(saved, self.kind))
                 draws.begin = lambda stream: stream.skip(passing, place, step)
@@ -204,9 +205,12 @@ class NativeOrder(Order):
             rest.read_ahead()
         return rest
 
-    def drawn(self) -> int | torch.Tensor | None:
-        """Returns what the epoch has drawn from the program's generator: a seed, or its state before."""
-        return self._saved.drawn if self._draws.drawn is None else self._draws.drawn
+    def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
+        """Returns the values ``drawn`` and ``draws`` of a state."""
+        saved, (drawn, draws) = self._saved, self._draws.drawn()
+        if saved.drawn is None:
+            return drawn, draws
+        return saved.drawn, None if saved.draws is None else saved.draws + (draws or 0)
 
     def state_after(self, _tasks: int, _is_finished: bool) -> tuple[Any, bool]:
         """Returns the state of the sampler itself: torch's have none."""
@@ -292,7 +296,7 @@ class _Native:
 
     def __init__(self, draws: samplers.TorchDraws, made: Iterator[Any] | None) -> None:
         self._draws = draws
-        draws.notes_drawn = True
+        draws.is_recording = True
         self._made = made
         self._stream: _native.Stream | None = None
         self._ahead: list[Any] = []

@@ -30,7 +30,7 @@ class ReadOrder(Order):
 
     Below a ``BatchSampler`` of torch's or a ``RolloverBatchSampler``, a sampler is read index by index.
     Any other batch sampler is read batch by batch. The iterator of indices, :class:`_Indices`, passes over
-    what was read before, and notes the states after batches here. It goes with the loader's iterator.
+    what was read before, and records the states after batches here. It goes with the loader's iterator.
 
     Args:
         loader: The loader.
@@ -42,9 +42,9 @@ class ReadOrder(Order):
         self.batches = found if has_batches else None
         super().__init__(loader, found.sampler if has_batches else found, self.batches, "inner_generator")
         self._has_state = has_state(self._sampler)
-        # True once the iterator of indices was asked, and if it notes states.
+        # True once the iterator of indices was asked, and if it records states.
         self._is_asked = False
-        self._notes_states = False
+        self._records_states = False
         # States after batches, by the number of batches of this iterator.
         self._states: dict[int, Any] = {}
         self._read = 0
@@ -88,7 +88,7 @@ class ReadOrder(Order):
         """Returns texts that say whose own states are taken, and when."""
         return [f"of the {self.kind} after each batch"] if self._has_state else []
 
-    def leave(self) -> None:
+    def end(self) -> None:
         """Ends the epoch: another one begins. Gives the sampler the epoch that the program has set for it."""
         if self._next_epoch is not None and self.named_epoch() == self._saved.epoch:
             self.set_epoch(self._next_epoch)
@@ -99,7 +99,7 @@ class ReadOrder(Order):
 
         It leaves its remainder for the next epoch with ``rollover``.
 
-        The state of a sampler that has one is that behind the epoch, where it has drawn already.
+        The state of a sampler that has one was taken after the epoch, when it had drawn already.
         """
         named = self.named_epoch()
         draws = (saved.inner_generator, saved.loader_generator) != (None, None)
@@ -146,8 +146,9 @@ class ReadOrder(Order):
         """Returns the iterator of the epoch's indices, over torch's of the loader's index sampler."""
         return _Indices(self, made)
 
-    def drawn(self) -> None:
-        """Returns None: the draws of such a sampler are not known."""
+    def drawn(self) -> tuple[None, None]:
+        """Returns the values ``drawn`` and ``draws`` of a state: not known of such a sampler."""
+        return None, None
 
     def state_after(self, tasks: int, is_finished: bool) -> tuple[Any, bool]:
         """Returns the state of the sampler, or of its iterator, after some batches; None without one.
@@ -165,7 +166,7 @@ class ReadOrder(Order):
         """
         if not self._is_asked or (tasks == 0 and not is_finished):
             state, has_ended = self._saved.sampler_state, self._saved.sampler_ended
-        elif not self._notes_states:
+        elif not self._records_states:
             state, has_ended = None, False
         elif is_finished:
             state, has_ended = self._last, True
@@ -174,15 +175,15 @@ class ReadOrder(Order):
         return state, has_ended
 
     def ask(self, made: Iterator[Any]) -> tuple[Iterator[Any], Any]:
-        """Begins to read. Returns the indices or batches, and the object whose states are noted, or None."""
+        """Begins to read. Returns the indices or batches, and the object to take states of, or None."""
         iterator = made if self.batches is None else iter(self._sampler)
         keeps = has_state(iterator)
         stateful = self._sampler if self._has_state else iterator if keeps else None
-        self._is_asked, self._notes_states = True, stateful is not None
+        self._is_asked, self._records_states = True, stateful is not None
         return self._rest_of(iterator, keeps), stateful
 
-    def note(self, item: Any, stateful: Any) -> None:
-        """Notes that an index or a batch was read, with the state after it."""
+    def record(self, item: Any, stateful: Any) -> None:
+        """Records that an index or a batch was read, with the state after it."""
         read = self._read + 1
         state = _state_of(stateful)
         # INVARIANT: each step is one for the interpreter, and a state is there before its batch is handed
@@ -194,8 +195,8 @@ class ReadOrder(Order):
         if self.batches is not None and len(item) < self.batches.batch_size:
             self._last, self._has_ended, self._ended_with = state, True, read
 
-    def note_end(self, stateful: Any) -> None:
-        """Notes that the sampler has ended."""
+    def record_end(self, stateful: Any) -> None:
+        """Records that the sampler has ended."""
         if not self._has_ended:
             self._last = _state_of(stateful)
         self._has_ended = True
@@ -213,7 +214,7 @@ class ReadOrder(Order):
         has_moved = saved.sampler_state is not None and not saved.is_edited
         if has_moved and not self._has_state and keeps:
             indices.load_state_dict(copy.deepcopy(saved.sampler_state))  # type: ignore[attr-defined]
-        goes_on = has_moved and self._notes_states
+        goes_on = has_moved and self._records_states
         ranges = saved.ranges
         first = saved.samples if goes_on and ranges else 0
         if self._rolling is not None:
@@ -245,7 +246,7 @@ class ReadOrder(Order):
                     passing.finish()
                     yield from held
                     return
-                # The ledger notes one index at each place, or one batch.
+                # The ledger records one index at each place, or one batch.
                 index: Any = block if self.batches is not None else block[0]
                 is_whole = self.batches is None and isinstance(index, list)
                 passing.note(index, at << 32 if is_whole else at, len(block))
@@ -280,10 +281,10 @@ class _Indices:
             item = next(self._iterator)
         except StopIteration:
             if self._stateful is not None:
-                self._order.note_end(self._stateful)
+                self._order.record_end(self._stateful)
             raise
         if self._stateful is not None:
-            self._order.note(item, self._stateful)
+            self._order.record(item, self._stateful)
         return item
 
 

@@ -45,8 +45,9 @@ def resumed(
                 order.pass_epoch(loaded)
             workers = None if workers is None else workers.next_epoch(datasets.lives_on(loader))
         order = order_of(loader)
-        dataset = None if is_torchs else datasets.state_for(loader, workers)
-        epoch = Epoch(beginning(loader, order, number), iterator, order, dataset)
+        begun = beginning(loader, order, number)
+        dataset = None if is_torchs else datasets.state_for(loader, iterator, begun.batch_size, workers)
+        epoch = Epoch(begun, iterator, order, dataset)
         if loaded.is_finished and loader.persistent_workers:
             # Workers that had lived on would have their seed from before.
             epoch.given_seed = loaded.base_seed
@@ -56,7 +57,8 @@ def resumed(
     else:
         rest = _rest_of_order(order, loaded, named, is_torchs)
         rest = dataclasses.replace(rest, batch_size=beginning(loader, order).batch_size)
-    return Epoch(rest, iterator, order, None if is_torchs else datasets.state_for(loader, rest.workers))
+    dataset = None if is_torchs else datasets.state_for(loader, iterator, rest.batch_size, rest.workers)
+    return Epoch(rest, iterator, order, dataset)
 
 
 def _rest_of_order(

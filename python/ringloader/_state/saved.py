@@ -90,13 +90,14 @@ class Saved:
         is_finished: True if the epoch is over. Other code may have edited it.
         batches: Batches that were passed.
         samples: Samples before the first that was not passed.
-        overtaken: Ranges of samples behind that one that were passed all the same: first, end, first, ...
+        overtaken: Ranges of samples after it that were passed all the same: first, end, first, ...
         batch_size: Samples in a batch, with which an edited number of batches becomes one of samples.
         passed: The fingerprint of the samples that were passed; None where an index is no int.
         fingerprint: The fingerprint of the samples that were returned.
         base_seed: The seed of the epoch's workers; None if the epoch has not begun.
         base_seed_drawn: True if the epoch drew it, as the first of persistent workers does.
-        drawn: What the sampler drew from the program's generator: a seed, or the state before the draw.
+        drawn: What the sampler drew from the program's generator: a seed, or the state before its first draw.
+        draws: The number of draws since that state; None for all draws of the epoch.
         loader_generator: The state of the loader's generator when the epoch began.
         sampler_generator: The state of the sampler's; None if it has none or the loader's.
         inner_generator: The state of the generator of a sampler that Python iterates, or of one inside it.
@@ -125,6 +126,7 @@ class Saved:
     base_seed: Annotated[int | None, or_none(_number)] = None
     base_seed_drawn: Annotated[bool, flag] = False
     drawn: Annotated[int | torch.Tensor | None, or_none(_drawn)] = None
+    draws: Annotated[int | None, or_none(count)] = None
     loader_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
     sampler_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
     inner_generator: Annotated[torch.Tensor | None, or_none(_state)] = None
@@ -221,6 +223,7 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
             f"version={state['version']!r:.50}: use the version of ringloader that made it, or a newer one"
         )
     try:
-        return Saved(**read_fields(Saved, state, _NAMES))
+        # The first dicts of this version had no number of draws.
+        return Saved(**read_fields(Saved, {"draws": None, **state}, _NAMES))
     except ValueError as error:
         raise ValueError(f"load_state_dict(): {error}; pass the dict that state_dict() returned") from None

@@ -1,4 +1,4 @@
-"""The option that takes the states of a worker's dataset behind its batches, and begins epochs from them."""
+"""The option that takes the states of a worker's dataset after its batches, and begins epochs from them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._options import seeding
-from ringloader._state.beginning import Beginning, Watching
+from ringloader._state.beginning import Beginning, beginning_of
 from ringloader._state.objects import Objects, Rule, Sent, read_sent
 from ringloader._state.parts import Part, has_state
 from ringloader._worker.options import EpochStart, Failing, Fetcher, Position, WorkerOption
@@ -37,21 +37,19 @@ class Snapshots(WorkerOption):
 
     Args:
         rule: When a state is taken. Without workers nothing is sent: it is taken when it is asked for.
-        beginning: The dataset's first state, of a dataset in this process that lives on; None: of one that a
-            worker process has.
     """
 
     position = Position.SNAPSHOT
 
-    def __init__(self, rule: Rule, beginning: Beginning | None = None) -> None:
+    def __init__(self, rule: Rule) -> None:
         self._rule = rule
-        self._beginning = Beginning(rule.of_dataset) if beginning is None else beginning
         # Without workers: the fetcher that knows the state.
         self.here: Asked | None = None
         self._worker = 0
         self._start = Start()
         # While an epoch begins: its dataset, torch's fetcher of it, and the states that they get.
         self._dataset: Any = None
+        self._beginning: Beginning | None = None
         self._torchs: Any = None
         self._states: dict[str, Any] = {}
 
@@ -60,19 +58,22 @@ class Snapshots(WorkerOption):
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:
         self._start = Start() if start.position is None else start.position
-        part, beginning = self._start.part, self._beginning
-        beginning.take(dataset)
-        self._dataset = dataset = beginning.dataset_of_epoch(dataset)
+        part = self._start.part
+        beginning = beginning_of(dataset) if self._rule.of_dataset else None
+        while beginning is not None and beginning.replacement is not None:
+            dataset = beginning.replacement
+            beginning = beginning_of(dataset)
+        self._dataset, self._beginning = dataset, beginning
         self._states = {}
         if part is not None and part.snapshot is not None:
             self._states = part.snapshot.states()
-            # Else the dataset may be ready for the next epoch: it gets this state when that begins.
+            # A dataset that has ended may be ready for the next epoch: it gets this state when that begins.
             if not part.is_at_end() and "dataset" in self._states:
-                _load(dataset, self._states["dataset"], "dataset", beginning.load)
-        elif part is not None:
-            # What is passed over comes from the dataset's beginning.
+                _load(dataset, self._states["dataset"], "dataset", beginning)
+        elif part is not None and beginning is not None:
+            # The batches that are passed over come from the dataset's beginning.
             beginning.go_back(dataset)
-        if part is None or not part.is_at_end():
+        if beginning is not None and (part is None or not part.is_at_end()):
             beginning.begin(dataset)
         return dataset
 
@@ -84,18 +85,19 @@ class Snapshots(WorkerOption):
             return self._wrapped(fetcher)
         finally:
             # The dataset's iterator goes with its fetcher, and not with the option.
-            self._torchs = self._dataset = None
+            self._torchs = self._dataset = self._beginning = None
             self._states = {}
 
     def _wrapped(self, fetcher: Fetcher) -> Fetcher:
-        objects = Objects(self._dataset, self._torchs, fetcher, self._rule)
+        objects = Objects(self._dataset, self._torchs, fetcher, self._rule, self._beginning)
         part = self._start.part
         if self._rule.is_iterable:
-            objects.beginning = self._beginning
+            # The first batch tells if the dataset keeps a loaded state.
             are_taken = self._rule.every is not None and objects.have_state
-            if self._beginning.is_to_watch(are_taken) or objects.is_own_iterator:
-                objects.fetcher = Watching(fetcher, self._beginning, objects)
-            fetcher = objects.fetcher if part is None else self._resumed(part, objects)
+            if self._beginning is not None and self._beginning.is_watching(are_taken):
+                fetcher = objects
+            if part is not None:
+                fetcher = self._resumed(part, objects)
         if self._rule.every is None or not objects.have_state:
             return fetcher
         if not self._rule.workers:
@@ -108,19 +110,18 @@ class Snapshots(WorkerOption):
         torchs, snapshot = self._torchs, part.snapshot
         if part.is_at_end():
             torchs.ended = True
-            return objects.fetcher
+            return objects
         was_ended = snapshot is not None and snapshot.is_ended
         if "iterator" in self._states and part.ends >= 0:
-            load = self._beginning.load if objects.is_own_iterator else None
-            _load(torchs.dataset_iter, self._states["iterator"], "iterator", load)
+            beginning = self._beginning if objects.is_own_iterator else None
+            _load(torchs.dataset_iter, self._states["iterator"], "iterator", beginning)
             if was_ended:
                 objects.begin_anew()
         if snapshot is not None and part.ends == 0:
             objects.count_from(snapshot.samples)
-        if part.ends > 0 and was_ended:
-            objects.fetcher = _Again(objects)
+        objects.may_have_ended = part.ends > 0 and was_ended
         if not any(part.read_again()):
-            return objects.fetcher
+            return objects
         return _Later(objects, part, self._start.size, self._worker if self._rule.workers else None)
 
 
@@ -139,7 +140,7 @@ class _Later:
         self._part: Part | None = part
         self._size = size
         self._worker = worker
-        self._fetcher = objects.fetcher
+        self._fetcher: Fetcher = objects
 
     def fetch(self, index: Any, /) -> Any:
         part, self._part = self._part, None
@@ -151,33 +152,6 @@ class _Later:
             except Exception as error:
                 self._fetcher = Failing(error, once=True)
             self._objects.begin_batch()
-        return self._fetcher.fetch(index)
-
-
-class _Again:
-    """The fetcher of an epoch whose dataset was given its state at the end of the epoch before.
-
-    Some datasets then have nothing to give once, and after that all. Others are ready for the next epoch.
-
-    Args:
-        objects: The fetcher, and what it reads.
-    """
-
-    def __init__(self, objects: Objects) -> None:
-        self._objects = objects
-        self._fetcher = objects.fetcher
-        self._is_first = True
-
-    def fetch(self, index: Any, /) -> Any:
-        is_first, self._is_first = self._is_first, False
-        try:
-            return self._fetcher.fetch(index)
-        except StopIteration:
-            if not is_first:
-                raise
-        # If it keeps the state at its end and begins each epoch there, the fetcher knows.
-        self._objects.begin_anew()
-        self._objects.begin_batch()
         return self._fetcher.fetch(index)
 
 
@@ -228,7 +202,7 @@ class Asked:
         self._asked = 0
         self._is_in_batch = False
         # Called when the fetcher goes.
-        self.leave: Callable[[Asked], None] | None = None
+        self.on_end: Callable[[Asked], None] | None = None
 
     def fetch(self, index: Any, /) -> Any:
         self._asked += 1
@@ -238,30 +212,30 @@ class Asked:
         self._is_in_batch = False
         return data
 
-    def is_behind(self, passed: int) -> bool:
-        """True if the state is now the one behind so many batches, and not in the midst of one or further."""
+    def is_after(self, passed: int) -> bool:
+        """True if the dataset has made exactly this number of batches, and is not in the midst of one."""
         return not self._is_in_batch and passed == self._asked
 
     def taken(self, passed: int, at_end: bool = False) -> Sent:
-        """Takes the state as it is now, behind so many batches."""
+        """Takes the present state, which is the one after this number of batches."""
         return read_sent(self._objects.sent(0, passed, at_end=at_end))
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         # A default: at the interpreter's exit the names of this module may be gone.
-        if self.leave is not None and not is_finalizing():
-            self.leave(self)
+        if self.on_end is not None and not is_finalizing():
+            self.on_end(self)
 
 
-def _load(thing: Any, state: Any, what: str, load: Callable[[Any, Any], None] | None = None) -> None:
+def _load(thing: Any, state: Any, what: str, beginning: Beginning | None = None) -> None:
     if not has_state(thing):
         raise RuntimeError(
             f"load_state_dict(): the state has that of the {what}, and the {what} {thing!r:.80} has no "
             "state_dict and load_state_dict"
         )
-    # As torchdata's loader: a state of None is that of an object which has none yet.
+    # A state of None is that of an object which has none yet, as for torchdata's loader.
     if state is None:
         return
-    if load is None:
+    if beginning is None:
         thing.load_state_dict(state)
     else:
-        load(thing, state)
+        beginning.load(thing, state)

@@ -138,16 +138,16 @@ class TorchsEpoch:
         except BaseException:
             # Without a batch, the wait for one has raised.
             if self._consumed(iterator) > before:
-                self._note()
+                self._record()
             raise
-        self._note()
+        self._record()
         return found
 
     def _consumed(self, iterator: TorchIterator) -> int:
         """Returns a number that grows with each batch that torch's iterator takes."""
         return int(iterator._rcvd_idx) if self._num_workers else self._read
 
-    def _note(self) -> None:
+    def _record(self) -> None:
         if self.epoch.is_iterable:
             self.ledger.take(None)
         elif self._got < self._read:
@@ -177,9 +177,9 @@ class TorchsEpoch:
 
     def indices(self, made: Iterator[Any]) -> Iterator[Any]:
         """Returns the indices of the epoch. torch asks twice with workers, and reads what it gets then."""
-        return map(self._note_read, self.epoch.indices(made, at_once=not self._num_workers))
+        return map(self._record_read, self.epoch.indices(made, at_once=not self._num_workers))
 
-    def _note_read(self, index: Any) -> Any:
+    def _record_read(self, index: Any) -> Any:
         if not self.epoch.is_iterable:
             self.ledger.read(index)
         self._read += 1

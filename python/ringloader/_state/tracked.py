@@ -34,10 +34,10 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
     found = loaded_of(loader)
     if found is not None:
         return saved.to_dict(found)
-    if noted(loader) is None:
+    if last_epoch(loader) is None:
         found = beginning(loader, order_of(loader))
     # Asked again: another thread may have begun the first epoch meanwhile, and have read its sampler.
-    epoch = noted(loader)
+    epoch = last_epoch(loader)
     if epoch is not None and epoch.why_not is not None:
         select_path.log_once(
             f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
@@ -51,7 +51,7 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
 
 def fingerprint_of(loader: TorchLoader) -> int | None:
     """Implements ``StatefulDataLoader.fingerprint``."""
-    epoch = noted(loader)
+    epoch = last_epoch(loader)
     return 0 if epoch is None else epoch.fingerprint()
 
 
@@ -94,41 +94,43 @@ def begin(
         are_same: True if the workers are those of the epoch before.
         is_torchs: True if torch's own loader runs, which knows no worker's state.
     """
-    previous, loaded = noted(loader), loaded_of(loader)
+    previous, loaded = last_epoch(loader), loaded_of(loader)
     if previous is not None and loaded is None:
-        previous.leave()
+        previous.end()
     order = order_of(loader)
     if loaded is None:
-        before = None if previous is None else previous.dataset
-        dataset = None if is_torchs else datasets.state_behind(loader, before, are_same)
-        epoch = Epoch(beginning(loader, order, number), iterator, order, dataset)
+        before, dataset = None if previous is None else previous.dataset, None
+        begun = beginning(loader, order, number)
+        if not is_torchs:
+            dataset = datasets.state_after(loader, iterator, begun.batch_size, before, are_same)
+        epoch = Epoch(begun, iterator, order, dataset)
     else:
         epoch = resumed(loader, iterator, number, order, loaded, are_same, is_torchs)
     _log_states(loader, order, epoch.dataset)
     if previous is None:
         # Without an epoch, a state is the beginning, for which the sampler's own is asked.
-        note(loader, epoch)
+        set_last_epoch(loader, epoch)
     return epoch
 
 
 def begin_without(loader: TorchLoader, why_not: str) -> None:
     """Begins an epoch that has no state, for a reason."""
-    note(loader, Epoch(Saved(""), None, why_not=why_not))
+    set_last_epoch(loader, Epoch(Saved(""), None, why_not=why_not))
 
 
-def noted(loader: TorchLoader) -> Epoch | None:
+def last_epoch(loader: TorchLoader) -> Epoch | None:
     """Returns the epoch of a loader that began last."""
     found: Epoch | None = own(loader, _EPOCH)
     return found
 
 
-def note(loader: TorchLoader, epoch: Epoch) -> None:
+def set_last_epoch(loader: TorchLoader, epoch: Epoch) -> None:
     """Sets the epoch of a loader that began last."""
     keep_own(loader, _EPOCH, epoch)
 
 
 def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) -> None:
-    """Notes that an epoch has begun: the loader's state is its own, and no loaded one any more.
+    """Records that an epoch has begun: the loader's state is its own, and no loaded one any more.
 
     Args:
         loader: The loader.
@@ -136,7 +138,7 @@ def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) 
         collecting: The part that lists the epoch's bad samples.
     """
     # In this order: another thread that asks for the state finds the loaded one, or that of this epoch.
-    note(loader, epoch)
+    set_last_epoch(loader, epoch)
     vars(loader).pop(_LOADED, None)
     if collecting is not None:
         epoch.count_errors(collecting)
