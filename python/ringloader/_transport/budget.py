@@ -65,7 +65,7 @@ def _limits_behind(error: BaseException) -> str:
     )
 
 
-def say_oversize(nbytes: int, share: int, largest: int, num_workers: int) -> None:
+def log_oversize(nbytes: int, share: int, largest: int, num_workers: int) -> None:
     """Logs, for the first oversize batch of an iterator, the figures and what to turn.
 
     Args:
@@ -99,7 +99,7 @@ def _in_mib(nbytes: int) -> str:
     return f"{-(-nbytes >> 20)} * 2**20"
 
 
-def say_kept(why: str) -> None:
+def log_refused(why: str) -> None:
     """Logs that the system did not take back all memory of an iterator that was closed.
 
     Args:

@@ -27,7 +27,7 @@ pub(crate) fn torch_internals(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
 /// The error that logging raises.
 pub(crate) fn log_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, workers: u32) -> PyResult<()> {
     let budget = py.import("ringloader._transport.budget")?;
-    budget.call_method1("say_oversize", (len, share, largest, workers)).map(drop)
+    budget.call_method1("log_oversize", (len, share, largest, workers)).map(drop)
 }
 
 /// Logs why memory that is needed no more was not given back.
@@ -35,7 +35,7 @@ pub(crate) fn log_oversize(py: Python<'_>, len: u64, share: u64, largest: u64, w
 /// # Errors
 /// The error that logging raises.
 pub(crate) fn log_not_given_back(py: Python<'_>, why: &str) -> PyResult<()> {
-    py.import("ringloader._transport.budget")?.call_method1("say_kept", (why,)).map(drop)
+    py.import("ringloader._transport.budget")?.call_method1("log_refused", (why,)).map(drop)
 }
 
 /// Imports what [`failed_arrival`] and the others above need later: there may be no descriptor to open a file then.
