@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 _MOST = (1 << 64) - 1
 
 
-def returned_by(iterator: weakref.ref[Any] | None) -> int:
+def returned_by(iterator: weakref.ref[OurIterator] | None) -> int:
     """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
     found = None if iterator is None else iterator()
     # No call of an iterator that is gone still runs.
-    return _MOST if found is None else int(found._batches_returned)
+    return _MOST if found is None else found._batches_returned
 
 
 class DatasetState:
@@ -44,7 +44,7 @@ class DatasetState:
     def __init__(
         self,
         loader: TorchLoader,
-        iterator: Any,
+        iterator: OurIterator,
         begun: Workers,
         told: Collection[int],
         size: int,
@@ -254,7 +254,7 @@ class MapDatasetState(DatasetState):
     def __init__(
         self,
         loader: TorchLoader,
-        iterator: Any,
+        iterator: OurIterator,
         begun: Workers,
         told: Collection[int],
         size: int,

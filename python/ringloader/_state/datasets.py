@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
@@ -16,6 +16,7 @@ from ringloader._state.saved import Saved
 from ringloader._state.snapshots import Snapshots
 
 if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
 
 # In place of a sampler's name, in the state of an iterable dataset.
@@ -70,7 +71,7 @@ def lives_on(loader: TorchLoader) -> bool:
 
 def state_for(
     loader: TorchLoader,
-    iterator: Any,
+    iterator: OurIterator,
     size: int,
     begun: Workers | None = None,
     told: Collection[int] | None = None,
@@ -95,7 +96,7 @@ def state_for(
 
 
 def state_after(
-    loader: TorchLoader, iterator: Any, size: int, before: DatasetState | None, are_same: bool
+    loader: TorchLoader, iterator: OurIterator, size: int, before: DatasetState | None, are_same: bool
 ) -> DatasetState | None:
     """Returns the states of a loader's dataset in an epoch that follows another one.
 

@@ -31,7 +31,6 @@ def resumed(
     order: NativeOrder | ReadOrder | None,
     loaded: Saved,
     are_same: bool,
-    is_torchs: bool,
 ) -> Epoch:
     """Begins an epoch that goes on from a state."""
     named = None if order is None else order.named_epoch()
@@ -46,18 +45,22 @@ def resumed(
             workers = None if workers is None else workers.next_epoch(datasets.lives_on(loader))
         order = order_of(loader)
         begun = beginning(loader, order, number)
-        dataset = None if is_torchs else datasets.state_for(loader, iterator, begun.batch_size, workers)
+        dataset = None
+        if iterator is not None:
+            dataset = datasets.state_for(loader, iterator, begun.batch_size, workers)
         epoch = Epoch(begun, iterator, order, dataset)
         if loaded.is_finished and loader.persistent_workers:
             # Workers that had lived on would have their seed from before.
             epoch.given_seed = loaded.base_seed
         return epoch
     if order is None:
-        rest = _rest_of_dataset(loader, loaded, is_torchs)
+        rest = _rest_of_dataset(loader, loaded, iterator is None)
     else:
-        rest = _rest_of_order(order, loaded, named, is_torchs)
+        rest = _rest_of_order(order, loaded, named, iterator is None)
         rest = dataclasses.replace(rest, batch_size=beginning(loader, order).batch_size)
-    dataset = None if is_torchs else datasets.state_for(loader, iterator, rest.batch_size, rest.workers)
+    dataset = None
+    if iterator is not None:
+        dataset = datasets.state_for(loader, iterator, rest.batch_size, rest.workers)
     return Epoch(rest, iterator, order, dataset)
 
 

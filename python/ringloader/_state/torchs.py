@@ -39,7 +39,7 @@ def begin(loader: TorchLoader, reason: str, get_iterator: Any, are_same: bool = 
     loaded = tracked.loaded_of(loader)
     why_not = _why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
     if why_not is None:
-        epoch = tracked.begin(loader, None, None, are_same, is_torchs=True)
+        epoch = tracked.begin(loader, None, None, are_same)
         return TorchsEpoch(loader, epoch)
     if loaded is not None:
         raise RuntimeError(

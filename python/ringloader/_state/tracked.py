@@ -83,16 +83,15 @@ def begin(
     iterator: OurIterator | None,
     number: int | None,
     are_same: bool = False,
-    is_torchs: bool = False,
 ) -> Epoch:
     """Begins an epoch of a loader, before anything is drawn for it.
 
     Args:
         loader: The loader.
-        iterator: Its iterator, which the epoch does not keep alive; None: it is attached later.
+        iterator: Its iterator, which the epoch does not keep alive; None: torch's own loader
+            runs, which knows no worker's state, and its iterator is attached later.
         number: The number of the epoch, if an option counts epochs.
         are_same: True if the workers are those of the epoch before.
-        is_torchs: True if torch's own loader runs, which knows no worker's state.
     """
     previous, loaded = last_epoch(loader), loaded_of(loader)
     if previous is not None and loaded is None:
@@ -101,11 +100,11 @@ def begin(
     if loaded is None:
         before, dataset = None if previous is None else previous.dataset, None
         begun = beginning(loader, order, number)
-        if not is_torchs:
+        if iterator is not None:
             dataset = datasets.state_after(loader, iterator, begun.batch_size, before, are_same)
         epoch = Epoch(begun, iterator, order, dataset)
     else:
-        epoch = resumed(loader, iterator, number, order, loaded, are_same, is_torchs)
+        epoch = resumed(loader, iterator, number, order, loaded, are_same)
     _log_states(loader, order, epoch.dataset)
     if previous is None:
         # Without an epoch, a state is the beginning, for which the sampler's own is asked.
