@@ -11,9 +11,10 @@ from torch.utils.data import IterableDataset
 import ringloader
 from parity import harness
 from ringloader import DataLoader
-from ringloader._iterator import torchs
+from ringloader._iterator import make, torchs
 from ringloader._iterator.stages import Stages
 from ringloader._torch import select_path
+from ringloader._transport import processes
 from ringloader._worker.options import Position, WorkerOption
 
 pytestmark = pytest.mark.rings_only
@@ -201,3 +202,19 @@ def test_a_batch_that_looks_as_if_options_had_sent_something_along_is_the_caller
     for found, expected in zip(loader, batches, strict=True):
         assert str(found) == str(expected)
     assert loader.errors == []
+
+
+def test_an_error_where_the_stages_are_made_leaves_no_memory(monkeypatch):
+    closed = []
+    close = processes.ProcessTransport.close
+    monkeypatch.setattr(
+        processes.ProcessTransport, "close", lambda transport: (closed.append(transport), close(transport))
+    )
+
+    def fails(*_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(make, "_stages", fails)
+    with pytest.raises(KeyboardInterrupt):
+        iter(DataLoader(DATASETS["map"], num_workers=1))
+    assert len(closed) == 1 and not closed[0]._processes

@@ -287,14 +287,13 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
             return Reason(str(error), f"{error}; batches travel by torch's own transport")
         _explain_descriptors(error)
         raise
-    shared_bytes = transport.engine.share * loader.num_workers
-    stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
-    restarting = None
-    if options.restart_workers:
-        is_iterable = loader._dataset_kind == internals.ITERABLE
-        restarting = Restarting(options.restart_workers, is_iterable, transport)
-    next_epoch = _next_epoch(loader, options)
     try:
+        shared_bytes = transport.engine.share * loader.num_workers
+        stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
+        restarting = None
+        if options.restart_workers:
+            is_iterable = loader._dataset_kind == internals.ITERABLE
+            restarting = Restarting(options.restart_workers, is_iterable, transport)
         made = WorkersIterator(
             loader,
             transport,
@@ -302,11 +301,13 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
             options.main_prefetch,
             restarting,
             keys,
-            next_epoch,
+            _next_epoch(loader, options),
             epochs.are_counted(loader, options),
             told,
         )
-    except OSError as error:
+    except BaseException as error:
+        # An iterator that was begun has closed it.
+        transport.close()
         _explain_descriptors(error)
         raise
     return _noted(loader, made, transport, stages)
