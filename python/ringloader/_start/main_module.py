@@ -37,7 +37,7 @@ class Look:
         self._others = others
 
     def through(self, data: Any) -> None:
-        """Looks through pickles, one behind the other.
+        """Looks through pickles, one after the other.
 
         Args:
             data: Bytes, or a file that is mapped, from its beginning.
@@ -115,9 +115,9 @@ class _LookedThrough:
 
 
 def _names(data: Any) -> Iterator[str]:
-    """Yields the names by which pickles refer to the main module. Nothing is unpickled."""
+    """Yields the names with which pickles refer to the main module. Unpickles nothing."""
     file = io.BytesIO(data) if isinstance(data, bytes) else data
-    # A pickle behind another one goes on with its memo.
+    # The next pickle goes on with the memo of the one before.
     memo: dict[int, str | None] = {}
     module = last = None
     while file.tell() < len(data):

@@ -30,7 +30,7 @@ _MAPPED_FROM = 64 << 10
 # The alignment of a mapped array, which is that of memory that numpy allocates itself.
 _ALIGNMENT = 64
 
-# Numbers of descriptors, in this process and those that are sent them.
+# Numbers of descriptors, in this process and in its receivers.
 _fd_numbers = itertools.count()
 
 
@@ -327,7 +327,7 @@ class Shared:
         self._is_closed = False
 
     def pickled(self, work: Any) -> Pickled | None:
-        """Returns the work of all workers, by that of the first; None if it is to be pickled for each."""
+        """Returns the pickled work of all, made from the first; None if each needs a pickle of its own."""
         if self._pickled is None and not self._is_closed and context.get_spawning_popen() is not None:
             try:
                 self._pickled = Pickled((work,), look=self._look)

@@ -63,7 +63,7 @@ def one_start_at_a_time() -> Iterator[None]:
 
 
 def preload_fork_server(context: Any) -> None:
-    """Has the fork server import torch, if it is still to be started.
+    """Makes the fork server import torch, unless it was started before.
 
     One server serves the whole process. Where it runs already, or the program has said what it imports
     (``multiprocessing.set_forkserver_preload``), nothing changes.
@@ -97,7 +97,7 @@ def kill(process: Any) -> None:
 
 
 def note_started(process: Any) -> None:
-    """Has a process continued at exit, where ``multiprocessing`` waits for its end without a limit."""
+    """Continues a process at exit, where ``multiprocessing`` waits for its end without a limit."""
     global _started_by
     if _started_by != os.getpid():
         _started_by = os.getpid()
@@ -108,7 +108,7 @@ def note_started(process: Any) -> None:
 
 
 def resume(processes: Iterable[Any]) -> None:
-    """Continues those that a signal has stopped: they can do what they were told, which is to end."""
+    """Continues processes that a signal has stopped, so that they can end as they were told."""
     for process in processes:
         if proc.state_of(process.pid) == "T":
             _continue(process)
@@ -149,7 +149,7 @@ class Group:
         self._is_terminated = False
 
     def join(self, process: Any, timeout: float) -> None:
-        """Waits for one of them as its ``join`` does, and has those that are stopped go on.
+        """Waits for one of them as its ``join`` does, and continues the ones that are stopped.
 
         All of them together have ``timeout`` seconds from the first call, and again once they are terminated.
         """
@@ -171,7 +171,7 @@ class Group:
                 process.terminate()
 
     def kill(self) -> None:
-        """Kills those that are left, and does not wait for what even that does not end."""
+        """Kills the ones that are left. Waits for none that survives even that."""
         left = [process for process in self._processes if _is_left(process)]
         for process in left:
             process.kill()

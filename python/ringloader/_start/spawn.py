@@ -93,7 +93,7 @@ def _inherited() -> tuple[Any, ...]:
 
 
 class _Modules(list[str]):
-    """Modules that a server imports, and in its command the path by which this process finds them."""
+    """Modules that a server imports. In its command they come with the ``sys.path`` of this process."""
 
     def __repr__(self) -> str:
         # Python does this itself since 3.12.4.
@@ -113,9 +113,9 @@ class _Server(forkserver.ForkServer):
         util.Finalize(None, _end_servers, exitpriority=-100)
 
     def ensure_running(self) -> None:
-        # Else it would be started below, and unblock what it has blocked for its own start.
+        # Before signals are blocked: its own start blocks some and unblocks them.
         resource_tracker.ensure_running()
-        # The main process gets those that come meanwhile in another thread, or where they are unblocked.
+        # Signals that come meanwhile reach the main process in another thread, or once they are unblocked.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _BLOCKED)
         try:
             super().ensure_running()
@@ -133,14 +133,21 @@ class _Server(forkserver.ForkServer):
             self._forkserver_pid = None
 
 
+class _NotServedError(Exception):
+    """The server could not start a process."""
+
+
 class _Popen(popen_forkserver.Popen):
     """A worker from the server, as a process object that would be spawned has it.
 
     A pidfd tells that it has ended, also where the server was killed, which tells its exit code.
+
+    Raises:
+        _NotServedError: If the server cannot be reached, or has ended.
     """
 
     def __init__(self, server: _Server, process_obj: Any) -> None:
-        # It would travel with the process object.
+        # The attribute would travel with the process object.
         del process_obj._Popen
         # The worker's exit code comes from the server.
         self._server: Any = server
@@ -163,18 +170,14 @@ class _Popen(popen_forkserver.Popen):
             self.finalizer = util.Finalize(self, _close_all, (self._own_fds,))
             self._status, feed = self._own_fds
             self.pid = forkserver.read_signed(self._status)
-            # It waits for its data, so the number is still its own.
+            # The worker waits for its data, so the number is still its own.
             self.sentinel = os.pidfd_open(self.pid)
             self._own_fds.append(self.sentinel)
             with open(feed, "wb", closefd=False) as file:
                 file.write(data.getbuffer())
         except (OSError, EOFError, ValueError) as error:
             _close_all(self._own_fds)
-            # The error itself would keep this frame, and the worker.
-            _failures.append(str(error))
-            logger.info("workers are spawned one by one: %s", *_failures[-1:])
-            self.__class__ = popen_spawn_posix.Popen  # type: ignore[assignment]
-            self.__init__(process_obj)  # type: ignore[misc]
+            raise _NotServedError(str(error)) from None
 
     def poll(self, flag: int = os.WNOHANG) -> int | None:
         has_ended = self.returncode is None and connection.wait(
@@ -201,20 +204,31 @@ class _Popen(popen_forkserver.Popen):
                 super()._send_signal(sig)  # type: ignore[misc]
 
 
+def _popen(server: _Server, process_obj: Any) -> Any:
+    """Starts a process by the server, or spawns it, as all later ones, if the server cannot."""
+    try:
+        return _Popen(server, process_obj)
+    except _NotServedError as error:
+        # The error itself would keep its frames, and the worker.
+        _failures.append(str(error))
+    logger.info("workers are spawned one by one: %s", _failures[-1])
+    return popen_spawn_posix.Popen(process_obj)
+
+
 def _close_all(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
 
 
 class _Call(tuple[Any, ...]):
-    """A call. Whoever unpickles it makes the call, and has the result in place of it."""
+    """Unpickles to the result of calling its first item with the others."""
 
     def __reduce__(self) -> tuple[Any, tuple[Any, ...]]:
         return self[0], self[1:]
 
 
 def _begin(blocked: list[int]) -> None:
-    """Has a worker begin as a spawned one, before it imports the main module."""
+    """Gives a worker the surroundings of a spawned one, before it imports the main module."""
     signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
     os.close(forkserver._forkserver._forkserver_alive_fd)  # type: ignore[attr-defined]
     for number, fd in enumerate((forkserver.get_inherited_fds() or [])[-3:]):
@@ -237,7 +251,7 @@ def _leave() -> None:
     for file in [it for it in gc.get_objects() if issubclass(type(it), io.IOBase)]:
         with contextlib.suppress(Exception):
             file.flush()
-    # What libraries written in C have printed.
+    # The output of libraries written in C.
     ctypes.CDLL(None).fflush(None)
 
 
@@ -274,13 +288,13 @@ def _running() -> _Server | None:
 
 
 def prepare(loader: TorchLoader) -> None:
-    """Has the server ready when the loader's workers start, if they are to be spawned."""
+    """Starts the server before the loader's workers, if these are spawned."""
     if loader.num_workers > 0:
         keep_server(loader, loader.multiprocessing_context or context)
 
 
 def keep_server(owner: Any, of: Any) -> None:
-    """Has the server ready if it may start a context's processes. It lives as long as ``owner``."""
+    """Starts the server if it may start a context's processes. It lives as long as ``owner``."""
     if _is_served(getattr(of, "Process", None)):
         with contextlib.suppress(OSError):
             _kept.put(owner, _running() or _Server())
@@ -292,7 +306,7 @@ def forget(loader: TorchLoader) -> None:
 
 
 def by_server(process_obj: Any) -> Any:
-    """Has a process that would be spawned started by the server, if there is one."""
+    """Makes the server, if there is one, start a process that would be spawned."""
     if _is_served(type(process_obj)) and (server := _running()) is not None:
-        process_obj._Popen = functools.partial(_Popen, server)
+        process_obj._Popen = functools.partial(_popen, server)
     return process_obj
