@@ -1,6 +1,7 @@
 """``limit``, ``pause`` and ``resume``: DataLoader2's semantics, on every path, for several epochs."""
 
 import gc
+import sys
 import threading
 import weakref
 
@@ -10,6 +11,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 import ringloader
 from ringloader import DataLoader
+from ringloader._iterator.stages import Stages
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
@@ -287,3 +289,59 @@ def test_a_stream_that_is_longer_than_it_said_still_warns(path):
         for _ in range(8):
             taken(iterator)
             iterator.resume()
+
+
+@pytest.mark.parametrize("change", ["limit", "resume"])
+def test_a_pause_while_the_stages_are_put_holds(path, change, monkeypatch):
+    """A signal handler, or another thread, pauses in the middle of another change of the gate."""
+    iterator = begun(path, made(path, numbers(6)))
+    iterator.limit(5)
+    chain, pauses = Stages.chain, [True]
+
+    def paused_meanwhile(*args, **kwargs):
+        found = chain(*args, **kwargs)
+        if pauses:
+            pauses.clear()
+            iterator.pause()
+        return found
+
+    monkeypatch.setattr(Stages, "chain", paused_meanwhile)
+    if change == "limit":
+        iterator.limit(None)
+    else:
+        iterator.resume()
+        iterator.limit(None)
+    assert not pauses
+    if not iterator.is_paused():
+        iterator.pause()
+    assert next(iterator, "paused") == "paused"
+    iterator.resume()
+    assert taken(iterator) == list(range(6))
+
+
+def test_pause_and_resume_in_two_threads_raise_nothing(path):
+    iterator = begun(path, made(path, numbers(6)))
+    errors = []
+
+    def call(method):
+        try:
+            for _ in range(300):
+                method()
+        except BaseException as error:
+            errors.append(error)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=call, args=(one,)) for one in (iterator.pause, iterator.resume)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert errors == []
+    iterator.pause()
+    assert next(iterator, "paused") == "paused"
+    iterator.resume()
+    assert taken(iterator) == list(range(6))

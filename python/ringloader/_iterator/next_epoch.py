@@ -107,8 +107,10 @@ class NextEpoch:
             errors.drop_frames(error)
             begun.error = error
         finally:
-            begun.put_aside(iterator, loader)
-            iterator._returned_meanwhile = None
+            try:
+                begun.put_aside(iterator, loader)
+            finally:
+                iterator._returned_meanwhile = None
 
     def commit(self, iterator: OurWorkersIterator, loader: TorchLoader) -> bool:
         """Moves ``iterator`` to the epoch that was begun. False: ``iter`` must begin one.

@@ -35,9 +35,20 @@ class Pausing:
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
 
-    def _put_stages(self) -> None:
-        """Puts the stages of this epoch, and the gate, into ``_take_next``."""
+    def _chain(self, gate: _Gate | None) -> Callable[[Any], Any]:
+        """Returns the stages of this epoch, with a gate as the last one."""
         raise NotImplementedError
+
+    def _put_stages(self) -> None:
+        """Puts the stages of this epoch, and the gate, into ``_take_next``.
+
+        INVARIANT: ``_take_next`` ends with ``_gate``, which a signal handler or thread may change meanwhile.
+        """
+        while True:
+            gate = self._gate
+            self._take_next = self._chain(gate)
+            if self._gate is gate:
+                return
 
     def limit(self, num_batches: int | None) -> None:
         """Makes ``next`` raise ``StopIteration`` after ``num_batches`` more batches, until :meth:`resume`.
@@ -92,12 +103,14 @@ class Pausing:
 
     def _put_gate(self) -> _Gate:
         """Returns the iterator's gate, which is put there if there is none."""
-        if self._gate is None:
-            self._gate = _Gate()
-            self._put_stages()
-        elif self._gate.has_ended:
+        gate = self._gate
+        if gate is None:
+            gate = self._gate = _Gate()
+        elif gate.has_ended:
             raise RuntimeError(_ENDED)
-        return self._gate
+        # Also if it is there: an interrupt may have come before its stages.
+        self._put_stages()
+        return gate
 
     def _open(self, gate: _Gate) -> None:
         gate.open()

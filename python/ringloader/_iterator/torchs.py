@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringloader._common import states
@@ -34,13 +35,13 @@ class TorchsIterator(Pausing):
             epoch.attach(self)
         self._put_stages()
 
-    def _put_stages(self) -> None:
+    def _chain(self, gate: Any) -> Callable[[Any], Any]:
         recording, moving = self._stages.recording, self._stages.moving
         if recording is None or moving is None:
             take = self._stages.moved(_next_of)
         else:
             take = recording.moving(moving.place_next, _next_of)
-        self._take_next = self._stages.chain(take, gate=self._gate)
+        return self._stages.chain(take, gate=gate)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:

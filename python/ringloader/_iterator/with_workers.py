@@ -221,11 +221,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             take = functools.partial(self._scheduler.next_placed, self._placement, prepare)
         return take
 
-    def _put_stages(self) -> None:
+    def _chain(self, gate: Any) -> Callable[[Any], Any]:
         dataset = self._dataset_states()
         if dataset is not None and dataset.sends_none:
             dataset = None
-        self._take_next = self._stages.chain(self._source, self._next_epoch, dataset, self._gate)
+        return self._stages.chain(self._source, self._next_epoch, dataset, gate)
 
     def _make_placement(self) -> Placement | None:
         if self._stages.moving is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringloader._common import states
@@ -69,9 +69,9 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         if kept is not None:
             kept.has_begun(loader, epoch, stages.collecting)
 
-    def _put_stages(self) -> None:
+    def _chain(self, gate: Any) -> Callable[[Any], Any]:
         take = self._stages.moved(internals.SingleIterator._next_data)
-        self._take_next = self._stages.chain(take, gate=self._gate)
+        return self._stages.chain(take, gate=gate)
 
     def _start(self) -> EpochStart:
         """Returns the beginning of the epoch, in which this process is the only worker."""

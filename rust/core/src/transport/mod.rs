@@ -33,10 +33,10 @@
 //!
 //! | killed | left behind | repaired by |
 //! |---|---|---|
-//! | words of a descriptor stored, no `tail` | nothing visible | the task is done again |
+//! | words of a descriptor stored, no `tail` | nothing visible | with a successor, the task is done again |
 //! | `tail` stored, no ready bit or no wake-up | a whole batch | the pidfd wakes the parent, which looks at that ring and drains it first |
-//! | task taken, `head` not stored | the task is still in the ring | undelivered tasks are done again |
-//! | task handed back, no result | nothing: no process has the task | undelivered tasks are done again |
+//! | task taken, `head` not stored | the task is still in the ring | with a successor, undelivered tasks are done again |
+//! | task handed back, no result | nothing: no process has the task | with a successor, undelivered tasks are done again |
 //! | memory of an oversize batch sent, no `tail` | a descriptor in the socket | it goes with the socket pair: a successor gets another |
 //!
 //! Each row, and some moments between other stores, has a name in the code ([`failpoint`](crate::testing::failpoint));
