@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 import ringloader
 from ringloader import DataLoader
+from ringloader._iterator import pausing
 from ringloader._iterator.stages import Stages
 from ringloader._torch import select_path
 
@@ -345,3 +346,45 @@ def test_pause_and_resume_in_two_threads_raise_nothing(path):
     assert next(iterator, "paused") == "paused"
     iterator.resume()
     assert taken(iterator) == list(range(6))
+
+
+@pytest.mark.parametrize("change", ["limit", "resume"])
+def test_an_end_while_the_gate_is_removed_holds(path, change, monkeypatch):
+    """A signal handler calls ``shutdown`` after the gate was looked at and before it goes."""
+    iterator = begun(path, made(path, numbers(6)))
+    iterator.limit(5)
+    look, ends = pausing.raise_if_ended, [True]
+
+    def ended_meanwhile(looked_at):
+        look(looked_at)
+        if ends:
+            ends.clear()
+            pausing.end(looked_at)
+
+    monkeypatch.setattr(pausing, "raise_if_ended", ended_meanwhile)
+    iterator._gate.limit = None
+    if change == "limit":
+        iterator.limit(None)
+    else:
+        iterator.resume()
+    assert not ends
+    with pytest.raises(RuntimeError, match="was ended by"):
+        next(iterator)
+
+
+def test_an_end_holds_where_another_thread_has_removed_the_gate(path, monkeypatch):
+    iterator = begun(path, made(path, numbers(6)))
+    put, removals = pausing.Pausing._put_gate, [True]
+
+    def removed_meanwhile(looked_at):
+        gate = put(looked_at)
+        if removals:
+            removals.clear()
+            looked_at._remove_gate()
+        return gate
+
+    monkeypatch.setattr(pausing.Pausing, "_put_gate", removed_meanwhile)
+    pausing.end(iterator)
+    assert not removals
+    with pytest.raises(RuntimeError, match="was ended by"):
+        next(iterator)

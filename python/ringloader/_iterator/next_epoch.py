@@ -244,27 +244,27 @@ class _Drawn:
         distinct = {id(one): one for one in (torch.default_generator, *found) if one is not None}
         self._generators = [one for one in distinct.values() if isinstance(one, torch.Generator)]
         self._before = self._states()
-        self._behind = self._before
+        self._after = self._before
 
     def _states(self) -> list[torch.Tensor]:
         return [generator.get_state() for generator in self._generators]
 
     def record(self) -> None:
         """Records the states after the beginning."""
-        self._behind = self._states()
+        self._after = self._states()
 
     def is_set_meanwhile(self) -> bool:
         """True if other code has set, or drawn from, a generator that is not the program's."""
-        states = zip(self._generators, self._states(), self._behind, strict=True)
+        states = zip(self._generators, self._states(), self._after, strict=True)
         return any(
-            generator is not torch.default_generator and not torch.equal(now, behind)
-            for generator, now, behind in states
+            generator is not torch.default_generator and not torch.equal(now, after)
+            for generator, now, after in states
         )
 
     def put_back(self) -> None:
-        """Puts those back that are still where the beginning has left them."""
-        for generator, before, behind in zip(self._generators, self._before, self._behind, strict=True):
-            if torch.equal(generator.get_state(), behind):
+        """Puts back the generators that are still where the beginning has left them."""
+        for generator, before, after in zip(self._generators, self._before, self._after, strict=True):
+            if torch.equal(generator.get_state(), after):
                 generator.set_state(before)
 
 

@@ -123,9 +123,13 @@ class Pausing:
         Raises:
             RuntimeError: If the iterator was ended.
         """
-        if self._gate is not None:
+        gate = self._gate
+        if gate is not None:
             raise_if_ended(self)
             self._gate = None
+            if gate.has_ended:
+                # By a signal handler, or another thread, since it was looked at.
+                self._gate = gate
             self._put_stages()
 
     def _stop(self, message: str) -> None:
@@ -178,7 +182,8 @@ class _Gate:
 
 def end(iterator: Pausing) -> None:
     """Makes ``next`` raise from now on, also in a thread that waits for a batch."""
-    if not has_ended(iterator):
+    # Another thread may remove the gate meanwhile.
+    while not has_ended(iterator):
         iterator._put_gate().has_ended = True
     iterator._stop(_ENDED)
 

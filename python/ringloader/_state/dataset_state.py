@@ -55,7 +55,7 @@ class DatasetState:
         self.workers: int = loader.num_workers
         self._is_in_order = loader.in_order or self.workers <= 1
         self._is_shared = is_shared
-        self._is_stateful, self.shared_seed = begun.is_stateful, begun.shared_seed
+        self._is_stateful, self.shared_seed = self._begins_stateful(), begun.shared_seed
         # Batches that the main process reads again and drops.
         self.to_drop = begun.drop
         self._begun, self._first, self._told = begun.parts, begun.next, told
@@ -76,6 +76,10 @@ class DatasetState:
         self._final: list[Part] | None = None
         # True until another epoch begins.
         self._is_last: bool = True
+
+    def _begins_stateful(self) -> bool:
+        """True if the dataset is known to have a state before a batch comes with one."""
+        return self._resumed.is_stateful
 
     def returned(self) -> int:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
@@ -251,17 +255,8 @@ class MapDatasetState(DatasetState):
     need the batches as they were.
     """
 
-    def __init__(
-        self,
-        loader: TorchLoader,
-        iterator: OurIterator,
-        begun: Workers,
-        told: Collection[int],
-        size: int,
-        is_shared: bool,
-    ) -> None:
-        super().__init__(loader, iterator, begun, told, size, is_shared)
-        self._is_stateful = not self._is_shared
+    def _begins_stateful(self) -> bool:
+        return not self._is_shared
 
     def _look_at(self, asked: Asked) -> None:
         passed, _ = self.turns.position(self.returned())

@@ -26,7 +26,7 @@ pub(crate) struct Arrival {
 /// The form in which the batch is there.
 pub(crate) enum Content {
     /// The batch as it came.
-    Delivery(Received),
+    Received(Received),
     /// Unpacked, or what stands for a batch that cannot be had.
     Object(Py<PyAny>),
     /// Pinned, or on its way there.
@@ -42,7 +42,7 @@ impl Arrival {
         // INVARIANT: nothing here panics: what is taken out comes back in some form.
         let taken = std::mem::replace(&mut *self.content(), Content::Gone);
         let object = match taken {
-            Content::Delivery(delivery) => self.unpacked(py, delivery),
+            Content::Received(delivery) => self.unpacked(py, delivery),
             Content::Object(object) => Ok(object.into_bound(py)),
             Content::Pinned(pinned) => Ok(pinned.get().result(py).into_bound(py)),
             Content::Gone => Err(PyRuntimeError::new_err("this batch is being unpacked elsewhere")),
@@ -126,7 +126,7 @@ impl Arrival {
     pub(crate) fn lend(&self) -> Option<Lent<'_>> {
         let mut content = self.content();
         match std::mem::replace(&mut *content, Content::Gone) {
-            Content::Delivery(delivery) => Some(Lent { arrival: self, delivery: Some(delivery) }),
+            Content::Received(delivery) => Some(Lent { arrival: self, delivery: Some(delivery) }),
             other => {
                 *content = other;
                 None
@@ -140,7 +140,7 @@ impl Arrival {
     }
 
     pub(crate) fn of_delivery(engine: Py<Engine>, delivery: Received) -> Self {
-        let content = Mutex::new(Content::Delivery(delivery));
+        let content = Mutex::new(Content::Received(delivery));
         Self { engine: Some(engine), content, layout: OnceLock::new() }
     }
 
@@ -178,7 +178,7 @@ impl Lent<'_> {
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.take() {
-            *self.arrival.content() = Content::Delivery(delivery);
+            *self.arrival.content() = Content::Received(delivery);
         }
     }
 }
