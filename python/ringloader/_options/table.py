@@ -221,7 +221,7 @@ class Options:
         "set. Without workers the program's generators are put back before `next` returns. Each task goes "
         "to the worker with the fewest unanswered ones, unless the dataset is iterable or has a "
         "`state_dict`; batches come in their order.",
-        page="epochs.md#the-same-augmentation-for-any-workers",
+        page="seeds.md#the-same-augmentation-for-any-workers",
         check=checks.one_of("torch", "sample", "batch"),
         in_threads="works",
         in_pool="leaves nothing",
@@ -336,7 +336,7 @@ class Options:
         "been sent, so that `iter` finds its first batches ready.",
         details="Its sampler then draws earlier than torch's, also after the last epoch of the program. "
         "With a `worker_pool` the loader keeps its processes, as with `persistent_workers`.",
-        page="epochs.md#no-stall-between-epochs",
+        page="prefetch_epochs.md",
         check=checks.boolean,
         in_threads="works",
         in_pool="leaves nothing",
