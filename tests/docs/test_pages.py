@@ -35,7 +35,7 @@ def test_every_option_and_variable_has_a_place() -> None:
         )
     )
     page = (DOCS / "options.md").read_text()
-    named = re.findall(r"^### (`.*)|^- \*\*Variables:\*\* (.*\n(?:  .*\n)*)", page, re.M)
+    named = re.findall(r"^###+ (`.*)|^- \*\*Variables:\*\* (.*\n(?:  .*\n)*)", page, re.M)
     mine = set(re.findall(r"`(\w+)`", " ".join(map("".join, named))))
     # Users need not read about those of the tests.
     tests = set(re.findall(r"^\| `(RINGLOADER_\w+)` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.M))
