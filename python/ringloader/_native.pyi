@@ -12,6 +12,7 @@ __all__ = [
     "CachedSegment",
     "Collate",
     "Convert",
+    "Deadline",
     "Engine",
     "FirstOf",
     "Gather",
@@ -185,6 +186,14 @@ class Port:
     def is_done(self) -> bool: ...
     @property
     def parent_ended(self) -> bool: ...
+
+@final
+class Deadline:
+    """Kills this process when a piece of its work takes longer than ``seconds``."""
+
+    def __new__(cls, fd: int, offset: int, seconds: float) -> Deadline: ...
+    def begin(self) -> None: ...
+    def end(self) -> None: ...
 
 @final
 class WorkerClock:

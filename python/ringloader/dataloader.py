@@ -141,6 +141,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         max_errors: How many samples per epoch ``on_error`` may skip or replace; one more raises its error (an
             int, 0 or more, or ``None``; default: ``None``, any number). A batch that ``collate_fn`` cannot
             make counts as one.
+        sample_timeout: Seconds that one sample, or a batch's ``collate_fn``, may take in a worker; then it is
+            an error (a number of seconds, more than 0, or ``None``; default: ``None``, no limit). The worker
+            process is ended, and another one makes the rest of its batch again, without counting for
+            ``restart_workers``. The error is a ``TimeoutError`` of the sample, for which ``on_error``
+            decides. No effect without workers.
         watchdog: Seconds without a batch after which the logger ``ringloader`` names each late worker, its
             batch, for how long it has been in it, and its Python stack (a number of seconds, more than 0, or
             ``None``; default: ``None``, never). It does so again each time the wait has doubled. No effect
@@ -161,7 +166,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``worker_prefetch`` other than ``prefetch_factor``, or without workers;
             - ``main_prefetch`` with ``device`` or ``pin_memory``, or without workers;
             - ``worker_method="thread"`` with ``max_shared_bytes``, ``worker_pool``, ``main_prefetch``,
-              ``restart_workers``, ``multiprocessing_context``, a DataPipe or a ``Dispatch``;
+              ``restart_workers``, ``sample_timeout``, ``multiprocessing_context``, a DataPipe or a
+              ``Dispatch``;
             - ``last_batch`` with ``batch_size=None`` or a ``batch_sampler`` that does otherwise, or with
               ``drop_last``, unless ``"discard"``;
             - ``last_batch="rollover"`` with an ``IterableDataset``;
@@ -172,6 +178,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``on_error`` with a ``Dispatch``;
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
+            - ``sample_timeout`` with a ``Dispatch`` or an ``IterableDataset``;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.
@@ -218,6 +225,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         restart_workers: int = 0,
         on_error: OnError = RAISE,
         max_errors: int | None = None,
+        sample_timeout: float | None = None,
         watchdog: float | None = None,
         stats: bool = False,
         prefetch_epochs: bool = False,

@@ -79,6 +79,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         restart_workers: int = 0,
         on_error: OnError = RAISE,
         max_errors: int | None = None,
+        sample_timeout: float | None = None,
         watchdog: float | None = None,
         stats: bool = False,
         snapshot_every_n_steps: int | None = 1,

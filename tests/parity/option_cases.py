@@ -19,6 +19,7 @@ _ALONE: dict[str, Any] = {
     "reseed_workers": True,
     "seeding": "sample",
     "restart_workers": 3,
+    "sample_timeout": 60.0,
     "on_error": "skip",
     "watchdog": 5.0,
     "stats": True,

@@ -93,6 +93,12 @@ CASES = {
         "worker_method='thread' and worker_pool=ringloader.WorkerPool(2) do not go together: a pool has",
         "leave one of them out",
     ),
+    ("worker_method", "with `sample_timeout`"): Case(
+        {"worker_method": "thread", "sample_timeout": 2.0},
+        {},
+        "worker_method='thread' and sample_timeout=2.0 do not go together: a thread cannot be ended",
+        "leave one of them out",
+    ),
     ("worker_method", "with `restart_workers`"): Case(
         {"worker_method": "thread", "restart_workers": 2},
         {},
@@ -216,6 +222,18 @@ CASES = {
         dispatch(),
         "worker_reset_fn=<function told",
         "leave one of them out",
+    ),
+    ("sample_timeout", "with a `Dispatch`"): Case(
+        {"sample_timeout": 2.0},
+        dispatch(),
+        "sample_timeout=2.0 and a Dispatch as dataset do not go together",
+        "leave sample_timeout out, or use timeout",
+    ),
+    ("sample_timeout", "with an `IterableDataset`"): Case(
+        {"sample_timeout": 2.0},
+        {"dataset": Stream(range(4)), "num_workers": 1},
+        "sample_timeout=2.0 and an IterableDataset do not go together",
+        "use timeout, or watchdog",
     ),
     ("restart_workers", "with a `Dispatch`"): Case(
         {"restart_workers": 2},

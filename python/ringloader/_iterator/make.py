@@ -291,7 +291,7 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
         shared_bytes = transport.engine.share * loader.num_workers
         stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
         restarting = None
-        if options.restart_workers:
+        if options.restart_workers or options.sample_timeout is not None:
             is_iterable = loader._dataset_kind == internals.ITERABLE
             restarting = Restarting(options.restart_workers, is_iterable, transport)
         made = WorkersIterator(

@@ -1,8 +1,9 @@
-"""``restart_workers=``: successors of workers that were lost, how many, and the messages about them."""
+"""Successors of lost workers, for ``restart_workers=`` and ``sample_timeout=``, and messages about them."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from ringloader._log import logger
@@ -18,8 +19,9 @@ class Restarting:
     """The restarts of an iterator's epoch.
 
     Args:
-        most: Restarts in an epoch, of all workers together.
-        is_iterable: Whether the dataset is one whose workers cannot go on where they were.
+        most: Restarts in an epoch, of all workers together. Those of samples that took too long do not
+            count.
+        is_iterable: True for a dataset whose workers cannot go on where they were.
         transport: The iterator's. Its workers were not started yet.
     """
 
@@ -31,6 +33,8 @@ class Restarting:
         self._is_iterable = is_iterable
         # Workers whose successor's start has failed or was interrupted: its process may run all the same.
         self._not_again: set[int] = set()
+        # By worker: the process that has ended because a sample took too long.
+        self._late: dict[int, int] = {}
         # Workers the state of whose dataset is not known as of their last answer.
         self._unknown: set[int] = set()
 
@@ -61,16 +65,31 @@ class Restarting:
             # A signal handler raised between its start and its caller's note of it.
             return running
         lost.join(1.0)
-        if worker in self._unknown or self._left == 0 or self._is_iterable or not self._is_deserted(worker):
+        is_late = self._is_late(lost, worker, in_hand)
+        if worker in self._unknown or not (self._left or is_late) or self._is_iterable:
             return None
-        self._left -= 1
-        self._log(lost, worker, in_hand)
+        if not self._is_deserted(worker):
+            return None
+        if is_late:
+            self._log_late(lost, worker, in_hand)
+        else:
+            self._left -= 1
+            self._log(lost, worker, in_hand)
         try:
             return self._transport.restart(worker, start)
         except BaseException:
             # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
             self._not_again.add(worker)
             raise
+
+    def _is_late(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> bool:
+        """True if a worker has ended because a sample took too long."""
+        timeouts = self._transport.timeouts
+        # An interrupt may make the iterator ask again.
+        if timeouts is not None and timeouts.has_exceeded(worker, in_hand):
+            self._late[worker] = lost.pid
+        pid: int = lost.pid
+        return self._late.get(worker) == pid
 
     def _is_deserted(self, worker: int) -> bool:
         """True if no process that a lost worker forked has the memory that a successor would fill.
@@ -91,22 +110,41 @@ class Restarting:
             if running is not None:
                 workers[worker] = running
 
-    def why_not(self, worker: int) -> str:
-        """Returns the reason why a lost worker got no successor, for its error."""
+    def why_not(self, worker: int) -> Iterator[str]:
+        """Yields the reason why a lost worker got no successor, for its error; nothing if none was wanted."""
+        running = self._transport.process_of(worker)
+        if running is not None and self._late.get(worker) == running.pid:
+            assert self._transport.timeouts is not None
+            yield f"a sample took longer than sample_timeout={self._transport.timeouts.seconds} s"
         if worker in self._not_again:
-            return "restart_workers: the start of a successor has failed or was interrupted"
-        if self._is_iterable:
-            return "restart_workers: an IterableDataset is not restarted, which would begin its part again"
-        if worker in self._unknown:
-            return (
+            yield "restart_workers: the start of a successor has failed or was interrupted"
+        elif self._is_iterable:
+            yield "restart_workers: an IterableDataset is not restarted, which would begin its part again"
+        elif worker in self._unknown:
+            yield (
                 "restart_workers: the dataset has a state, unknown as it was behind its last answer: "
                 "that batch was not handed out yet, or has no state (snapshot_every_n_steps)"
             )
-        if self._left == 0:
-            return f"restart_workers={self._most}: all restarts of this epoch are used"
-        return (
-            "restart_workers: a process that the worker forked still has the worker's memory, which a "
-            "successor would fill; have such processes end with the worker"
+        elif not self._most:
+            # Only samples that take too long have successors.
+            return
+        elif self._left == 0:
+            yield f"restart_workers={self._most}: all restarts of this epoch are used"
+        else:
+            yield (
+                "restart_workers: a process that the worker forked still has the worker's memory, which a "
+                "successor would fill; have such processes end with the worker"
+            )
+
+    def _log_late(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
+        assert self._transport.timeouts is not None
+        logger.warning(
+            "DataLoader worker %d (pid %s) was ended: a sample took longer than sample_timeout=%s s in %s; "
+            "another worker makes the rest of the batch again",
+            worker,
+            lost.pid,
+            self._transport.timeouts.seconds,
+            "a batch that nobody waits for" if in_hand is None else overdue.batch(*in_hand[1:]),
         )
 
     def _log(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:

@@ -320,7 +320,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Raises for a worker that has ended and should not have."""
         self._transport.sound = False
         self._workers_status[worker_id] = False
-        why_not = () if self._restarting is None else (self._restarting.why_not(worker_id),)
+        why_not = () if self._restarting is None else self._restarting.why_not(worker_id)
         handle = self._workers[worker_id]
         raise self._transport.error_of_lost(worker_id, handle, in_hand, *why_not)
 

@@ -321,6 +321,17 @@ _OF_LOADERS = (
         "items that a worker had taken are lost with it; leave restart_workers out",
     ),
     _with_dispatch(
+        "sample_timeout",
+        "items that a worker had taken are lost with it; leave sample_timeout out, or use timeout",
+    ),
+    _of_loader(
+        "sample_timeout",
+        "with an `IterableDataset`",
+        lambda _, facts: facts.is_iterable and not facts.is_dispatch,
+        "an IterableDataset",
+        "a worker that is ended cannot go on in the middle of its part; use timeout, or watchdog",
+    ),
+    _with_dispatch(
         "on_error",
         "its items are read in one process for all workers; catch errors in its functions, or leave on_error "
         "out",

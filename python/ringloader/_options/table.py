@@ -299,6 +299,22 @@ class Options:
         in_worker="works",
         on_torchs="works",
     )
+    sample_timeout: float | None = _option(
+        None,
+        topic="Errors",
+        values="a number of seconds, more than 0, or `None`",
+        without="`None`, no limit",
+        line="Seconds that one sample, or a batch's `collate_fn`, may take in a worker; then it is an error.",
+        details="The worker process is ended, and another one makes the rest of its batch again, without "
+        "counting for `restart_workers`. The error is a `TimeoutError` of the sample, for which `on_error` "
+        "decides. No effect without workers.",
+        page="watchdog.md#sample_timeout",
+        check=checks.seconds_or_none,
+        in_threads=Never("a thread cannot be ended"),
+        in_pool="is undone",
+        in_worker="works",
+        on_torchs="is left out",
+    )
     watchdog: float | None = _option(
         None,
         topic="Errors",

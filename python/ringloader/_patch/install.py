@@ -35,6 +35,7 @@ def install(*, stateful: bool = False, **options: Any) -> None:
     - ``restart_workers`` with a ``Dispatch``;
     - ``on_error`` with a ``Dispatch``;
     - ``on_error="retry"`` with an ``IterableDataset``;
+    - ``sample_timeout`` with a ``Dispatch`` or an ``IterableDataset``;
     - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads over a
       dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
 

@@ -16,6 +16,7 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch.process import Dispatching, dispatching_for
 from ringloader._options import overdue, watchdog
+from ringloader._options.sample_timeout import SampleTimeouts
 from ringloader._options.table import Options
 from ringloader._options.watchdog import Watchdog
 from ringloader._placement import registration
@@ -65,8 +66,10 @@ class ProcessTransport(Transport):
         dispatching: Dispatching | None = None,
         lease: Lease | None = None,
         watching: Watchdog | None = None,
+        timeouts: SampleTimeouts | None = None,
     ) -> None:
         super().__init__(engine, options, watching)
+        self.timeouts = timeouts
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
@@ -246,6 +249,8 @@ class ProcessTransport(Transport):
             self._lease.close()
         if self.watchdog is not None:
             self.watchdog.close()
+        if self.timeouts is not None:
+            self.timeouts.close()
         self._processes.clear()
         self._work.clear()
 
@@ -312,8 +317,21 @@ def make_transport(
     if loader.timeout or options.watchdog is not None:
         watching, answering = watchdog.of_processes(workers, options.watchdog, loader.in_order)
         worker_options = in_order(*worker_options, *answering)
+    timeouts = None
+    if options.sample_timeout is not None:
+        timeouts = SampleTimeouts(workers, options.sample_timeout)
+        worker_options = in_order(*worker_options, *timeouts.options)
     return ProcessTransport(
-        engine, registrations, context, workers, cache, worker_options, dispatching, lease, watching
+        engine,
+        registrations,
+        context,
+        workers,
+        cache,
+        worker_options,
+        dispatching,
+        lease,
+        watching,
+        timeouts,
     )
 
 

@@ -97,6 +97,8 @@ class Position(enum.IntEnum):
     CLOCK = enum.auto()
     # Takes the places of samples off the index, which the others do not see.
     SEED = enum.auto()
+    # Times each sample, in front of the dataset of all options before.
+    TIME = enum.auto()
     # Notes which batch is being made: the time in the other options is time in the batch.
     WATCH = enum.auto()
 

@@ -70,8 +70,8 @@ mod _native {
         placement::arrival::{Arrival, Pinned},
         placement::pinning::Pinner,
         process::{
-            after_fork_in_child, after_fork_in_parent, available_memory, before_fork, end_with_parent,
-            process_identity,
+            Deadline, after_fork_in_child, after_fork_in_parent, available_memory, before_fork,
+            end_with_parent, process_identity,
         },
         sampling::fingerprint::Passing,
         sampling::ledger::{Ledger, Position, Turns},

@@ -3,7 +3,7 @@
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
 use std::time::Duration;
 
-use pyo3::exceptions::PyRuntimeError;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::types::PyInt;
 use ringloader_core::os::parent_death;
@@ -50,6 +50,32 @@ pub(crate) fn process_identity(py: Python<'_>) -> PyResult<Bound<'_, PyInt>> {
 #[pyfunction]
 pub(crate) fn available_memory() -> u64 {
     ringloader_core::os::memory::MemoryProbe::new().available().bytes
+}
+
+/// Kills this process when a piece of its work takes longer than `seconds`, after the word 1 was written at `offset` of
+/// the file `fd`. `OSError`: no thread can be had.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Deadline(process::deadline::Deadline);
+
+#[pymethods]
+impl Deadline {
+    #[new]
+    fn new(fd: RawFd, offset: u64, seconds: f64) -> PyResult<Self> {
+        let limit =
+            Duration::try_from_secs_f64(seconds).map_err(|error| PyValueError::new_err(error.to_string()))?;
+        let made = process::deadline::Deadline::new(duplicate(fd)?, offset, limit);
+        Ok(Self(made.map_err(exception)?))
+    }
+
+    /// A piece of work begins.
+    fn begin(&self) {
+        self.0.begin();
+    }
+
+    /// The piece of work that began last is done.
+    fn end(&self) {
+        self.0.end();
+    }
 }
 
 /// A descriptor of our own for `fd`, one of the caller's.

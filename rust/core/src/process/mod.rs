@@ -7,6 +7,7 @@
 //! until they end or run another program, which closes it; the parent has the reading end. A program that forks calls
 //! [`before_fork`], [`after_fork_in_parent`] and [`after_fork_in_child`]; children of a fork that does not are unknown.
 
+pub mod deadline;
 #[allow(unsafe_code, reason = "turns a page of its own into a reference")]
 mod own_page;
 

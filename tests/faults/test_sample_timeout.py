@@ -1,0 +1,333 @@
+"""``sample_timeout``: samples that hang are errors of their own, and the epoch goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.utils.data
+
+import ringloader
+from faults.proc import Snapshot
+from ringloader import DataLoader, Retry
+
+pytestmark = pytest.mark.rings_only
+
+LIMIT = 0.5
+FOREVER = 1000
+
+
+class Hangs(torch.utils.data.Dataset):
+    """Numbers; some take for ever, as long as the file is not there."""
+
+    def __init__(self, which=(5,), n=12, unless=None):
+        self.which = set(which)
+        self.n = n
+        self.unless = unless
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        if index in self.which and not (self.unless and self.unless.exists()):
+            if self.unless:
+                self.unless.touch()
+            self.hang()
+        return index
+
+    def hang(self):
+        time.sleep(FOREVER)
+
+
+class HangsInNativeCode(Hangs):
+    def hang(self):
+        # Keeps the interpreter lock.
+        ctypes.PyDLL(None).sleep(FOREVER)
+
+
+class HangsWhole(Hangs):
+    def __getitems__(self, indices):
+        return [self[index] for index in indices]
+
+
+def results(loader):
+    """The batches of an epoch, and the last line of each error in its place."""
+    found, iterator = [], iter(loader)
+    while True:
+        try:
+            found.append(next(iterator).tolist())
+        except TimeoutError as error:
+            found.append(str(error).strip().splitlines()[-1].partition(";")[0])
+        except StopIteration:
+            return found
+
+
+def error(what):
+    return f"TimeoutError: {what} took longer than sample_timeout={LIMIT} s"
+
+
+def late(index):
+    return error(f"the sample at index {index}")
+
+
+def made(dataset, **options):
+    options = {"batch_size": 4, "num_workers": 2, "sample_timeout": LIMIT, **options}
+    return DataLoader(dataset, **options)
+
+
+@pytest.fixture
+def snapshot():
+    return Snapshot.take()
+
+
+@pytest.mark.parametrize("dataset", [Hangs(), HangsInNativeCode()])
+def test_it_is_an_error_in_its_turn_and_the_epoch_goes_on(dataset, snapshot, caplog):
+    with caplog.at_level(logging.WARNING, "ringloader"):
+        loader = made(dataset)
+        assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
+    assert f"sample_timeout={LIMIT} s in batch 1 of the epoch: dataset indices" in caplog.text
+    # Each epoch anew, also the next.
+    assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
+    del loader
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["forkserver", "spawn"])
+def test_start_methods(method):
+    # Begins the server, which stays.
+    server = DataLoader(Hangs([]), num_workers=1, multiprocessing_context=method)
+    assert len(list(server)) == 12
+    snapshot = Snapshot.take()
+    loader = made(Hangs(), multiprocessing_context=method, on_error="skip")
+    assert results(loader) == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+    del loader
+    snapshot.assert_nothing_left(seconds=30)
+
+
+@pytest.mark.parametrize("dataset", [Hangs([4, 5]), HangsWhole([4, 5])])
+def test_the_rest_of_the_batch_is_made_again(dataset):
+    loader = made(dataset, on_error="skip")
+    assert results(loader) == [[0, 1, 2, 3], [6, 7], [8, 9, 10, 11]]
+    assert [bad.index for bad in loader.errors if bad.handling == "skipped"] == [4, 5]
+    assert all(isinstance(bad.error, TimeoutError) for bad in loader.errors)
+
+
+def instead(index, error):
+    assert isinstance(error, TimeoutError)
+    return -index
+
+
+def test_a_function_decides():
+    assert results(made(Hangs(), on_error=instead)) == [[0, 1, 2, 3], [4, -5, 6, 7], [8, 9, 10, 11]]
+
+
+def test_a_sample_that_hangs_once_is_asked_for_again(tmp_path):
+    loader = made(Hangs(unless=tmp_path / "mark"), on_error=Retry(1, backoff=0))
+    assert results(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+    assert [(bad.index, bad.handling) for bad in loader.errors] == [(5, "retried")]
+
+
+def test_a_sample_that_hangs_each_time_ends_the_retries():
+    loader = made(Hangs(), on_error=Retry(1, backoff=0, then="skip"))
+    assert results(loader) == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+
+
+def test_max_errors_counts_them():
+    loader = made(Hangs([1, 5]), on_error="skip", max_errors=1)
+    assert results(loader) == [[0, 2, 3], late(5), [8, 9, 10, 11]]
+
+
+def test_a_batch_that_has_an_index_twice():
+    loader = DataLoader(Hangs([1]), batch_sampler=[[1, 0, 1, 2], [0]], num_workers=1, sample_timeout=LIMIT)
+    assert results(loader) == [late(1), [0]]
+    loader = DataLoader(
+        Hangs([1]), batch_sampler=[[1, 0, 1, 2], [0]], num_workers=1, sample_timeout=LIMIT, on_error="skip"
+    )
+    assert results(loader) == [[0, 2], [0]]
+
+
+def hangs(samples):
+    if 5 in samples:
+        time.sleep(FOREVER)
+    return torch.tensor(samples)
+
+
+def test_collate_fn_counts_too():
+    loader = made(list(range(12)), collate_fn=hangs)
+    assert results(loader) == [[0, 1, 2, 3], error("collate_fn"), [8, 9, 10, 11]]
+    assert results(made(list(range(12)), collate_fn=hangs, on_error="skip")) == [[0, 1, 2, 3], [8, 9, 10, 11]]
+
+
+def test_single_samples():
+    loader = made(Hangs([1], n=3), batch_size=None)
+    assert results(DataLoader(Hangs([1], n=3), batch_size=1, num_workers=1, sample_timeout=LIMIT)) == [
+        [0],
+        late(1),
+        [2],
+    ]
+    iterator = iter(loader)
+    assert next(iterator) == 0
+    with pytest.raises(TimeoutError):
+        next(iterator)
+    assert list(iterator) == [2]
+
+
+def test_workers_that_persist_and_epochs_that_are_given_up(snapshot):
+    loader = made(Hangs(), persistent_workers=True)
+    for _ in range(2):
+        iterator = iter(loader)
+        assert next(iterator).tolist() == [0, 1, 2, 3]
+    # The sample that hangs is in a worker's hands, or has ended it, when the next epoch begins.
+    time.sleep(2 * LIMIT)
+    assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
+    del loader, iterator
+    snapshot.assert_nothing_left()
+
+
+def test_processes_of_a_pool(snapshot):
+    with ringloader.WorkerPool(2) as pool:
+        loader = made(Hangs(), worker_pool=pool)
+        for _ in range(2):
+            assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
+        # A process that has left the iterator has no limit any more.
+        other = DataLoader(Sleeps(3 * LIMIT), num_workers=2, worker_pool=pool)
+        assert len(list(other)) == 2
+        del loader, other
+    snapshot.assert_nothing_left()
+
+
+class Sleeps(torch.utils.data.Dataset):
+    def __init__(self, seconds, n=2):
+        self.seconds = seconds
+        self.n = n
+
+    def __len__(self):
+        return self.n
+
+    def __getitem__(self, index):
+        time.sleep(self.seconds)
+        return index
+
+
+def test_many_samples_that_are_each_in_time():
+    loader = made(Sleeps(LIMIT / 4, n=16), batch_size=8)
+    assert [len(batch) for batch in loader] == [8, 8]
+
+
+def test_no_limit_without_workers_and_in_the_time_of_the_caller():
+    loader = made(Sleeps(2 * LIMIT), num_workers=0, batch_size=1)
+    assert len(list(loader)) == 2
+    for _ in made(list(range(8))):
+        time.sleep(1.5 * LIMIT)
+
+
+def test_a_process_that_is_stopped_has_time():
+    iterator = iter(made(Sleeps(LIMIT / 2), batch_size=1, num_workers=1))
+    worker = iterator._workers[0]
+    time.sleep(LIMIT / 4)
+    os.kill(worker.pid, signal.SIGSTOP)
+    time.sleep(3 * LIMIT)
+    os.kill(worker.pid, signal.SIGCONT)
+    assert [batch.tolist() for batch in iterator] == [[0], [1]]
+    assert iterator._workers[0] is worker
+
+
+class Crashes(Hangs):
+    def hang(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_a_worker_that_crashes_is_torchs_error():
+    with pytest.raises(RuntimeError, match="exited unexpectedly") as found:
+        list(made(Crashes()))
+    assert found.value.__notes__ == ["it was in batch 1 of the epoch: dataset indices [4, 5, 6, 7]"]
+
+
+def test_restarts_of_crashed_workers_are_counted_apart(tmp_path):
+    class Both(Crashes):
+        def __getitem__(self, index):
+            if index == 9:
+                time.sleep(FOREVER)
+            return super().__getitem__(index)
+
+    loader = made(Both(unless=tmp_path / "mark"), restart_workers=1, on_error="skip", num_workers=1)
+    assert results(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 10, 11]]
+
+
+class Draws(Hangs):
+    def __getitem__(self, index):
+        super().__getitem__(index)
+        return random.random(), torch.rand(()).item()
+
+
+def test_with_keys_of_samples_the_rest_draws_the_same():
+    options = {"seeding": "sample", "seed": 3, "collate_fn": list}
+    expected = [list(batch) for batch in made(Draws([]), num_workers=0, **options)]
+    del expected[1][1]
+    assert [list(batch) for batch in made(Draws(), on_error="skip", **options)] == expected
+
+
+def test_a_state_that_is_taken_on_the_way():
+    loader = ringloader.StatefulDataLoader(
+        Hangs([2, 9]), 4, num_workers=2, sample_timeout=LIMIT, on_error="skip"
+    )
+    iterator = iter(loader)
+    assert next(iterator).tolist() == [0, 1, 3]
+    state = loader.state_dict()
+    rest = [batch.tolist() for batch in iterator]
+    assert rest == [[4, 5, 6, 7], [8, 10, 11]]
+    again = ringloader.StatefulDataLoader(
+        Hangs([2, 9]), 4, num_workers=2, sample_timeout=LIMIT, on_error="skip"
+    )
+    again.load_state_dict(state)
+    assert [batch.tolist() for batch in again] == rest
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (Hangs(), {"worker_method": "thread"}, "a thread cannot be ended"),
+        (ringloader.Dispatch(range(3)), {}, "a Dispatch as dataset"),
+        (ringloader.Sharded(range(3)), {}, "an IterableDataset do not go together"),
+        (Hangs(), {"sample_timeout": 0}, "must be positive|more than 0|must be"),
+    ],
+)
+def test_what_it_does_not_go_with(dataset, options, words):
+    with pytest.raises(ValueError, match=words):
+        made(dataset, **options)
+
+
+def test_a_fork_in_the_dataset_has_no_limit():
+    """A child of the worker's inherits no thread, and its exit does not wait for one."""
+
+    class Forks(Sleeps):
+        def __getitem__(self, index):
+            pid = os.fork()
+            if not pid:
+                with contextlib.suppress(BaseException):
+                    time.sleep(0.1)
+                os._exit(7)
+            return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    assert [batch.tolist() for batch in made(Forks(0), batch_size=1)] == [[7], [7]]
+
+
+def test_no_thread_without_the_option():
+    class Threads(Sleeps):
+        def __getitem__(self, index):
+            names = Path("/proc/self/task").glob("*/comm")
+            return sum(name.read_text().startswith("ringloader-lim") for name in names)
+
+    assert torch.cat(list(DataLoader(Threads(0), num_workers=1))).tolist() == [0, 0]
+    assert torch.cat(list(made(Threads(0), num_workers=1))).tolist() == [1, 1]
+    assert threading.active_count() >= 1
