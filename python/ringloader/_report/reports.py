@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 from typing import cast
 
@@ -85,18 +86,17 @@ def lines(found: list[LoaderReport]) -> list[str]:
 def line(group: list[LoaderReport]) -> str:
     """Returns the line of loaders of one class, place and path."""
     one = group[0]
-    sums = tally.Figures()
-    for each in group:
-        sums = sums.plus(tally.Figures(each.batches, each.waited, each.seconds))
+    figures = ((each.batches, each.waited, each.seconds) for each in group)
+    batches, waited, seconds = functools.reduce(tally.plus, figures, tally.NOTHING)
     parts = [one.path if one.path != "torch" else f"torch, because {one.reason}"]
-    if sums.batches is None:
+    if batches is None:
         parts.append("batches not counted")
     else:
-        parts.append(f"{sums.batches:,} batch{'es' * (sums.batches != 1)}")
-        if sums.batches and sums.seconds:
-            parts[-1] += f" in {sums.seconds:.3f} s ({sums.batches / sums.seconds:,.1f} a second)"
-    if sums.waited is not None:
-        parts.append(f"waited {sums.waited:.3f} s")
+        parts.append(f"{batches:,} batch{'es' * (batches != 1)}")
+        if batches and seconds:
+            parts[-1] += f" in {seconds:.3f} s ({batches / seconds:,.1f} a second)"
+    if waited is not None:
+        parts.append(f"waited {waited:.3f} s")
     where = "" if one.made_at is None else f"{_short(one.made_at)}: "
     several = "" if len(group) == 1 else f" ({len(group):,} loaders)"
     return f"{where}{one.loader}{several}: {'; '.join(parts)}"

@@ -13,7 +13,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
@@ -28,29 +28,23 @@ _gone: collections.deque[int] = collections.deque()
 _numbers = itertools.count()
 
 
-class Figures(NamedTuple):
-    """The sums of a loader's epochs. None: nobody has counted.
-
-    Attributes:
-        batches: Batches that ``next`` has returned.
-        waited: Seconds for which ``next`` had to wait for them.
-        seconds: Seconds from ``iter`` to the last batch.
-    """
-
-    batches: int | None = 0
-    waited: float | None = 0.0
-    seconds: float | None = 0.0
-
-    def plus(self, other: Figures) -> Figures:
-        """Returns the sums; of what is not known of both, None."""
-        return Figures(
-            None if self.batches is None or other.batches is None else self.batches + other.batches,
-            None if self.waited is None or other.waited is None else self.waited + other.waited,
-            None if self.seconds is None or other.seconds is None else self.seconds + other.seconds,
-        )
+# Sums over epochs: the batches that `next` has returned, the seconds for which it had to wait for them, and
+# the seconds from `iter` to the last batch. None: nobody has counted.
+Figures = tuple[int | None, float | None, float | None]
+NOTHING: Figures = 0, 0.0, 0.0
+_UNKNOWN: Figures = None, None, None
 
 
-_UNKNOWN = Figures(None, None, None)
+def plus(one: Figures, other: Figures) -> Figures:
+    """Returns the sums; None for each that one of them does not know."""
+    # Written out, since each `iter` adds up.
+    batches, waited, seconds = one
+    more_batches, more_waited, more_seconds = other
+    return (
+        None if batches is None or more_batches is None else batches + more_batches,
+        None if waited is None or more_waited is None else waited + more_waited,
+        None if seconds is None or more_seconds is None else seconds + more_seconds,
+    )
 
 
 class Clock:
@@ -95,6 +89,8 @@ class Count:
         clock: The clock of its epochs, if a report is asked for.
     """
 
+    __slots__ = ("_batches", "_before", "_clock", "_iterator", "_waited")
+
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
         self._iterator: weakref.ref[OurIterator] | None = None
@@ -127,10 +123,10 @@ class Count:
         iterator = self._iterator()
         if iterator is not None:
             self.settle(iterator)
-        clock = self._clock
-        waited = clock.waited if clock is not None and self._waited is None else self._waited
-        seconds = None if clock is None else clock.seconds
-        return Figures(self._before + self._batches, waited, seconds)
+        clock, batches, waited = self._clock, self._before + self._batches, self._waited
+        if clock is None:
+            return batches, waited, None
+        return batches, clock.waited if waited is None else waited, clock.seconds
 
 
 class Tally:
@@ -159,24 +155,24 @@ class Tally:
         self.loader: Callable[[], object | None] = weakref.ref(loader, functools.partial(_note_gone, number))
         self.made_at: str | None = None
         self.is_workers = False
-        self._sums = Figures()
+        self._sums = NOTHING
         self._counts: list[Count] = []
 
     def begin(self, count: Count) -> None:
         """Adds an iterator, and forgets those that are gone."""
-        for one in list(self._counts):
+        for one in self._counts[:]:
             if one.is_final():
                 try:
                     self._counts.remove(one)
                 except ValueError:
                     # Another thread has added it up.
                     continue
-                self._sums = self._sums.plus(one.figures())
+                self._sums = plus(self._sums, one.figures())
         self._counts.append(count)
 
     def figures(self) -> Figures:
         """Returns the sums of all its epochs."""
-        return functools.reduce(Figures.plus, [one.figures() for one in list(self._counts)], self._sums)
+        return functools.reduce(plus, [one.figures() for one in self._counts[:]], self._sums)
 
 
 def tally_of(loader: object, before: Tally | None) -> Tally | None:
