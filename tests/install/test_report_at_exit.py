@@ -131,7 +131,9 @@ def test_a_framework_that_hides_its_loaders(real_torch: Python, tmp_path: Path, 
         f"{made_at}{re.escape(TORCHS)}: native; 6 batches{TIMES}",
         f"{made_at}{re.escape(TORCHS)}: single-process; 6 batches{TIMES}",
     ]
-    nested = rf"ringloader: train\.py:10: {re.escape(TORCHS)} \(12 loaders\): single-process; 12 batches{TIMES}"
+    nested = (
+        rf"ringloader: train\.py:10: {re.escape(TORCHS)} \(12 loaders\): single-process; 12 batches{TIMES}"
+    )
     assert len(lines) == 3, done.stderr
     for line, pattern in zip(lines, [*expected, nested], strict=True):
         assert re.fullmatch(pattern, line), line

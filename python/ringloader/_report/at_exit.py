@@ -57,7 +57,7 @@ def _print() -> None:
 
 def _lines() -> list[str]:
     found: list[str] = []
-    # Else no loader was iterated, and torch may not even be there.
+    # Without this module no loader was iterated, and torch may not even be there.
     if "ringloader._report.report" in sys.modules:
         from ringloader._report import reports, tally
 

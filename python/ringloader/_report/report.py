@@ -67,7 +67,7 @@ class _Record:
     counters: Callable[[], Mapping[str, int]]
     # Notes the times of its epochs; None without ``stats=True``.
     recording: Any
-    # What is counted of the loader; None for one without weak references.
+    # The sums over the loader; None for one without weak references.
     counted: tally.Tally | None
     count: tally.Count
 

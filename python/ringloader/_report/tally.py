@@ -1,4 +1,4 @@
-"""What is counted of each loader of the process: it outlives the loader, and keeps nothing alive.
+"""Sums over each loader of the process. They outlive the loader, and keep nothing alive.
 
 INVARIANT: there is no lock. An end of a loader or an iterator may come between any two steps of a thread, so
 each use of a list or dict is one step for the interpreter.
@@ -36,7 +36,7 @@ _UNKNOWN: Figures = None, None, None
 
 
 def plus(one: Figures, other: Figures) -> Figures:
-    """Returns the sums; None for each that one of them does not know."""
+    """Returns the sums; None for each sum with an unknown part."""
     # Written out, since each `iter` adds up.
     batches, waited, seconds = one
     more_batches, more_waited, more_seconds = other
@@ -104,7 +104,7 @@ class Count:
         iterator._count = self
 
     def end_epoch(self, returned: int) -> None:
-        """Notes that the iterator counts anew, after ``returned`` batches."""
+        """Notes the end of an epoch of ``returned`` batches, after which the iterator counts from 0."""
         self._before += returned
 
     def settle(self, iterator: OurIterator) -> None:
@@ -130,7 +130,7 @@ class Count:
 
 
 class Tally:
-    """What is counted of one loader.
+    """The sums over one loader.
 
     Args:
         loader: The loader.
@@ -152,14 +152,16 @@ class Tally:
         cls = type(loader)
         self.number = number
         self.name = f"{cls.__module__}.{cls.__qualname__}"
-        self.loader: Callable[[], object | None] = weakref.ref(loader, functools.partial(_note_gone, number))
+        # In a variable: a loader may go while modules are torn down.
+        gone = _gone
+        self.loader: Callable[[], object | None] = weakref.ref(loader, lambda _: gone.append(number))
         self.made_at: str | None = None
         self.is_workers = False
         self._sums = NOTHING
         self._counts: list[Count] = []
 
     def begin(self, count: Count) -> None:
-        """Adds an iterator, and forgets those that are gone."""
+        """Adds an iterator, and adds up iterators that are gone."""
         for one in self._counts[:]:
             if one.is_final():
                 try:
@@ -196,6 +198,7 @@ def tally_of(loader: object, before: Tally | None) -> Tally | None:
 
 def all_tallies() -> list[Tally]:
     """Returns the tallies of the process, in the order of first use."""
+    _drop_oldest()
     return list(_tallies.values())
 
 
@@ -205,11 +208,6 @@ def dropped() -> int:
 
 
 _dropped = [0]
-
-
-def _note_gone(number: int, _reference: object) -> None:
-    _gone.append(number)
-    _drop_oldest()
 
 
 def _drop_oldest() -> None:
