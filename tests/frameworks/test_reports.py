@@ -116,11 +116,9 @@ def test_a_report_at_exit_names_loaders_that_are_hidden(framework: str, tmp_path
         number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# made here")
     ]
     found = []
+    of_program = rf"ringloader: {re.escape(str(file))}:(\d+)"
     for line in lines:
-        about = re.fullmatch(
-            rf"ringloader: {re.escape(str(file))}:(\d+): [^:]+: ([\w-]+); ([\d,]+) batches in .*; waited .* s",
-            line,
-        )
+        about = re.fullmatch(rf"{of_program}: [^:]+: ([\w-]+); ([\d,]+) batches in .*; waited .* s", line)
         assert about, output
         assert int(about[1]) in marked, output
         found.append((about[2], int(about[3].replace(",", ""))))

@@ -198,6 +198,7 @@ def test_nothing_is_kept_alive(
 
 def test_the_oldest_that_are_gone_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally, "MOST", 3)
+    tally._gone.append(-1)
     alive = [Trainer() for _ in range(2)]
     for trainer in alive:
         trainer.fit()

@@ -115,10 +115,9 @@ def _begin(
 ) -> _Record:
     """Notes that a loader begins an iterator."""
     before = _records.get(loader)
-    counted = tally.tally_of(loader, None if before is None else before.counted)
+    counted = tally.tally_of(loader, None if before is None else before.counted, path, reason)
     count = tally.Count(clock)
     if counted is not None:
-        counted.path, counted.reason = path, reason
         counted.begin(count)
         if asked.mode():
             rank.note()

@@ -135,6 +135,8 @@ class Tally:
     Args:
         loader: The loader.
         number: Its number, in the order of first use.
+        path: The path of its first iterator.
+        reason: The reason for that.
 
     Attributes:
         name: The name of its class.
@@ -145,12 +147,9 @@ class Tally:
         is_workers: True for a loader of a dataset, in a worker process.
     """
 
-    path: str
-    reason: str
-
-    def __init__(self, loader: object, number: int) -> None:
+    def __init__(self, loader: object, number: int, path: str, reason: str) -> None:
         cls = type(loader)
-        self.number = number
+        self.number, self.path, self.reason = number, path, reason
         self.name = f"{cls.__module__}.{cls.__qualname__}"
         # In a variable: a loader may go while modules are torn down.
         gone = _gone
@@ -177,18 +176,21 @@ class Tally:
         return functools.reduce(plus, [one.figures() for one in self._counts[:]], self._sums)
 
 
-def tally_of(loader: object, before: Tally | None) -> Tally | None:
+def tally_of(loader: object, before: Tally | None, path: str, reason: str) -> Tally | None:
     """Returns the tally of a loader; None for one without weak references.
 
     Args:
         loader: The loader.
         before: Its tally so far. That of the parent process does not count.
+        path: The path of the iterator that it makes.
+        reason: The reason for that.
     """
     if before is not None and before.number in _tallies:
+        before.path, before.reason = path, reason
         return before
     number = next(_numbers)
     try:
-        made = Tally(loader, number)
+        made = Tally(loader, number, path, reason)
     except TypeError:
         return None
     _tallies[number] = made
@@ -213,10 +215,12 @@ _dropped = [0]
 def _drop_oldest() -> None:
     while len(_tallies) > MOST:
         try:
-            _tallies.pop(_gone.popleft())
-        except (IndexError, KeyError):
+            oldest = _gone.popleft()
+        except IndexError:
             return
-        _dropped[0] += 1
+        # A forked child may see the end of its parent's loaders.
+        if _tallies.pop(oldest, None) is not None:
+            _dropped[0] += 1
 
 
 def _forget() -> None:
