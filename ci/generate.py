@@ -154,7 +154,7 @@ def section(options: Options, name: str) -> str:
     elif about.instead is not None:
         text += " `install` and `convert` do not take it."
     if not about.is_text:
-        text += " Not as text."
+        text += " Python only."
     if about.page is not None:
         text += f" [More]({about.page})."
     errors = [
@@ -166,7 +166,7 @@ def section(options: Options, name: str) -> str:
     if errors:
         bullets.append(f"**An error:** {'; '.join(errors)}")
     entries = "".join(f"- {bullet}\n" for bullet in bullets)
-    return f"### `{name}`\n\n{text}\n\n{entries}\n"
+    return f"#### `{name}`\n\n{text}\n\n{entries}\n"
 
 
 def where(options: Options) -> str:
@@ -225,8 +225,13 @@ def install(text: str, options: Options) -> str:
 
 
 def page_of_options(text: str, options: Options) -> str:
-    """``docs/options.md``: a section for each option, and where options work."""
-    sections = "".join(section(options, name) for name in options.table)
+    """``docs/options.md``: a section for each option, by topic, and where options work."""
+    from ringloader._options.about import TOPICS
+
+    sections = ""
+    for topic in TOPICS:
+        names = [name for name, about in options.table.items() if about.topic == topic]
+        sections += f"### {topic}\n\n" + "".join(section(options, name) for name in names)
     text = between(text, "\n## Options\n\n", "## Where options work\n", sections)
     return between(text, "has no effect there.\n\n", "\n## Environment variables\n", where(options))
 

@@ -487,9 +487,9 @@ def test_the_fewest_workers_that_hide_behind_the_step_are_recommended():
     # 10 ms are at most 100 batches a second.
     assert recommended({0: 50, 1: 95.5, 2: 99}, 0.01) == (
         1,
-        "the fewest workers that hide behind the step, which took 10.0 ms",
+        "the fewest workers whose work the step hides; it took 10.0 ms",
     )
-    assert recommended({0: 50, 1: 80}, 0.01) == (1, "nothing hides behind the step; the best rate")
+    assert recommended({0: 50, 1: 80}, 0.01) == (1, "the step hides nothing; the best rate")
 
 
 # The command.

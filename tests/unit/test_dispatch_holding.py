@@ -1,4 +1,4 @@
-"""`Dispatch` in order, with filters: no worker waits without end for items that another's stand before."""
+"""`Dispatch` in order, whose workers take items at different rates: none waits without end for an item."""
 
 from __future__ import annotations
 
@@ -212,3 +212,57 @@ def test_an_error_of_the_source_that_is_held_comes_in_its_turn():
         except StopIteration:
             break
     assert found == list(range(1, 400, 2))
+
+
+def odd_is_an_error(number):
+    if number % 2:
+        raise ValueError(f"{number} is odd")
+    return number
+
+
+class Bad:
+    """A source that raises at each odd number, and goes on."""
+
+    def __init__(self, n):
+        self.n = n
+        self.number = -1
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.number += 1
+        if self.number >= self.n:
+            raise StopIteration
+        return odd_is_an_error(self.number)
+
+
+class StridedErrors(torch.utils.data.IterableDataset):
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        info = torch.utils.data.get_worker_info()
+        return map(odd_is_an_error, range(info.id, self.n, info.num_workers))
+
+
+def batches_and_errors(loader):
+    iterator, found = iter(loader), []
+    while True:
+        try:
+            found.append(next(iterator).tolist())
+        except ValueError as error:
+            found.append(str(error).split()[-3:])
+        except StopIteration:
+            return found
+
+
+@pytest.mark.parametrize("dataset", [Dispatch(range(400)).map(odd_is_an_error), Dispatch(Bad(400))])
+def test_all_items_of_a_worker_may_raise(dataset, snapshot):
+    loader = DataLoader(dataset, 4, num_workers=2, timeout=60)
+    found = batches_and_errors(loader)
+    assert found[:2] == [[0, 2, 4, 6], ["1", "is", "odd"]]
+    assert found == batches_and_errors(torch.utils.data.DataLoader(StridedErrors(400), 4, num_workers=2))
+    assert len(found) == 250
+    del loader
+    snapshot.assert_nothing_left()

@@ -27,6 +27,7 @@ GENERATED = {
 UMASK = """\
     worker_umask: int = _option(
         0,
+        topic="Memory",
         values="an int, 0 or more",
         without="0, the umask stays",
         line="Permissions that files of workers lack.",

@@ -38,7 +38,7 @@ SEED = 1234
 
 
 def key_of(seed, epoch, rank, worker, place):
-    """The formula of docs/epochs.md."""
+    """The formula of docs/seeds.md."""
     key = 0
     for part in (seed, epoch, rank, worker, place):
         z = (key + (part + 1) * 0x9E3779B97F4A7C15) % 2**64

@@ -1,8 +1,9 @@
 """The workers as the dispatching process sees them: how far each is, and the items that are held for it.
 
-The loader takes batches in order. If a filter drops what one worker is sent, its batch waits for items, and
-the loader for that batch. The others are full by then, and the source's next item is theirs. It is held
-back, so that the source can be read on, and each item still goes to the worker whose turn it is.
+The loader takes batches in order. A worker whose items are dropped by a filter needs more of them for a
+batch, and one whose items raise errors needs fewer: the workers take items at different rates. So the loader
+may wait for a batch of one worker while the others are full, and the source's next item is theirs. It is
+held, so that the source can be read on, and each item still goes to the worker whose turn it is.
 """
 
 from __future__ import annotations
@@ -185,8 +186,8 @@ def _too_many(held: int, nbytes: int, most: int) -> object:
     try:
         raise RuntimeError(
             f"a Dispatch in order holds {held} items ({nbytes} bytes; at most {most}) for workers that are "
-            "full, because what this worker was sent meanwhile was dropped by filter(): pass in_order=False, "
-            "filter in the source, or raise max_shared_bytes"
+            "full, because this worker takes more items for its batches: filter() drops some, or errors "
+            "end batches of the others. Pass in_order=False, filter in the source, or raise max_shared_bytes"
         )
     except RuntimeError:
         return internals.ExceptionWrapper(where=WHERE)

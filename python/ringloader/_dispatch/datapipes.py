@@ -54,7 +54,7 @@ def translated(dataset: Any) -> Any:
     received = _Received()
     # The workers get a copy of the pipes behind the dispatcher, and share none with the caller.
     behind = copy.deepcopy(dataset, {id(dispatcher): received})
-    return Dispatch(source)._with(_Behind(behind, received), keeps_count=False, may_drop=True)
+    return Dispatch(source)._with(_Behind(behind, received), keeps_count=False)
 
 
 def _find(graph: Any, found: dict[int, Any], others: dict[int, Any]) -> None:

@@ -54,8 +54,6 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         self._passes: tuple[_Pass, ...] = ()
         # True if there are as many items as the source has.
         self._keeps_count = True
-        # True if a worker may need many items for one batch.
-        self._may_drop = False
         # The key by which a worker finds what its dispatching process sends, also for a copy or a pickle.
         self._key = uuid.uuid4().hex
 
@@ -68,7 +66,7 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         """A `Dispatch` whose workers drop each item for which ``fn`` returns false."""
         _check_callable("filter", fn)
         one = functools.partial(filter, functools.partial(_called, "filter", fn))
-        return self._with(one, keeps_count=False, may_drop=True)
+        return self._with(one, keeps_count=False)
 
     def batch(self, n: int, *, drop_last: bool = False) -> Self:
         """A `Dispatch` whose workers make a list of each ``n`` items that come one after another in a worker.
@@ -83,11 +81,10 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         _check_count("n", n)
         return self._with(functools.partial(_Batches, n=n, drop_last=drop_last), keeps_count=False)
 
-    def _with(self, one: _Pass, *, keeps_count: bool = True, may_drop: bool = False) -> Self:
+    def _with(self, one: _Pass, *, keeps_count: bool = True) -> Self:
         made = copy.copy(self)
         made._passes = (*self._passes, one)
         made._keeps_count = self._keeps_count and keeps_count
-        made._may_drop = self._may_drop or may_drop
         made._key = uuid.uuid4().hex
         return made
 
@@ -102,11 +99,6 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         if not self._keeps_count:
             raise TypeError("how many items filter and batch leave is not known before they run")
         return len(self._source)  # type: ignore[arg-type]
-
-
-def may_drop(dataset: Dispatch) -> bool:
-    """True if a worker may need many items for one batch, or if a subclass has an iteration of its own."""
-    return dataset._may_drop or type(dataset).__iter__ is not Dispatch.__iter__
 
 
 def without_source(dataset: Dispatch) -> Dispatch:

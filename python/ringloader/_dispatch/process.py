@@ -42,7 +42,7 @@ class Dispatching:
         context: The ``multiprocessing`` context that starts the workers.
         workers: How many there will be.
         share: Bytes of shared memory for the items of one worker.
-        in_turn: Whether a worker waits for the others' batches, in order or because tasks go round.
+        in_turn: True if a worker waits for the others' batches, in order or because tasks go round.
 
     Raises:
         Exception: What starting a process raises. Nothing is left then.
@@ -53,7 +53,7 @@ class Dispatching:
     ) -> None:
         # The dataset as workers need it.
         self.without_source = dataset.without_source(source)
-        most_held = max(share, _LEAST_HELD) if in_turn and dataset.may_drop(source) else None
+        most_held = max(share, _LEAST_HELD) if in_turn else None
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             arguments = (source._source, theirs, workers, share, os.getpid(), most_held)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal
+from typing import Literal, get_args
 
 from ringloader._options.checks import Check
+
+Topic = Literal["Errors", "Speed", "Memory", "Randomness", "Epochs", "Resume", "Devices"]
+# In the order of the page of options.
+TOPICS: tuple[Topic, ...] = get_args(Topic)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,6 +28,7 @@ class About:
     """The row of an option.
 
     Attributes:
+        topic: The heading of the page of options under which it stands.
         values: The values that it takes, for people, as all texts here in Markdown.
         without: The default, and what it means.
         line: What it does, in one sentence.
@@ -44,6 +49,7 @@ class About:
             name, which may be set.
     """
 
+    topic: Topic
     values: str
     without: str
     line: str

@@ -34,6 +34,7 @@ class Options:
 
     max_shared_bytes: int | None = _option(
         None,
+        topic="Memory",
         values="a positive int, or `None`",
         without="`None`, a quarter of what the machine and the control group have left, divided by "
         "`LOCAL_WORLD_SIZE`",
@@ -52,6 +53,7 @@ class Options:
     )
     device: torch.device | str | int | None = _option(
         None,
+        topic="Devices",
         values='a `torch.device` of the current accelerator, its name, an index, `"auto"`, or `None`',
         without="`None`, batches stay on the CPU",
         line="Device on which batches arrive, copied on a stream of their own.",
@@ -68,6 +70,7 @@ class Options:
     )
     device_prefetch: int = _option(
         2,
+        topic="Devices",
         values="an int, 0 or more",
         without="2",
         line="How many batches to copy before their turn, in addition to the one that is returned and the "
@@ -82,6 +85,7 @@ class Options:
     )
     device_transform: Callable[[Any], Any] | None = _option(
         None,
+        topic="Devices",
         values="a callable, or `None`",
         without="`None`",
         line="Function that gets each batch on the device, on the stream of the copies, and returns the "
@@ -100,6 +104,7 @@ class Options:
     # A `ringloader.WorkerPool`: its module needs torch.
     worker_pool: Any = _option(
         None,
+        topic="Speed",
         values="a `ringloader.WorkerPool`, or `None`",
         without="`None`, each iterator starts its own workers",
         line="Pool whose processes are the workers, which several loaders share.",
@@ -116,6 +121,7 @@ class Options:
     )
     worker_prefetch: int | None = _option(
         None,
+        topic="Speed",
         values="a positive int, or `None`",
         without="`None`, torch's `prefetch_factor`",
         line="How many batches each worker has ready or under way: torch's `prefetch_factor` by its name "
@@ -131,6 +137,7 @@ class Options:
     )
     main_prefetch: int = _option(
         0,
+        topic="Speed",
         values="an int, 0 or more",
         without="0, `next` decodes them",
         line="How many of the batches that workers have ready a thread of the main process decodes before "
@@ -145,6 +152,7 @@ class Options:
     )
     worker_method: str = _option(
         "multiprocessing",
+        topic="Speed",
         values='`"multiprocessing"`, `"thread"`',
         without='`"multiprocessing"`',
         line="Kind of workers: processes, or threads of this process.",
@@ -161,6 +169,7 @@ class Options:
     )
     last_batch: Literal["keep", "discard", "rollover"] | None = _option(
         None,
+        topic="Epochs",
         values='`"keep"`, `"discard"`, `"rollover"`, or `None`',
         without="`None`, as torch's `drop_last` says",
         line="Use of samples that fill no whole batch at the end of an epoch: kept, discarded, or carried "
@@ -178,6 +187,7 @@ class Options:
     )
     worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = _option(
         None,
+        topic="Epochs",
         values="a callable, or `None`",
         without="`None`",
         line="Function that each worker calls when an epoch begins, before its first batch, as "
@@ -195,6 +205,7 @@ class Options:
     )
     reseed_workers: bool = _option(
         False,
+        topic="Randomness",
         values="`True`, `False`",
         without="`False`",
         line="`True` to seed the generators of python, numpy and torch again in each worker when an epoch "
@@ -208,6 +219,7 @@ class Options:
     )
     seeding: Literal["torch", "sample", "batch"] = _option(
         "torch",
+        topic="Randomness",
         values='`"torch"`, `"sample"`, `"batch"`',
         without='`"torch"`, when a worker starts',
         line="When the generators of `random`, `numpy.random` and torch's CPU are seeded.",
@@ -221,7 +233,7 @@ class Options:
         "set. Without workers the program's generators are put back before `next` returns. Each task goes "
         "to the worker with the fewest unanswered ones, unless the dataset is iterable or has a "
         "`state_dict`; batches come in their order.",
-        page="epochs.md#the-same-augmentation-for-any-workers",
+        page="seeds.md#the-same-augmentation-for-any-workers",
         check=checks.one_of("torch", "sample", "batch"),
         in_threads="works",
         in_pool="leaves nothing",
@@ -230,6 +242,7 @@ class Options:
     )
     seed: int | None = _option(
         None,
+        topic="Randomness",
         values="an int, 0 or more, or `None`",
         without="`None`, torch's base seed, which each process draws",
         line="Number that `ringloader.Seeds` and `seeding` come from, the same in all ranks.",
@@ -242,6 +255,7 @@ class Options:
     )
     restart_workers: int = _option(
         0,
+        topic="Errors",
         values="an int, 0 or more",
         without="0, the error is torch's",
         line="How many crashed workers to restart per epoch.",
@@ -258,6 +272,7 @@ class Options:
     )
     on_error: bad_samples.OnError = _option(
         bad_samples.RAISE,
+        topic="Errors",
         values='`"raise"`, `"skip"`, `"retry"`, a `ringloader.Retry`, or a callable, which no text can name',
         without='`"raise"`, as torch does',
         line="Handling of samples that raise: raise their error, skip them, try again, or call a function.",
@@ -273,6 +288,7 @@ class Options:
     )
     max_errors: int | None = _option(
         None,
+        topic="Errors",
         values="an int, 0 or more, or `None`",
         without="`None`, any number",
         line="How many samples per epoch `on_error` may skip or replace; one more raises its error.",
@@ -285,6 +301,7 @@ class Options:
     )
     watchdog: float | None = _option(
         None,
+        topic="Errors",
         values="a number of seconds, more than 0, or `None`",
         without="`None`, never",
         line="Seconds without a batch after which the logger `ringloader` names each late worker, its "
@@ -300,6 +317,7 @@ class Options:
 
     stats: bool = _option(
         False,
+        topic="Speed",
         values="`True`, `False`",
         without="`False`",
         line="`True` to note where the time of each epoch goes, for `epoch_stats()`.",
@@ -312,6 +330,7 @@ class Options:
     )
     snapshot_every_n_steps: int | None = _option(
         1,
+        topic="Resume",
         values="a positive int, or `None`",
         without="1",
         line="After how many batches workers take the state of a dataset, or its iterator, that has "
@@ -330,13 +349,14 @@ class Options:
 
     prefetch_epochs: bool = _option(
         False,
+        topic="Speed",
         values="`True`, `False`",
         without="`False`, `iter` begins it",
         line="`True` to begin the next epoch of persistent workers when the last indices of this one have "
         "been sent, so that `iter` finds its first batches ready.",
         details="Its sampler then draws earlier than torch's, also after the last epoch of the program. "
         "With a `worker_pool` the loader keeps its processes, as with `persistent_workers`.",
-        page="epochs.md#no-stall-between-epochs",
+        page="prefetch_epochs.md",
         check=checks.boolean,
         in_threads="works",
         in_pool="leaves nothing",

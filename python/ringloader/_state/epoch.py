@@ -1,4 +1,4 @@
-"""One epoch of a loader with states: its beginning, and how much of it was returned."""
+"""The epochs of a loader with states: how each kind begins, and how much of it was returned."""
 
 from __future__ import annotations
 
@@ -27,15 +27,11 @@ if TYPE_CHECKING:
 
 
 class Epoch:
-    """One epoch of one iterator.
-
-    A ledger records which indices are read and which batches are handed out. The rest is recorded when
-    the epoch begins, when it ends, and when ``next`` raises.
+    """One epoch of one iterator. An epoch of this class itself has no state.
 
     Args:
         begun: The epoch's beginning, or the state from which it goes on.
-        iterator: The iterator, which the epoch does not keep alive.
-        order: The order of its samples; None for an iterable dataset, which decides itself where it is.
+        iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
         dataset: The states of the dataset, if it may have any.
         why_not: The reason why the epoch has no state.
     """
@@ -44,34 +40,20 @@ class Epoch:
         self,
         begun: Saved,
         iterator: OurIterator | None,
-        order: NativeOrder | ReadOrder | None = None,
         dataset: DatasetState | None = None,
         why_not: str | None = None,
     ) -> None:
         self.begun = begun
-        self._iterator: weakref.ref[Any] | None = None
-        if iterator is not None:
-            self.attach(iterator)
         self.dataset = dataset
         self.why_not = why_not
         # The seed of the workers, which the iterator then does not draw.
         self.given_seed = begun.base_seed
-        self._order = order
-        # Records which indices are read and which batches the caller gets.
-        self.ledger: _native.Ledger | None = None
-        if order is not None:
-            self.ledger = order.begin(begun)
-        elif dataset is None:
-            # No worker sends its state: the batches of all are counted.
-            self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
+        self._iterator: weakref.ref[Any] | None = None
+        if iterator is not None:
+            self.attach(iterator)
         self._resumes = begun.has_begun
         self._is_finished = False
         self._collecting: Collecting | None = None
-
-    @property
-    def is_iterable(self) -> bool:
-        """True if the dataset decides where the epoch is, and no sampler."""
-        return self._order is None
 
     @property
     def rest(self) -> Rest | None:
@@ -84,7 +66,7 @@ class Epoch:
     @property
     def is_drawn(self) -> bool:
         """True if the epoch goes on, and has drawn before all that ``iter`` draws."""
-        return self.is_iterable and self._resumes
+        return self._resumes
 
     def attach(self, iterator: OurIterator) -> None:
         """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
@@ -96,8 +78,6 @@ class Epoch:
 
     def end(self) -> None:
         """Ends the epoch: another one of the loader begins."""
-        if self._order is not None:
-            self._order.end()
 
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Records the seeds of an iterator. ``drawn``: True if it drew that of the workers in this epoch."""
@@ -115,6 +95,15 @@ class Epoch:
         """Returns where a worker begins; None: at the beginning of the epoch."""
         return None if self.dataset is None else self.dataset.start_of(worker)
 
+    def indices(self, made: Any, at_once: bool = False) -> Any:  # noqa: ARG002
+        """Returns an iterator of the epoch's indices.
+
+        Args:
+            made: The iterator that torch has made of the loader's index sampler.
+            at_once: True if other indices than those of the state are an error now.
+        """
+        return made
+
     def read(self, iterator: TorchIterator, options: Sequence[WorkerOption]) -> None:
         """Makes an iterator without workers, which has these options, read the epoch from where it is."""
         iterator._sampler_iter = self.indices(iterator._sampler_iter, at_once=True)
@@ -122,52 +111,35 @@ class Epoch:
         if self.dataset is not None and option is not None:
             self.dataset.ask_here(option)
 
-    def indices(self, made: Any, at_once: bool = False) -> Any:
-        """Returns an iterator of the epoch's indices.
-
-        Args:
-            made: The iterator that torch has made of the loader's index sampler.
-            at_once: True if other indices than those of the state are an error now.
-        """
-        return made if self._order is None else self._order.read(made, at_once)
-
     def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
-        if self._order is None:
-            source = samplers.index_source(iterator._index_sampler, places)
-        else:
-            native = self._order.source(places)
-            if native is None:
-                iterator._sampler_iter = self.indices(iterator._sampler_iter)
-            source = native or _native.IndexSource.python(self.ledger, places)
+        source = self._index_source(iterator, places)
         if self.dataset is not None:
             source.count(self.dataset.turns)
         return source
 
+    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        raise NotImplementedError
+
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
-        if self.ledger is not None:
-            self.ledger.begin_call()
         index = read()
-        if self.ledger is not None:
-            self.ledger.take(index)
         if self.dataset is not None and not self._is_finished:
             self.dataset.turns.take()
         return index
 
     def count_errors(self, collecting: Collecting) -> None:
-        """Counts the bad samples of the whole epoch, and passes over batches that are left out."""
+        """Counts the bad samples of the whole epoch."""
         collecting.number = self.begun.bad_samples
         collecting.has_given = self._resumes and self.begun.num_yielded > 0
-        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
+        collecting.leave_out = None
         self._collecting = collecting
 
     def record_error(self, iterator: OurIterator, error: BaseException) -> None:
         """Records that ``next`` has raised."""
         if self._is_finished:
             return
-        if self.ledger is not None:
-            self.ledger.raised(iterator._batches_returned)
+        self._record_raised(iterator)
         if self.dataset is not None:
             self.dataset.record_error(iterator)
         if isinstance(error, StopIteration) and not iterator.is_paused():
@@ -176,44 +148,96 @@ class Epoch:
                 self.dataset.finish()
             self._is_finished = True
 
+    def _record_raised(self, iterator: OurIterator) -> None:
+        """Takes back the batch of a call of ``next`` that has raised."""
+
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        if self._order is None:
-            return self._saved_by_dataset()
-        if not isinstance(self.dataset, MapDatasetState):
-            return self.position()
+        raise NotImplementedError
+
+    def fingerprint(self) -> int | None:
+        """Returns the fingerprint of the samples that were returned; None if it is not known."""
+        return None
+
+    def _bad_samples(self) -> int:
+        return 0 if self._collecting is None else self._collecting.number
+
+
+class SampledEpoch(Epoch):
+    """An epoch of a map-style dataset.
+
+    The ledger records which indices are read and which batches are handed out. The rest is recorded when
+    the epoch begins, when it ends, and when ``next`` raises.
+
+    Args:
+        begun: The epoch's beginning, or the state from which it goes on.
+        iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
+        order: The order of its samples.
+        dataset: The states of the dataset, if it may have any.
+    """
+
+    dataset: MapDatasetState | None
+
+    def __init__(
+        self,
+        begun: Saved,
+        iterator: OurIterator | None,
+        order: NativeOrder | ReadOrder,
+        dataset: MapDatasetState | None,
+    ) -> None:
+        super().__init__(begun, iterator, dataset)
+        self._order = order
+        self.ledger: _native.Ledger = order.begin(begun)
+
+    @property
+    def is_drawn(self) -> bool:
+        """False: an order that goes on is drawn again, and ``iter`` draws the rest."""
+        return False
+
+    def end(self) -> None:
+        """Ends the epoch: another one of the loader begins."""
+        self._order.end()
+
+    def indices(self, made: Any, at_once: bool = False) -> Any:
+        """Returns an iterator of the epoch's indices. See :meth:`Epoch.indices`."""
+        return self._order.read(made, at_once)
+
+    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        native = self._order.source(places)
+        if native is not None:
+            return native
+        iterator._sampler_iter = self.indices(iterator._sampler_iter)
+        return _native.IndexSource.python(self.ledger, places)
+
+    def next_index(self, read: Callable[[], Any]) -> Any:
+        """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
+        self.ledger.begin_call()
+        index = read()
+        self.ledger.take(index)
+        if self.dataset is not None and not self._is_finished:
+            self.dataset.turns.take()
+        return index
+
+    def count_errors(self, collecting: Collecting) -> None:
+        """Counts the bad samples of the whole epoch, and passes over batches that are left out."""
+        super().count_errors(collecting)
+        collecting.leave_out = self.ledger.left_out
+
+    def _record_raised(self, iterator: OurIterator) -> None:
+        self.ledger.raised(iterator._batches_returned)
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        if self.dataset is None:
+            return self._position()
         if self.dataset.to_drop:
             # Nothing, or not all, was read yet of what is read again.
             batches = self.begun.batches + self.dataset.to_drop
             return dataclasses.replace(self.begun, num_yielded=batches, batches=batches)
-        return self.dataset.add_to(self.position())
+        return self.dataset.add_to(self._position())
 
-    def _saved_by_dataset(self) -> Saved:
-        before = self.begun.workers
-        assert before is not None
-        if self.ledger is not None:
-            workers = Workers.uncounted(before.num_workers, self.ledger.position(self.returned()).batches)
-        else:
-            assert self.dataset is not None
-            workers = self.dataset.saved()
-            if self.dataset.to_drop:
-                return self.begun
-        batches = workers.batches()
-        if self._resumes:
-            batches += self.begun.num_yielded - before.batches()
-        return dataclasses.replace(
-            self.begun,
-            num_yielded=batches,
-            batches=batches,
-            is_finished=self._is_finished,
-            bad_samples=self._bad_samples(),
-            workers=workers,
-        )
-
-    def position(self) -> Saved:
+    def _position(self) -> Saved:
         """Returns the state without that of the dataset."""
-        assert self._order is not None
-        assert self.ledger is not None
         while True:
             settled, is_finished = self.ledger.tasks, self._is_finished
             found = self.ledger.position(self.returned())
@@ -244,9 +268,70 @@ class Epoch:
             sampler_ended=ended,
         )
 
-    def _bad_samples(self) -> int:
-        return 0 if self._collecting is None else self._collecting.number
-
     def fingerprint(self) -> int | None:
-        """Returns the fingerprint of the samples that were returned."""
-        return None if self.ledger is None else self.ledger.position(self.returned()).fingerprint
+        """Returns the fingerprint of the samples that were returned; None if it is not known."""
+        return self.ledger.position(self.returned()).fingerprint
+
+
+class _OfIterable(Epoch):
+    """An epoch whose state has the positions of the workers."""
+
+    def _saved_at(self, workers: Workers) -> Saved:
+        before = self.begun.workers
+        assert before is not None
+        batches = workers.batches()
+        if self._resumes:
+            batches += self.begun.num_yielded - before.batches()
+        return dataclasses.replace(
+            self.begun,
+            num_yielded=batches,
+            batches=batches,
+            is_finished=self._is_finished,
+            bad_samples=self._bad_samples(),
+            workers=workers,
+        )
+
+
+class StreamedEpoch(_OfIterable):
+    """An epoch whose batches come with states of the workers.
+
+    Args:
+        begun: The epoch's beginning, or the state from which it goes on.
+        iterator: The iterator, which the epoch does not keep alive.
+        dataset: The states of the dataset.
+    """
+
+    dataset: DatasetState
+
+    def __init__(self, begun: Saved, iterator: OurIterator, dataset: DatasetState) -> None:
+        super().__init__(begun, iterator, dataset)
+
+    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        return samplers.index_source(iterator._index_sampler, places)
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        workers = self.dataset.saved()
+        return self.begun if self.dataset.to_drop else self._saved_at(workers)
+
+
+class CountedEpoch(_OfIterable):
+    """An epoch that torch's own loader runs: no worker sends its state, and the batches of all are counted.
+
+    Args:
+        begun: The epoch's beginning, or the state from which it goes on.
+    """
+
+    def __init__(self, begun: Saved) -> None:
+        super().__init__(begun, None)
+        self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
+
+    def _record_raised(self, iterator: OurIterator) -> None:
+        self.ledger.raised(iterator._batches_returned)
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        before = self.begun.workers
+        assert before is not None
+        batches = self.ledger.position(self.returned()).batches
+        return self._saved_at(Workers.uncounted(before.num_workers, batches))

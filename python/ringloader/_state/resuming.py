@@ -12,7 +12,8 @@ from ringloader._log import logger
 from ringloader._options import epochs
 from ringloader._sources import samplers
 from ringloader._state import datasets
-from ringloader._state.epoch import Epoch
+from ringloader._state.dataset_state import DatasetState, MapDatasetState
+from ringloader._state.epoch import CountedEpoch, SampledEpoch, StreamedEpoch
 from ringloader._state.order import NativeOrder, draw_base_seed
 from ringloader._state.parts import Workers
 from ringloader._state.reading import ReadOrder
@@ -24,6 +25,21 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 
+def epoch_of(
+    begun: Saved,
+    iterator: OurIterator | None,
+    order: NativeOrder | ReadOrder | None,
+    dataset: DatasetState | None,
+) -> SampledEpoch | StreamedEpoch | CountedEpoch:
+    """Begins an epoch of the class that its order, or its dataset, makes it."""
+    if order is not None:
+        assert dataset is None or isinstance(dataset, MapDatasetState)
+        return SampledEpoch(begun, iterator, order, dataset)
+    if iterator is None or dataset is None:
+        return CountedEpoch(begun)
+    return StreamedEpoch(begun, iterator, dataset)
+
+
 def resumed(
     loader: TorchLoader,
     iterator: OurIterator | None,
@@ -31,7 +47,7 @@ def resumed(
     order: NativeOrder | ReadOrder | None,
     loaded: Saved,
     are_same: bool,
-) -> Epoch:
+) -> SampledEpoch | StreamedEpoch | CountedEpoch:
     """Begins an epoch that goes on from a state."""
     named = None if order is None else order.named_epoch()
     _restore_generator(loader, loaded, are_same)
@@ -48,7 +64,7 @@ def resumed(
         dataset = None
         if iterator is not None:
             dataset = datasets.state_for(loader, iterator, begun.batch_size, workers)
-        epoch = Epoch(begun, iterator, order, dataset)
+        epoch = epoch_of(begun, iterator, order, dataset)
         if loaded.is_finished and loader.persistent_workers:
             # Workers that had lived on would have their seed from before.
             epoch.given_seed = loaded.base_seed
@@ -61,7 +77,7 @@ def resumed(
     dataset = None
     if iterator is not None:
         dataset = datasets.state_for(loader, iterator, rest.batch_size, rest.workers)
-    return Epoch(rest, iterator, order, dataset)
+    return epoch_of(rest, iterator, order, dataset)
 
 
 def _rest_of_order(

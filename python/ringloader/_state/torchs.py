@@ -14,7 +14,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 import ringloader._native as _native
 from ringloader._options import seeding
 from ringloader._state import datasets, tracked
-from ringloader._state.epoch import Epoch
+from ringloader._state.epoch import CountedEpoch, SampledEpoch, StreamedEpoch
 from ringloader._state.saved import Saved
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
@@ -40,6 +40,7 @@ def begin(loader: TorchLoader, reason: str, get_iterator: Any, are_same: bool = 
     why_not = _why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
     if why_not is None:
         epoch = tracked.begin(loader, None, None, are_same)
+        assert not isinstance(epoch, StreamedEpoch)
         return TorchsEpoch(loader, epoch)
     if loaded is not None:
         raise RuntimeError(
@@ -82,13 +83,13 @@ class TorchsEpoch:
         epoch: The epoch.
     """
 
-    def __init__(self, loader: TorchLoader, epoch: Epoch) -> None:
+    def __init__(self, loader: TorchLoader, epoch: SampledEpoch | CountedEpoch) -> None:
         self.epoch = epoch
-        assert epoch.ledger is not None
-        self.ledger: _native.Ledger = epoch.ledger
+        self.ledger = epoch.ledger
+        self._is_counted = isinstance(epoch, CountedEpoch)
         self._num_workers: int = loader.num_workers
         # Batches of an iterable dataset that are read again and dropped.
-        self._to_drop = epoch.begun.batches if epoch.is_iterable else 0
+        self._to_drop = epoch.begun.batches if self._is_counted else 0
         # Indices that were read, and those whose batches the caller got.
         self._read = 0
         self._got = 0
@@ -148,7 +149,7 @@ class TorchsEpoch:
         return int(iterator._rcvd_idx) if self._num_workers else self._read
 
     def _record(self) -> None:
-        if self.epoch.is_iterable:
+        if self._is_counted:
             self.ledger.take(None)
         elif self._got < self._read:
             self.ledger.got(self._got)
@@ -180,7 +181,7 @@ class TorchsEpoch:
         return map(self._record_read, self.epoch.indices(made, at_once=not self._num_workers))
 
     def _record_read(self, index: Any) -> Any:
-        if not self.epoch.is_iterable:
+        if not self._is_counted:
             self.ledger.read(index)
         self._read += 1
         return index

@@ -9,10 +9,10 @@ from ringloader._log import logger
 from ringloader._options import epochs
 from ringloader._state import datasets, saved
 from ringloader._state.dataset_state import DatasetState
-from ringloader._state.epoch import Epoch
+from ringloader._state.epoch import CountedEpoch, Epoch, SampledEpoch, StreamedEpoch
 from ringloader._state.order import NativeOrder
 from ringloader._state.reading import ReadOrder
-from ringloader._state.resuming import beginning, check_alike, order_of, resumed
+from ringloader._state.resuming import beginning, check_alike, epoch_of, order_of, resumed
 from ringloader._state.saved import Saved
 from ringloader._torch import select_path
 
@@ -83,7 +83,7 @@ def begin(
     iterator: OurIterator | None,
     number: int | None,
     are_same: bool = False,
-) -> Epoch:
+) -> SampledEpoch | StreamedEpoch | CountedEpoch:
     """Begins an epoch of a loader, before anything is drawn for it.
 
     Args:
@@ -102,7 +102,7 @@ def begin(
         begun = beginning(loader, order, number)
         if iterator is not None:
             dataset = datasets.state_after(loader, iterator, begun.batch_size, before, are_same)
-        epoch = Epoch(begun, iterator, order, dataset)
+        epoch = epoch_of(begun, iterator, order, dataset)
     else:
         epoch = resumed(loader, iterator, number, order, loaded, are_same)
     _log_states(loader, order, epoch.dataset)

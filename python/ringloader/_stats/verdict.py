@@ -191,7 +191,7 @@ class _Judge:
             return self._verdict(
                 "caller",
                 f"The training step is the limit: the loader keeps up, and next took {share:.0%} of the time "
-                "behind the start.",
+                "after the start.",
             )
         if self._main > _MOST * self._waiting:
             return self._of_main()
@@ -247,7 +247,7 @@ class _Judge:
         what, remedy = _MAIN[name]
         limit = (
             f"The main process is the limit: it {what} for {in_words(stats.main[name])}, and next "
-            f"took {in_words(self._waiting)} behind the start"
+            f"took {in_words(self._waiting)} after the start"
         )
         if name == "decode" and setting.may_prefetch:
             each = stats.main["decode"] / stats.batches

@@ -93,7 +93,7 @@ def reason_for_torch(loader: TorchLoader, get_iterator: Any) -> Reason | None:
         operator.index(loader.num_workers)
     except TypeError:
         # torch draws before it refuses, and these draws must be torch's, too.
-        return Reason("num_workers is no integer, which torch is about to refuse")
+        return Reason("num_workers is not an int: torch raises the error")
     found = _obstacle(loader, get_iterator)
     if found is not None:
         return found
