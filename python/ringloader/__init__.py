@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._pool.pool import WorkerPool
     from ringloader._report.report import PathReport, report
+    from ringloader._report.reports import LoaderReport, reports
     from ringloader._sources.weighted import WeightedRandomSampler
     from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
     from ringloader._stats.recording import epoch_stats
@@ -39,6 +40,7 @@ _MODULES = {
     "Dispatch": "_dispatch.dataset",
     "EpochStats": "_stats.epoch",
     "Finding": "_doctor.checks",
+    "LoaderReport": "_report.reports",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
     "Sharded": "_data.sharded",
@@ -60,6 +62,7 @@ _MODULES = {
     "install": "_patch.install",
     "installed": "_patch.install",
     "report": "_report.report",
+    "reports": "_report.reports",
     "uninstall": "_patch.install",
 }
 
@@ -72,6 +75,7 @@ __all__ = [
     "Dispatch",
     "EpochStats",
     "Finding",
+    "LoaderReport",
     "PathReport",
     "Retry",
     "RolloverBatchSampler",
@@ -92,6 +96,7 @@ __all__ = [
     "install",
     "installed",
     "report",
+    "reports",
     "uninstall",
 ]
 

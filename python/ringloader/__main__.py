@@ -13,6 +13,7 @@ from ringloader._common import output
 from ringloader._options import checks
 from ringloader._options.table import TABLE
 from ringloader._patch import by_name, on_import, run, stateful
+from ringloader._report import asked, watching
 
 # Not the docstring, which `python -OO` leaves out.
 _ABOUT = "runs a program with ringloader, measures a loader, or says what is here."
@@ -64,6 +65,11 @@ def main() -> None:
         metavar="VALUE",
         help="as the argument of ringloader.install",
     )
+    command.add_argument(
+        "--report",
+        action="store_true",
+        help=f"at exit, prints a line for each loader on standard error, as {asked.VARIABLE}=1",
+    )
     command.add_argument("-m", dest="is_module", action="store_true", help="a module, as with python -m")
     command.add_argument("program", help="file, folder, zip file or module")
     command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
@@ -79,6 +85,8 @@ def main() -> None:
         return
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
+    if given.pop("report") and os.environ.get(asked.VARIABLE, "0") in ("", "0"):
+        os.environ[asked.VARIABLE] = asked.ONE
     is_given = bool(given)
     is_stateful = given.pop(by_name.STATEFUL, False)
     try:
@@ -92,6 +100,7 @@ def main() -> None:
         command.error(f"can't open file {program!r}: no such file")
     if is_given or os.environ.get(on_import.VARIABLE, "0") in ("", "0"):
         os.environ[on_import.VARIABLE] = by_name.to_text(options, is_stateful)
+    watching.expect_loaders()
     on_import.install_with_torch(os.environ[on_import.VARIABLE])
     if is_module:
         run.run_module(program, arguments)

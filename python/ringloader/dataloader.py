@@ -22,7 +22,7 @@ from ringloader._options import conflicts, epochs, kept
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool.pool import WorkerPool
-from ringloader._report import report
+from ringloader._report import report, watching
 from ringloader._start import spawn
 from ringloader._stats.epoch import EpochStats
 from ringloader._stats.recording import epoch_stats
@@ -369,6 +369,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shutdown()
 
 
+watching.watch(internals.Loader)
+watching.expect_loaders()
 _PARAMETERS = inspect.signature(DataLoader.__init__).parameters
 # torch's arguments after the dataset, with their defaults.
 _TORCHS = {

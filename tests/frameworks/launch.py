@@ -31,8 +31,11 @@ def run_ranks(
     check_ways(folder, names)
 
 
-def run_program(arguments: list[str], seconds: float, environment: Mapping[str, str] | None = None) -> None:
-    """Runs Python where it and its workers find what they import; asserts that it succeeds."""
+def run_program(arguments: list[str], seconds: float, environment: Mapping[str, str] | None = None) -> str:
+    """Runs Python where it and its workers find what they import, and returns its output.
+
+    Asserts that it succeeds.
+    """
     path = os.pathsep.join(filter(None, (str(_TESTS), _PACKAGE, os.environ.get("PYTHONPATH"))))
     process = subprocess.Popen(
         [sys.executable, *arguments],
@@ -50,6 +53,7 @@ def run_program(arguments: list[str], seconds: float, environment: Mapping[str, 
         out, _ = process.communicate()
         raise AssertionError(f"the program hangs\n{out}") from None
     assert process.returncode == 0, out
+    return out
 
 
 def check_ways(folder: Path, names: tuple[str, ...], unreached: tuple[str, ...] = ()) -> None:

@@ -69,11 +69,9 @@ def use(name: str) -> Iterator[Way]:
     way = Way(name, ringloader.DataLoader if name == "class" else torch.utils.data.DataLoader)
     record = report.record
 
-    def recorded(
-        loader: Any, iterator: Any, path: Any, reason: str, counters: Any = dict, recording: Any = None
-    ) -> None:
+    def recorded(loader: Any, iterator: Any, path: Any, reason: str, counters: Any, *others: Any) -> None:
         way.made.append(Made(type(loader), path, reason, counters))
-        record(loader, iterator, path, reason, counters, recording)
+        record(loader, iterator, path, reason, counters, *others)
 
     random.seed(11)
     np.random.seed(11)

@@ -95,7 +95,7 @@ PYTHON_MAY_USE = {
         "seeds",
         "stateful_dataloader",
     },
-    "__main__": {"_bench", "_common", "_doctor", "_options", "_patch"},
+    "__main__": {"_bench", "_common", "_doctor", "_options", "_patch", "_report"},
     "_bench": {
         "_common",
         "_iterator",
@@ -149,6 +149,7 @@ PYTHON_MAY_USE = {
         "_iterator",
         "_log",
         "_options",
+        "_report",
         "_torch",
         "bad_samples",
         "dataloader",

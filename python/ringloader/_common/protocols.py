@@ -24,8 +24,13 @@ else:
 class OurIterator(TorchIterator, Protocol):
     """An iterator of ringloader's, on any path."""
 
+    # What a report counts, of a class of `_report`, which is above.
+    _count: Any
+
     @property
     def _batches_returned(self) -> int: ...
+
+    def _seconds_waited(self) -> float | None: ...
 
     def is_paused(self) -> bool: ...
 

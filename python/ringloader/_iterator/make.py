@@ -16,7 +16,7 @@ from ringloader._options import conflicts, epochs
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
-from ringloader._report import report
+from ringloader._report import asked, report, tally
 from ringloader._start import processes as starting
 from ringloader._stats import timing
 from ringloader._stats.recording import Recording
@@ -132,7 +132,7 @@ def _torchs(
         kept.has_begun(loader, epoch.epoch, None)
     if epoch is not None or stages != Stages():
         iterator = TorchsIterator(iterator, stages, epoch)
-    report.record(loader, iterator, "torch", reason.text, stages.counters, stages.recording)
+    _record(loader, iterator, "torch", reason.text, stages)
     return iterator
 
 
@@ -169,8 +169,9 @@ def _stages(
         shared_bytes: The shared memory of all workers, in bytes.
         registrations: Returns what is registered of the workers' memory, for a device type.
     """
+    clock = tally.Clock() if asked.mode() else None
     if not options.changed():
-        return Stages()
+        return Stages(clock=clock)
     from ringloader._options import collecting
 
     device, transform = devices.resolve(options.device), options.device_transform
@@ -185,12 +186,13 @@ def _stages(
             collecting=bad_samples,
             transform=None if transform is None else Transform(transform),
             recording=recording,
+            clock=clock,
         )
     from ringloader._placement.device import Moving
 
     transform = None if transform is None else result.through(transform)
     moving = Moving(device, options.device_prefetch, transform, registrations)
-    return Stages(moving, bad_samples, recording=recording)
+    return Stages(moving, bad_samples, recording=recording, clock=clock)
 
 
 def _worker_options(loader: TorchLoader, options: Options, timed: Any) -> Sequence[WorkerOption]:
@@ -227,7 +229,7 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
     worker_options = _worker_options(loader, options, timed)
     keys = seeding.keys_for(loader, options)
     made = SingleProcessIterator(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
-    report.record(loader, made, "single-process", "num_workers is 0", stages.counters, stages.recording)
+    _record(loader, made, "single-process", "num_workers is 0", stages)
     return made
 
 
@@ -325,8 +327,19 @@ def _next_epoch(loader: TorchLoader, options: Options) -> Any:
 def _noted(loader: TorchLoader, made: Any, transport: Transport, stages: Stages) -> Any:
     """Returns an iterator with workers, which is noted for a report."""
     counters = functools.partial(_counters, transport, stages.counters)
-    report.record(loader, made, transport.path, transport.about, counters, stages.recording)
+    _record(loader, made, transport.path, transport.about, stages, counters)
     return made
+
+
+def _record(
+    loader: TorchLoader,
+    made: Any,
+    path: report.PathName,
+    reason: str,
+    stages: Stages,
+    counters: Callable[[], Mapping[str, int]] | None = None,
+) -> None:
+    report.record(loader, made, path, reason, counters or stages.counters, stages.recording, stages.clock)
 
 
 def _explain_descriptors(error: BaseException) -> None:

@@ -17,6 +17,7 @@ from ringloader._transport import segment_cache
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
+    from ringloader._report.tally import Count
     from ringloader._torch.protocols import TorchLoader
 
 _ENDED = (
@@ -34,6 +35,17 @@ class Pausing:
     # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
+    # What a report counts of it.
+    _count: Count | None = None
+
+    def _seconds_waited(self) -> float | None:
+        """Returns the seconds for which workers had no batch ready; None without workers of ours."""
+        return None
+
+    def _settle(self) -> None:
+        """Notes for a report what this iterator has counted, before it goes."""
+        if self._count is not None:
+            self._count.settle(self)  # type: ignore[arg-type]
 
     def _chain(self, gate: _Gate | None) -> Callable[[Any], Any]:
         """Returns the stages of this epoch, with a gate as the last one."""

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
     from ringloader._options.collecting import Collecting
     from ringloader._placement.device import Moving
+    from ringloader._report.tally import Clock
     from ringloader._stats.recording import Recording
     from ringloader._torch.protocols import TorchLoader
 
@@ -32,12 +33,14 @@ class Stages(NamedTuple):
         collecting: Takes bad samples off batches, and lists them.
         transform: The ``device_transform`` of batches that stay on the CPU.
         recording: Measures how long ``next`` takes.
+        clock: Measures that for a report at exit.
     """
 
     moving: Moving | None = None
     collecting: Collecting | None = None
     transform: Transform | None = None
     recording: Recording | None = None
+    clock: Clock | None = None
 
     def chain(
         self,
@@ -54,7 +57,7 @@ class Stages(NamedTuple):
             dataset: Takes the snapshots of the dataset off batches, in a loader with states.
             gate: Stops at a limit or a pause.
         """
-        for stage in (next_epoch, dataset, self.collecting, self.transform, self.recording, gate):
+        for stage in (next_epoch, dataset, self.collecting, self.transform, self.recording, self.clock, gate):
             if stage is not None:
                 take = stage.around(take)
         return take
@@ -67,6 +70,8 @@ class Stages(NamedTuple):
         """Begins the times of another epoch of the same iterator: the first step of ``iter``."""
         if self.recording is not None:
             self.recording.recorder.begin()
+        if self.clock is not None:
+            self.clock.begin()
 
     def begin_epoch(self, loader: TorchLoader) -> None:
         """Begins another epoch of the same iterator."""

@@ -64,6 +64,9 @@ class TorchsIterator(Pausing):
                 pausing.raise_if_ended(self)
             raise
 
+    def __del__(self) -> None:
+        self._settle()
+
     def __len__(self) -> int:
         return len(self._iterator)
 
@@ -81,10 +84,12 @@ class TorchsIterator(Pausing):
         if self._stages.moving is not None:
             self._stages.moving.abandon()
         self._stages.begin_epoch(loader)
+        if self._count is not None:
+            self._count.end_epoch(self._batches_returned)
+        self._batches_returned = 0
         if self._epoch is None:
             self._iterator._reset(loader, first_iter)
         else:
-            self._batches_returned = 0
             self._epoch.attach(self)
             self._epoch.reset(self._iterator, loader)
             assert kept is not None

@@ -138,10 +138,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._scheduler = self._make_scheduler(self._index_source())
             self._source = self._make_source()
         else:
+            returned = self._batches_returned
             if self._next_epoch is None or not self._next_epoch.commit(self, loader):
                 self._draw(loader)
                 self._transport.begin_epoch()
                 source = self._send_start()
+            if self._count is not None:
+                self._count.end_epoch(returned)
             epochs.log_if_forgotten(loader)
             self._stages.begin_epoch(loader)
             if self._restarting is not None:
@@ -275,11 +278,15 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             finally:
                 if self._shutdown:
                     self._transport.close(may_keep=not self._persistent_workers)
+        self._settle()
 
     def _is_to_be_told(self, worker: int) -> bool:
         """True for a worker that is still to be told to end, which this notes."""
         status, self._workers_status[worker] = self._workers_status[worker], False
         return status or self._persistent_workers
+
+    def _seconds_waited(self) -> float | None:
+        return self._scheduler.waited()
 
     def _stop(self, message: str) -> None:
         self._scheduler.stop(message)

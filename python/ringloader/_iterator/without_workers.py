@@ -88,6 +88,9 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
             self._dataset_kind, dataset, self._auto_collation, self._collate_fn, self._drop_last
         )
 
+    def __del__(self) -> None:
+        self._settle()
+
     def _stop(self, _message: str) -> None:
         # Lets go of the dataset's iterator, as the end of workers does.
         self.__dict__.pop("_dataset_fetcher", None)

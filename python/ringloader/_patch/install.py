@@ -11,6 +11,7 @@ from ringloader._options import checks, kept
 from ringloader._options.table import Options
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
+from ringloader._report import watching
 from ringloader._torch import hook
 
 if TYPE_CHECKING:
@@ -118,6 +119,7 @@ def _put(wanted: _Wanted) -> None:
     # Raises for a module that cannot be imported now, and not at the first epoch.
     from ringloader._torch import internals
 
+    watching.watch(internals.Loader)
     stateful_class.put(wanted.stateful)
     hook.put(internals.Loader, wanted.make)
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 from ringloader._common import weak_registry
 from ringloader._common.looking import attribute
+from ringloader._report import asked, made_at, rank, tally
 from ringloader._torch import internals, own_iterators
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
 
 PathName = Literal["native", "threads", "single-process", "torch"]
 
@@ -62,6 +67,9 @@ class _Record:
     counters: Callable[[], Mapping[str, int]]
     # Notes the times of its epochs; None without ``stats=True``.
     recording: Any
+    # The sums over the loader; None for one without weak references.
+    counted: tally.Tally | None
+    count: tally.Count
 
 
 _records: weak_registry.WeakRegistry[_Record] = weak_registry.WeakRegistry()
@@ -74,11 +82,56 @@ def record(
     reason: str,
     counters: Callable[[], Mapping[str, int]] = dict,
     recording: Any = None,
+    clock: tally.Clock | None = None,
 ) -> None:
-    """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times."""
-    noted = _Record(path, reason, counters, recording)
-    for key in (loader, iterator):
-        _records.put(key, noted)
+    """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times.
+
+    Args:
+        loader: The loader.
+        iterator: The iterator, of any class.
+        path: Its path.
+        reason: The reason for that.
+        counters: Returns what a report counts.
+        recording: Notes times, with ``stats``.
+        clock: Notes times, for a report at exit.
+    """
+    noted = _begin(loader, path, reason, counters, recording, clock)
+    _records.put(iterator, noted)
+    _count(iterator, noted)
+
+
+def record_torchs(loader: object, reason: str) -> None:
+    """Notes that a loader makes an iterator of torch's which no code of ours sees."""
+    _begin(loader, "torch", reason, dict, None, None)
+
+
+def _begin(
+    loader: object,
+    path: PathName,
+    reason: str,
+    counters: Callable[[], Mapping[str, int]],
+    recording: Any,
+    clock: tally.Clock | None,
+) -> _Record:
+    """Notes that a loader begins an iterator."""
+    before = _records.get(loader)
+    counted = tally.tally_of(loader, None if before is None else before.counted, path, reason)
+    count = tally.Count(clock)
+    if counted is not None:
+        counted.begin(count)
+        if asked.mode():
+            rank.note()
+            counted.made_at = made_at.place_of(loader)
+            counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
+    noted = _Record(path, reason, counters, recording, counted, count)
+    _records.put(loader, noted)
+    return noted
+
+
+def _count(iterator: object, noted: _Record) -> None:
+    # One of ours: another one counts nothing for us.
+    if hasattr(type(iterator), "_seconds_waited"):
+        noted.count.follow(cast("OurIterator", iterator))
 
 
 def pass_on(iterator: object, other: object) -> None:
@@ -86,6 +139,7 @@ def pass_on(iterator: object, other: object) -> None:
     found = _records.get(iterator)
     if found is not None:
         _records.put(other, found)
+        _count(other, found)
 
 
 def add(loader: object, text: str) -> None:
@@ -93,6 +147,8 @@ def add(loader: object, text: str) -> None:
     found = noted(loader)
     if found is not None:
         found.reason += f"; {text}"
+        if found.counted is not None:
+            found.counted.reason = found.reason
 
 
 def noted(key: object) -> _Record | None:

@@ -11,13 +11,17 @@ from typing import TYPE_CHECKING, Any
 from ringloader._log import logger
 
 if TYPE_CHECKING:
-    pass
+    from collections.abc import Callable
 
 _NAME = "_get_iterator"
 _NEW_CLASS = "__init_subclass__"
 # The method of a class that our function replaces until the class makes its first iterator.
 _watched: weakref.WeakKeyDictionary[type, tuple[Any, FunctionType]] = weakref.WeakKeyDictionary()
 _told: weakref.WeakSet[type] = weakref.WeakSet()
+# Is told of such a loader, and the reason, when it begins an iterator.
+_note: Callable[[object, str], None] | None = None
+# True if all of them are told, and not only the first one of a class.
+_notes_all = False
 
 
 def owner_of(loader: object, loader_class: Any) -> str | None:
@@ -40,6 +44,17 @@ def owner_of(loader: object, loader_class: Any) -> str | None:
 def reason(owner: str) -> str:
     """Returns the reason why torch's loader runs, for what makes its iterator itself."""
     return f"{owner} has a _get_iterator that does not call torch's"
+
+
+def note(listener: Callable[[object, str], None], is_for_all: bool) -> None:
+    """Tells ``listener`` of the loaders that are not reached from now on, and the reason, when they iterate.
+
+    Args:
+        listener: Is called with a loader and the reason.
+        is_for_all: False for the first loader of each class only.
+    """
+    global _note, _notes_all
+    _note, _notes_all = listener, is_for_all
 
 
 def watch(loader_class: Any, is_wanted: bool) -> None:
@@ -96,13 +111,17 @@ def _name(cls: Any) -> str:
 
 def _watch(cls: Any) -> None:
     theirs = vars(cls).get(_NAME)
-    if not isinstance(theirs, FunctionType) or cls in _told or cls in _watched or not _is_own(cls):
+    is_done = cls in _watched or (cls in _told and not _notes_all)
+    if not isinstance(theirs, FunctionType) or is_done or not _is_own(cls):
         return
 
     @functools.wraps(theirs)
     def ours(self: Any, *args: Any, **kwargs: Any) -> Any:
-        _put_back(cls, ours, theirs)
+        if not _notes_all:
+            _put_back(cls, ours, theirs)
         _log(cls)
+        if _note is not None:
+            _note(self, reason(_name(cls)))
         return theirs(self, *args, **kwargs)
 
     _watched[cls] = ours, theirs

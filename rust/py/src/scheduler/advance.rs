@@ -5,6 +5,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::scheduler::Poll;
+use ringloader_core::sync::Ordering;
 use ringloader_core::timing::MainWork;
 
 use super::following::Reading;
@@ -131,7 +132,10 @@ impl<E: ParentEnd> Scheduling<E> {
                         }
                         limit = limit.min(watched.left());
                     }
-                    E::wait(py, engine, worker, limit)?;
+                    let begun = monotonic();
+                    let woken = E::wait(py, engine, worker, limit);
+                    self.waited.fetch_add(monotonic().saturating_sub(begun), Ordering::Relaxed);
+                    woken?;
                     if E::of(&self.engine).core().is_err() {
                         return Err(invalid_state());
                     }

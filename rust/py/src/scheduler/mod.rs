@@ -18,7 +18,7 @@ use ringloader_core::Error;
 use ringloader_core::plan::ResultOrder as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
-use ringloader_core::sync::AtomicU64;
+use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::{MainWork, Stamps};
 
 use self::late::SentTasks;
@@ -78,6 +78,8 @@ struct Scheduling<E: ParentEnd> {
     /// The number of times that the batches ahead were closed without their lock, while a call in this thread or in
     /// another one had it.
     closes: AtomicU64,
+    /// The nanoseconds for which calls have waited because no batch was there.
+    waited: AtomicU64,
     /// The message of the error that every call raises since [`stop`](Self::stop).
     stopped: OnceLock<String>,
     /// The process that made it.
@@ -182,6 +184,10 @@ macro_rules! scheduler_class {
 
             fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
                 self.0.positions(py)
+            }
+
+            fn waited(&self) -> f64 {
+                self.0.waited()
             }
 
             fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -307,6 +313,7 @@ impl<E: ParentEnd> Scheduling<E> {
             state,
             ahead: DetachedLock::new(Ahead::default()),
             closes: AtomicU64::new(0),
+            waited: AtomicU64::new(0),
             stopped: OnceLock::new(),
             process: process::current(),
             workers,
@@ -314,6 +321,11 @@ impl<E: ParentEnd> Scheduling<E> {
             timeout,
             recorder: OnceLock::new(),
         }
+    }
+
+    /// Returns the seconds for which calls for a batch have waited because none was there, in all epochs.
+    fn waited(&self) -> f64 {
+        Duration::from_nanos(self.waited.load(Ordering::Relaxed)).as_secs_f64()
     }
 
     /// Keeps the indices of tasks from now on, until their results have come.

@@ -1,0 +1,215 @@
+"""The report at exit: by the command line and by the environment, of one process and of several."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from install.python import Python
+
+pytestmark = pytest.mark.rings_only
+
+NONE = "ringloader: no loader of ringloader's was iterated in this process\n"
+
+
+@pytest.mark.parametrize(
+    ("end", "code"),
+    [("", 0), ("import sys; sys.exit(3)", 3), ("raise ValueError", 1), ("import os; os._exit(4)", 4)],
+)
+def test_each_end_but_os_exit_prints_it(fake_torch: Python, tmp_path: Path, end: str, code: int) -> None:
+    (tmp_path / "program.py").write_text(f"import torch.utils.data.dataloader\n{end}\n")
+    done = fake_torch.run("-m", "ringloader", "run", "--report", "program.py", cwd=tmp_path)
+    assert done.returncode == code
+    assert done.stderr.endswith(NONE) == (code != 4)
+
+
+@pytest.mark.parametrize("value", ["0", "", "1", "all"])
+def test_the_option_and_the_variable(fake_torch: Python, tmp_path: Path, value: str) -> None:
+    (tmp_path / "program.py").write_text("import os; print(os.environ['RINGLOADER_REPORT'])")
+    run = ["-m", "ringloader", "run"]
+    done = fake_torch.run(*run, "--report", "program.py", cwd=tmp_path, RINGLOADER_REPORT=value)
+    assert (done.stdout.strip(), done.stderr) == ("all" if value == "all" else "1", NONE)
+    done = fake_torch.run(*run, "program.py", cwd=tmp_path, RINGLOADER_REPORT=value)
+    assert done.stderr == (NONE if value in ("1", "all") else "")
+
+
+def test_a_wrong_value_asks_for_nothing(fake_torch: Python, tmp_path: Path) -> None:
+    (tmp_path / "program.py").touch()
+    done = fake_torch.run("-m", "ringloader", "run", "program.py", cwd=tmp_path, RINGLOADER_REPORT="yes")
+    assert done.returncode == 0
+    assert done.stderr == "ringloader: RINGLOADER_REPORT='yes' has no effect: set it to 1, all or 0\n"
+
+
+def test_a_file_that_is_closed_changes_no_end(fake_torch: Python, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("import sys; sys.stderr.close()")
+    done = fake_torch.run("-m", "ringloader", "run", "--report", "program.py", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("environment", "who"),
+    [
+        ({"RANK": "0"}, "ringloader"),
+        ({"RANK": "1"}, None),
+        ({"RANK": "1", "RINGLOADER_REPORT": "all"}, "ringloader [rank 1]"),
+        ({"RANK": "none"}, "ringloader"),
+    ],
+)
+def test_the_rank_of_the_environment(
+    fake_torch: Python, tmp_path: Path, environment: dict[str, str], who: str | None
+) -> None:
+    (tmp_path / "program.py").touch()
+    done = fake_torch.run("-m", "ringloader", "run", "--report", "program.py", cwd=tmp_path, **environment)
+    assert done.stderr == ("" if who is None else NONE.replace("ringloader", who, 1))
+
+
+# A framework that makes and keeps its loaders itself, and remakes the one that it gets.
+FRAMEWORK = """
+import torch, torch.utils.data.dataloader as theirs
+from torch.utils.data import DataLoader
+
+class Own(DataLoader):
+    def _get_iterator(self):
+        return theirs._SingleProcessDataLoaderIter(self)
+
+class Trainer:
+    def __init__(self, dataset, **how):
+        self.__own = Own(dataset)
+        self.__test = DataLoader(dataset)
+        self.__train = DataLoader(dataset, batch_size=2, num_workers=2, **how)
+
+    def fit(self):
+        for loader in (self.__train, self.__train, self.__test, self.__own):
+            for batch in loader:
+                pass
+"""
+PROGRAM = """
+import torch
+from framework import Trainer
+
+class Nested(torch.utils.data.Dataset):
+    def __len__(self):
+        return 6
+
+    def __getitem__(self, index):
+        return list(torch.utils.data.DataLoader([index]))
+
+if __name__ == "__main__":
+    trainer = Trainer(
+        Nested(),
+        multiprocessing_context="METHOD",
+    )
+    trainer.fit()
+"""
+REASON = "framework.Own has a _get_iterator that does not call torch's"
+TIMES = r" in [\d.]+ s \([\d.,]+ a second\); waited [\d.]+ s"
+TORCHS = "torch.utils.data.dataloader.DataLoader"
+
+
+@pytest.mark.limit(120)
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_a_framework_that_hides_its_loaders(real_torch: Python, tmp_path: Path, method: str) -> None:
+    package = tmp_path / "site-packages"
+    package.mkdir()
+    (package / "framework.py").write_text(FRAMEWORK)
+    (tmp_path / "train.py").write_text(PROGRAM.replace("METHOD", method))
+    done = real_torch.run(
+        "-c",
+        f"import sys; sys.path.append({str(package)!r}); sys.argv[1:] = ['run', '--report', 'train.py']; "
+        "from ringloader import __main__; __main__.main()",
+        cwd=tmp_path,
+    )
+    assert (done.returncode, done.stdout) == (0, "")
+    lines = [
+        line for line in done.stderr.splitlines() if "so ringloader.install() does not reach" not in line
+    ]
+    *lines, last = lines
+    made_at = r"ringloader: train\.py:13: "
+    expected = [
+        f"{made_at}{re.escape(TORCHS)}: native; 6 batches{TIMES}",
+        f"{made_at}{re.escape(TORCHS)}: single-process; 6 batches{TIMES}",
+    ]
+    nested = (
+        rf"ringloader: train\.py:10: {re.escape(TORCHS)} \(12 loaders\): single-process; 12 batches{TIMES}"
+    )
+    assert len(lines) == 3, done.stderr
+    for line, pattern in zip(lines, [*expected, nested], strict=True):
+        assert re.fullmatch(pattern, line), line
+    assert last == f"ringloader: train.py:13: framework.Own: torch, because {REASON}; batches not counted"
+
+
+RANKS = """
+import multiprocessing, sys
+import torch
+import torch.distributed
+from ringloader import DataLoader
+
+def train(rank, file):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    for batch in DataLoader(torch.arange(8 + rank), num_workers=1):
+        pass
+    torch.distributed.destroy_process_group()
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("fork")
+    ranks = [context.Process(target=train, args=(rank, sys.argv[1])) for rank in range(2)]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+"""
+
+
+@pytest.mark.parametrize("who", ["1", "all"])
+def test_ranks_that_the_program_starts(real_torch: Python, tmp_path: Path, who: str) -> None:
+    (tmp_path / "train.py").write_text(RANKS)
+    done = real_torch.run("train.py", tmp_path / "file", cwd=tmp_path, RINGLOADER_REPORT=who)
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    *lines, last = sorted(done.stderr.splitlines(), key=lambda line: "no loader" in line)
+    assert last.startswith(NONE.strip()), "the program's own process has none"
+    prefixes = ["ringloader"] if who == "1" else ["ringloader [rank 0]", "ringloader [rank 1]"]
+    assert [line.split(": ")[0] for line in sorted(lines)] == prefixes
+    for rank, line in enumerate(sorted(lines)):
+        about = rf"train\.py:9: ringloader\.dataloader\.DataLoader: native; {8 + rank} batches{TIMES}"
+        assert re.fullmatch(f"{re.escape(prefixes[rank])}: {about}", line), line
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(2)", "1 / 0"])
+def test_a_program_that_imports_the_class(real_torch: Python, tmp_path: Path, end: str) -> None:
+    program = "import sys, ringloader, torch\nloader = ringloader.DataLoader(torch.arange(3))\nlist(loader)\n"
+    (tmp_path / "train.py").write_text(program + end)
+    done = real_torch.run("train.py", cwd=tmp_path, RINGLOADER_REPORT="1")
+    line = rf"ringloader: train\.py:2: ringloader\.dataloader\.DataLoader: single-process; 3 batches{TIMES}"
+    assert re.fullmatch(line, done.stderr.splitlines()[-1]), done.stderr
+    assert done.returncode == {"": 0, "1 / 0": 1}.get(end, 2)
+
+
+def test_a_loader_that_a_framework_has_replaced(real_torch: Python, tmp_path: Path) -> None:
+    """The case in which a user changes the import, and the framework makes a loader of torch's."""
+    program = """
+import ringloader, torch
+given = ringloader.DataLoader(torch.arange(3))
+list(torch.utils.data.DataLoader(given.dataset))
+"""
+    (tmp_path / "train.py").write_text(program)
+    done = real_torch.run("train.py", cwd=tmp_path, RINGLOADER_REPORT="1")
+    hint = (
+        "; a framework that makes its own loaders needs ringloader.install(), or python -m ringloader run\n"
+    )
+    assert done.stderr == NONE.rstrip() + hint
+    # By the variable alone, with the package of the hook.
+    done = real_torch.run("train.py", cwd=tmp_path, install="1", RINGLOADER_REPORT="1")
+    assert f"train.py:4: {TORCHS}: single-process; 3 batches" in done.stderr
+
+
+def test_without_the_variable_nothing_is_printed_or_wrapped(real_torch: Python, tmp_path: Path) -> None:
+    program = """
+import ringloader, torch
+list(ringloader.DataLoader(torch.arange(3)))
+print(torch.utils.data.DataLoader.__init__.__code__.co_filename == torch.utils.data.dataloader.__file__)
+"""
+    (tmp_path / "train.py").write_text(program)
+    done = real_torch.run("train.py", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("True\n", "")

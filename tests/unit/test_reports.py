@@ -1,0 +1,330 @@
+"""All loaders of the process can be asked for, which keeps none of them alive."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import gc
+import os
+import sys
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import dataloader as torch_dataloader
+
+import ringloader
+from ringloader._report import asked, made_at, report, reports, tally
+from small_datasets import Numbers, Stream
+
+pytestmark = pytest.mark.rings_only
+
+Loader = torch.utils.data.DataLoader
+OURS = Path(ringloader.__file__).parent
+
+HOW: list[dict[str, Any]] = [
+    {"num_workers": 0},
+    {"num_workers": 2},
+    {"num_workers": 2, "persistent_workers": True},
+    {"num_workers": 2, "persistent_workers": True, "prefetch_epochs": True},
+    {"num_workers": 2, "worker_method": "thread"},
+    {"num_workers": 2, "worker_method": "thread", "persistent_workers": True},
+]
+PATHS = ["single-process", "native", "native", "native", "threads", "threads"]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process has iterated no loader yet."""
+    monkeypatch.setattr(tally, "_tallies", {})
+    monkeypatch.setattr(tally, "_gone", collections.deque())
+    monkeypatch.setattr(tally, "_dropped", [0])
+
+
+@pytest.fixture
+def is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A report at exit is asked for; where loaders are made is noted."""
+    monkeypatch.setattr(asked, "_mode", asked.ONE)
+    monkeypatch.setattr(Loader, "__init__", Loader.__init__)
+    made_at.watch(Loader)
+
+
+class Trainer:
+    """Keeps its loader to itself, as frameworks do."""
+
+    def __init__(self, loader_class: Any = ringloader.DataLoader, **how: Any) -> None:
+        self.__loader = loader_class(Numbers(12), batch_size=2, **how)
+
+    def fit(self, most: int | None = None) -> int:
+        done = 0
+        for _ in self.__loader:
+            done += 1
+            if done == most:
+                break
+        return done
+
+
+def test_nothing_is_reported_of_loaders_that_were_not_iterated() -> None:
+    trainer = Trainer()
+    assert ringloader.reports() == []
+    assert trainer.fit() == 6
+    assert len(ringloader.reports()) == 1
+
+
+@pytest.mark.parametrize(("how", "path"), list(zip(HOW, PATHS, strict=True)))
+def test_a_hidden_loader_is_reported_with_all_its_batches(how: dict[str, Any], path: str) -> None:
+    trainer = Trainer(**how)
+    assert [trainer.fit(), trainer.fit(most=2), trainer.fit()] == [6, 2, 6]
+    (found,) = ringloader.reports()
+    assert (found.path, found.loader) == (path, "ringloader.dataloader.DataLoader")
+    assert (found.is_alive, found.batches, found.made_at, found.seconds) == (True, 14, None, None)
+    assert (found.waited is None) == (path == "single-process")
+    assert found.counters.get("batches", 6) == 6
+    gc.disable()
+    try:
+        del trainer
+        (gone,) = ringloader.reports()
+    finally:
+        gc.enable()
+    assert gone == dataclasses.replace(found, is_alive=False, counters={}, waited=gone.waited)
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_an_epoch_that_runs_is_counted(how: dict[str, Any]) -> None:
+    loader = ringloader.DataLoader(Numbers(12), batch_size=2, **how)
+    iterator, other = iter(loader), None
+    next(iterator)
+    if not how.get("persistent_workers"):
+        other = iter(loader)
+        next(other)
+    next(iterator)
+    (found,) = ringloader.reports()
+    assert found.batches == (2 if other is None else 3)
+
+
+def test_they_come_in_the_order_of_first_use() -> None:
+    first, second = Trainer(), Trainer(num_workers=1)
+    second.fit()
+    first.fit()
+    second.fit()
+    assert [(one.path, one.batches) for one in ringloader.reports()] == [
+        ("native", 12),
+        ("single-process", 6),
+    ]
+
+
+class Late(Stream):
+    def __iter__(self) -> Iterator[Any]:
+        for sample in super().__iter__():
+            time.sleep(0.05)
+            yield sample
+
+
+@pytest.mark.parametrize("how", [HOW[1], HOW[4]])
+def test_the_time_is_measured_in_which_no_batch_was_ready(how: dict[str, Any]) -> None:
+    samples = [torch.zeros(1)] * 6
+    slow = ringloader.DataLoader(Late(samples), batch_size=None, **how | {"num_workers": 1})
+    assert len(list(slow)) == 6
+    (found,) = ringloader.reports()
+    assert found.waited is not None and found.waited > 0.2
+    quick = ringloader.DataLoader(samples, batch_size=None, prefetch_factor=6, **how | {"num_workers": 1})
+    iterator = iter(quick)
+    next(iterator)
+    time.sleep(1.0)
+    before = ringloader.reports()[1].waited
+    assert [next(iterator) for _ in range(5)] == samples[1:]
+    assert ringloader.reports()[1].waited == before, "all were ready"
+
+
+def of_report(frame_of: Any) -> set[str]:
+    """Names of functions of `_report` that a call runs."""
+    found = set()
+
+    def trace(frame: Any, event: str, _argument: Any) -> None:
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(OURS / "_report"):
+            found.add(frame.f_code.co_name)
+
+    sys.setprofile(trace)
+    try:
+        frame_of()
+    finally:
+        sys.setprofile(None)
+    return found
+
+
+@pytest.mark.parametrize("how", HOW)
+def test_a_batch_costs_nothing(how: dict[str, Any]) -> None:
+    iterator = iter(ringloader.DataLoader(Numbers(12), batch_size=2, **how))
+    assert of_report(lambda: [next(iterator) for _ in range(4)]) == set()
+
+
+@pytest.mark.usefixtures("is_asked")
+def test_a_batch_is_timed_where_a_report_is_asked_for() -> None:
+    iterator = iter(ringloader.DataLoader(Numbers(12), batch_size=2))
+    assert of_report(lambda: next(iterator)) == {"timed"}
+
+
+class Sampler(torch.utils.data.SequentialSampler):
+    pass
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+@pytest.mark.parametrize("how", HOW[:3] + HOW[4:])
+def test_nothing_is_kept_alive(
+    how: dict[str, Any], is_asked_for: bool, request: pytest.FixtureRequest
+) -> None:
+    if is_asked_for:
+        request.getfixturevalue("is_asked")
+    dataset = Numbers(12)
+    sampler = Sampler(dataset)
+    loader = ringloader.DataLoader(dataset, batch_size=2, sampler=sampler, **how)
+    iterator = iter(loader)
+    next(iterator)
+    before = ringloader.reports()
+    kept = [weakref.ref(one) for one in (dataset, sampler, loader, iterator)]
+    gc.collect()
+    gc.disable()
+    try:
+        del dataset, sampler, loader, iterator
+        assert [one() for one in kept] == [None] * 4
+    finally:
+        gc.enable()
+    assert [one.batches for one in ringloader.reports()] == [one.batches for one in before] == [1]
+
+
+def test_the_oldest_that_are_gone_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "MOST", 3)
+    tally._gone.append(-1)
+    alive = [Trainer() for _ in range(2)]
+    for trainer in alive:
+        trainer.fit()
+    for most in (1, 2, 3):
+        Trainer().fit(most)
+    assert [one.batches for one in ringloader.reports()] == [6, 6, 3]
+    assert tally.dropped() == 2
+    more = [Trainer() for _ in range(4)]
+    for trainer in more:
+        trainer.fit()
+    assert [one.is_alive for one in ringloader.reports()] == [True] * 6, "none that lives is forgotten"
+    del alive, more, trainer
+    assert len(ringloader.reports()) == 3
+
+
+class NotCalling(Loader[Any]):
+    def _get_iterator(self) -> Any:
+        return torch_dataloader._SingleProcessDataLoaderIter(self)
+
+
+@pytest.mark.parametrize("is_asked_for", [False, True])
+def test_a_class_that_makes_its_iterators_itself_is_named(
+    is_asked_for: bool, request: pytest.FixtureRequest
+) -> None:
+    if is_asked_for:
+        request.getfixturevalue("is_asked")
+    trainers = [Trainer(NotCalling) for _ in range(2)]
+    with ringloader.installed():
+        for trainer in trainers:
+            trainer.fit()
+    found = ringloader.reports()
+    assert len(found) == 1 + is_asked_for
+    for one in found:
+        reason = f"{__name__}.NotCalling has a _get_iterator that does not call torch's"
+        assert (one.path, one.reason, one.batches, one.waited) == ("torch", reason, None, None)
+    assert NotCalling._get_iterator.__qualname__ == "NotCalling._get_iterator"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+@pytest.mark.parametrize("loader_class", [ringloader.DataLoader, Loader])
+def test_torchs_path_is_counted_where_an_iterator_of_ours_stands_in_front(
+    monkeypatch: pytest.MonkeyPatch, loader_class: Any, persistent: bool
+) -> None:
+    monkeypatch.setenv("RINGLOADER", "off")
+    trainer = Trainer(loader_class, num_workers=1, persistent_workers=persistent)
+    with ringloader.installed():
+        trainer.fit()
+        trainer.fit(most=2)
+    (found,) = ringloader.reports()
+    assert (found.path, found.reason) == ("torch", "RINGLOADER=off is set")
+    assert (found.batches, found.waited) == (None if loader_class is Loader else 8, None)
+
+
+@pytest.mark.usefixtures("is_asked")
+@pytest.mark.parametrize("loader_class", [ringloader.DataLoader, Loader])
+def test_all_is_counted_where_a_report_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, loader_class: Any
+) -> None:
+    with ringloader.installed():
+        for workers, off in ((0, ""), (1, ""), (1, "off")):
+            monkeypatch.setenv("RINGLOADER", off)
+            trainer = Trainer(loader_class, num_workers=workers, persistent_workers=workers > 0)
+            trainer.fit()
+            trainer.fit(most=2)
+    found = ringloader.reports()
+    assert [one.path for one in found] == ["single-process", "native", "torch"]
+    for one in found:
+        assert one.batches == 8
+        assert one.waited is not None and one.seconds is not None and 0 < one.waited < one.seconds
+        assert one.made_at is not None and one.made_at.startswith(f"{__file__}:")
+    line = str(found[2])
+    assert line.startswith(f"{reports._short(found[2].made_at or '')}: {found[2].loader}: torch, because ")
+    assert "RINGLOADER=off is set; 8 batches in " in line
+
+
+@pytest.mark.usefixtures("is_asked")
+def test_a_line_is_one_of_the_program() -> None:
+    scope: dict[str, Any] = {}
+    code = "from torch.utils.data import DataLoader\n\ndef hide(**how):\n    return DataLoader([1], **how)\n"
+    exec(compile(code, "/x/site-packages/framework/trainer.py", "exec"), scope)
+    exec(compile("\n\nloader = hide()\n", "/x/train.py", "exec"), scope)
+    assert made_at.place_of(scope["loader"]) == "/x/train.py:3"
+
+
+def test_loaders_of_one_place_and_path_share_a_line() -> None:
+    one = reports.LoaderReport("native", "r", {}, "a.L", False, 3, 0.25, 1.5, "/x/t.py:7")
+    other = dataclasses.replace(one, batches=1)
+    torchs = reports.LoaderReport("torch", "it is so", {}, "a.L", True, None, None, None, None)
+    assert reports.lines([one, torchs, other]) == [
+        "/x/t.py:7: a.L (2 loaders): native; 4 batches in 3.000 s (1.3 a second); waited 0.500 s",
+        "a.L: torch, because it is so; batches not counted",
+    ]
+    assert str(other) == "/x/t.py:7: a.L: native; 1 batch in 1.500 s (0.7 a second); waited 0.250 s"
+    single = dataclasses.replace(torchs, path="single-process", batches=0)
+    assert str(single) == "a.L: single-process; 0 batches"
+
+
+def test_a_forked_child_has_loaders_of_its_own() -> None:
+    trainer = Trainer()
+    trainer.fit()
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        counts = [len(ringloader.reports())]
+        trainer.fit(most=4)
+        counts += [one.batches or 0 for one in ringloader.reports()]
+        os.write(writing, bytes(counts))
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert os.read(reading, 9) == bytes([0, 4])
+    os.close(reading)
+    os.close(writing)
+    assert [one.batches for one in ringloader.reports()] == [6]
+
+
+def test_what_is_left_aside_stands_in_the_reason() -> None:
+    loader: Any = Loader(Numbers(4))
+    with ringloader.installed(main_prefetch=1):
+        list(loader)
+    (found,) = ringloader.reports()
+    assert found.reason == ringloader.report(loader).reason
+    assert "main_prefetch" in found.reason
+
+
+def test_an_iterator_that_is_not_ours_is_not_counted() -> None:
+    loader: Any = Loader([1, 2])
+    report.record_torchs(loader, "why")
+    (found,) = ringloader.reports()
+    assert (found.reason, found.batches) == ("why", None)
