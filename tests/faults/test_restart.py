@@ -527,7 +527,7 @@ def raising_at_restarts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) 
 
     def run(*args: Any) -> Any:
         found = method(*args)
-        if not raised and (name != "_note_started" or not args[0].sound):
+        if not raised and (name != "_record_start" or not args[0].sound):
             raised.append(True)
             raise KeyboardInterrupt
         return found
@@ -550,16 +550,16 @@ def test_an_interrupt_within_a_start_leaves_one_process_at_the_rings(
 ):
     iterator: Any = iter(interrupted_loader(tmp_path))
     if is_watched:
-        raising_at_restarts(monkeypatch, ProcessTransport, "_note_started")
+        raising_at_restarts(monkeypatch, ProcessTransport, "_record_start")
     else:
-        started = ProcessTransport._note_started
+        started = ProcessTransport._record_start
 
         def interrupted(self: Any, worker: int, process: Any) -> None:
             if not self.sound:
                 raise KeyboardInterrupt
             started(self, worker, process)
 
-        monkeypatch.setattr(ProcessTransport, "_note_started", interrupted)
+        monkeypatch.setattr(ProcessTransport, "_record_start", interrupted)
     got, error = taken_until_an_error(iterator)
     assert isinstance(error, KeyboardInterrupt)
     more, error = taken_until_an_error(iterator)
@@ -614,14 +614,14 @@ def test_no_process_can_be_had(tmp_path, monkeypatch):
 def test_a_shutdown_within_a_start_leaves_no_process(tmp_path, monkeypatch, snapshot):
     loader = interrupted_loader(tmp_path)
     iterator: Any = iter(loader)
-    started = ProcessTransport._note_started
+    started = ProcessTransport._record_start
 
     def with_shutdown(self: Any, worker: int, process: Any) -> None:
         started(self, worker, process)
         if not self.sound:
             loader.shutdown()
 
-    monkeypatch.setattr(ProcessTransport, "_note_started", with_shutdown)
+    monkeypatch.setattr(ProcessTransport, "_record_start", with_shutdown)
     _, error = taken_until_an_error(iterator)
     assert "was ended by DataLoader.shutdown()" in str(error)
     assert wait_without_children(0) == {}
