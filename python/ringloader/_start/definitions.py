@@ -5,6 +5,7 @@ A process that is forked has them as they were then. A notebook defines some lat
 
 from __future__ import annotations
 
+import functools
 import sys
 import weakref
 from collections.abc import Callable, Mapping
@@ -13,6 +14,8 @@ from typing import Any
 
 # INVARIANT: two references are one object exactly if they are to one object. They keep none alive.
 Definitions = Mapping[str, "weakref.ref[Any]"]
+
+_KINDS = (type, FunctionType, type(functools.cache(len)))
 
 
 def of_now() -> Definitions:
@@ -42,4 +45,4 @@ def recorder(found: dict[str, weakref.ref[Any]]) -> Callable[[object], Any]:
 
 
 def _is_definition(thing: object) -> bool:
-    return issubclass(type(thing), (type, FunctionType))
+    return issubclass(type(thing), _KINDS)
