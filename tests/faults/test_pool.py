@@ -26,6 +26,12 @@ def workers(pool):
     return [process.process.pid for process in pool._crew._processes]
 
 
+def look_after(pool):
+    """Does what a pool does whenever it is asked for something."""
+    with pool._crew._held():
+        pass
+
+
 def numbers(loader):
     return [int(batch.view(-1)[0]) for batch in loader]
 
@@ -99,7 +105,7 @@ def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
             self.process.kill()
             self.process.join()
             if tidies:
-                DataLoader(Numbers(1), worker_pool=pool)
+                look_after(pool)
                 assert self.channel.fileno() < 0
         assign(self, *args)
 
@@ -140,7 +146,7 @@ def test_processes_that_are_ended_leave_no_zombies():
         ended = set(mine) - set(workers(pool))
         assert len(ended) == 2
         assert wait_until(lambda: not any(map(is_running, ended)), 10)
-        DataLoader(Numbers(1), worker_pool=pool)
+        look_after(pool)
         assert not [pid for pid in ended if Path(f"/proc/{pid}").exists()]
 
 
@@ -268,12 +274,12 @@ def test_an_iterator_that_ends_as_others_look_after_the_pool(monkeypatch):
                 assert sum(len(batch) for batch in iterators.pop()) == 4
 
         monkeypatch.setattr(pool._crew.objects, "tidy", tidy_meanwhile)
-        loader = DataLoader(Numbers(4), worker_pool=pool)
+        look_after(pool)
         assert not iterators
         time.sleep(0.2)
         assert workers(pool) == before
         assert all(process.is_alive() for process in pool._crew._processes)
-        assert numbers(loader) == [0, 1, 2, 3]
+        assert numbers(DataLoader(Numbers(4), worker_pool=pool)) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("moment", ["an iterator ends", "an iterator begins"])

@@ -68,7 +68,7 @@ ARGUMENTS = fallback.Arguments
 )
 def test_the_place(make, place):
     with pytest.raises(Exception, match="pickle") as caught:
-        send(make((number for number in ())), "something else")
+        send(make(number for number in ()), "something else")
     (note,) = caught.value.__notes__
     assert note.startswith(f"{place}: <generator object ")
     assert "nor by cloudpickle (cannot pickle 'generator' object): let each worker" in note

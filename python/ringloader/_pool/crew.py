@@ -30,7 +30,7 @@ class Lease:
 
     def __init__(self, crew: Crew, loader: TorchLoader, record: Record, look: Look | None = None) -> None:
         self._crew = crew
-        # Looks through what is sent; None if nothing need be looked for.
+        # Looks through what is sent; None if there is nothing to look for.
         self.look = look
         self._loader = weakref.ref(loader)
         # None once it is closed: a report of the iterator may have this one for long.
@@ -71,7 +71,7 @@ class Lease:
         return process
 
     def close(self) -> None:
-        """Gives back the processes that got no work. Those that did are given back as they leave."""
+        """Gives back the processes that got no work. The others are given back as they leave."""
         while self._idle:
             self._crew.give_back(self._idle.pop())
         self.record = None
@@ -181,10 +181,6 @@ class Crew:
         if not self.is_inherited():
             self._tidy_if_free()
 
-    def register(self, loader: TorchLoader) -> None:
-        with self._held():
-            self.objects.record_of(loader, self._add_gone)
-
     def lend(self, loader: TorchLoader) -> Lease:
         """Lends processes to an iterator of ``loader``: idle ones, and new ones for the rest."""
         context = self.context
@@ -214,7 +210,7 @@ class Crew:
             if len(self._serving(record)) < count and not self._may_start_for(record):
                 record = self.objects.renewed(loader, record)
         # Not under the lock: it calls the user's code.
-        made = None if record.is_ready() else record.made_ready(lease.look)
+        made = None if record.is_ready() else record.made_ready(lease.look, self._is_forked())
         with self._held():
             self._check_open()
             if made is not None:
@@ -245,8 +241,10 @@ class Crew:
 
     def _may_start_for(self, record: Record) -> bool:
         """True if a process that starts can serve a loader."""
-        is_forked = self.context.get_start_method() == "fork"
-        return not is_forked or definitions.are_in(record.named, definitions.of_now())
+        return not self._is_forked() or definitions.are_in(record.named, definitions.of_now())
+
+    def _is_forked(self) -> bool:
+        return bool(self.context.get_start_method() == "fork")
 
     def _end_for_new(self, record: Record, count: int) -> None:
         """Ends up to ``count`` idle processes that cannot serve a loader: new ones take their places."""
@@ -307,7 +305,7 @@ class Crew:
 
 
 def _wait_for(processes: list[PoolProcess]) -> None:
-    """Waits for processes that were told to end, and kills those that are left."""
+    """Waits for processes that were told to end, and kills the ones that are left."""
     group = Group([process.process for process in processes])
     for process in processes:
         group.join(process.process, _ENDS_WITHIN)

@@ -282,7 +282,7 @@ class ProcessState:
             try:
                 os.sched_setaffinity(0, self._cores)
             except OSError:
-                # Those cores are not the process's any more.
+                # The process may not use those cores any more.
                 return False
         # To lower it takes privileges.
         return _niceness() == self._niceness

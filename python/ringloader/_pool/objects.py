@@ -1,4 +1,4 @@
-"""What loaders have for the processes of a pool: a record for each loader, which is pickled once."""
+"""Records of the objects that loaders have for the processes of a pool, pickled once for each loader."""
 
 from __future__ import annotations
 
@@ -29,8 +29,9 @@ class Record:
     def __init__(self, number: int, things: Mapping[str, Any]) -> None:
         self.number = number
         self._find = {name: _finder(thing) for name, thing in things.items()}
-        # What processes are sent; None before the first iterator, and if each process gets its own pickle.
+        # The pickle that processes are sent; None before the first iterator, and with `is_for_each`.
         self.pickled: pickled.Pickled | None = None
+        # True if each process gets a pickle of its own.
         self.is_for_each = False
         # The definitions of the main module without which a process cannot unpickle them.
         self.named: definitions.Definitions = {}
@@ -57,24 +58,25 @@ class Record:
             self.is_for_each = self.pickled is None
 
     def made_ready(
-        self, look: Callable[[Any], None] | None
+        self, look: Callable[[Any], None] | None, is_forked: bool
     ) -> tuple[pickled.Pickled | None, definitions.Definitions]:
         """Pickles the objects in their state of now. Calls the user's code, so hold no lock.
 
         Args:
-            look: Called with the pickle, and may raise; None if nothing need be looked for.
+            look: Called with the pickle, and may raise; None if there is nothing to look for.
+            is_forked: True if processes have the definitions of their fork, and find no others.
 
         Returns:
-            The pickle, or None if each process must get its own, and the definitions that it names.
+            The pickle, or None if each process must get its own, and the definitions that forked ones need.
 
         Raises:
             BaseException: What pickling raises, and ``look``.
         """
         named: dict[str, weakref.ref[Any]] = {}
         try:
-            return pickled.for_all(self.things(), look, named), named
+            return pickled.for_all(self.things(), look, named if is_forked else None), named
         except pickled.NotForAllError:
-            # It may name any of them.
+            # Each of these pickles may name any of them.
             return None, definitions.of_now()
 
 

@@ -101,7 +101,7 @@ class PoolProcess:
         Args:
             record: The objects of its loader, ready to be sent. They go first, if the process lacks them.
             work: The work that the process is to do.
-            look: Called with the pickles, and may raise; None if nothing need be looked for.
+            look: Called with the pickles, and may raise; None if there is nothing to look for.
 
         Raises:
             RuntimeError: If the process has ended.

@@ -132,7 +132,7 @@ def _parts(one: Any) -> Iterator[tuple[str, object]]:
             try:
                 yield f".{name}", cell.cell_contents
             except ValueError:
-                # It has no value yet.
+                # The cell has no value yet.
                 continue
     elif not issubclass(kind, type):
         try:
@@ -144,4 +144,4 @@ def _parts(one: Any) -> Iterator[tuple[str, object]]:
 
 
 class Arguments(dict[str, Any]):
-    """What a loader has, by the names of its arguments."""
+    """Objects of a loader, by the names of its arguments."""

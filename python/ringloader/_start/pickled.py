@@ -125,7 +125,7 @@ def for_all(
 
     Args:
         thing: The object.
-        look: Called with the pickle, and may raise; None if nothing need be looked for.
+        look: Called with the pickle, and may raise; None if there is nothing to look for.
         named: Takes the definitions of the main module that the pickle names; None if they are not wanted.
         ways: Other ways to have workers, for an error.
 
@@ -359,7 +359,7 @@ class Shared:
     So what pickling raises is raised where torch's pickling would.
 
     Args:
-        look: Called with each pickle, and may raise; None if nothing need be looked for.
+        look: Called with each pickle, and may raise; None if there is nothing to look for.
     """
 
     def __init__(self, look: Callable[[Any], None] | None = None) -> None:
