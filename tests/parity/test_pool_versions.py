@@ -9,7 +9,9 @@ import multiprocessing
 import os
 import weakref
 from multiprocessing import reduction
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset
@@ -198,6 +200,9 @@ def test_what_is_pickled_for_each_is_renewed_for_all(method, monkeypatch):
         pairs = list(zip(loader, loader, strict=True))
         assert [one.tolist() for one, _ in pairs] == added(0)
         assert [other.tolist() for _, other in pairs] == added(100)
+        # None of the four that holds the older state serves with one that holds the newer.
+        pairs = list(zip(loader, loader, strict=True))
+        assert [one.tolist() for one, _ in pairs] == [other.tolist() for _, other in pairs] == added(100)
         other = DataLoader(
             dataset, 2, worker_pool=pool, collate_fn=collate, worker_init_fn=Function(dataset, 5)
         )
@@ -255,6 +260,22 @@ def test_a_function_that_loaders_share_does_not_keep_their_datasets(method):
             assert gone() is None
         assert len(kept()) == len(before)
         assert pool._crew.objects.numbers() == set()
+
+
+def test_a_forked_process_keeps_no_pickle_of_others():
+    with WorkerPool(2, "fork") as pool:
+        first, second = Marked(), Marked()
+        for dataset in (first, second):
+            dataset.array = np.zeros(100_000)
+        one = DataLoader(first, 2, worker_pool=pool)
+        iterator = iter(one)
+        other = DataLoader(second, 2, worker_pool=pool)
+        assert values(other) == values(iterator) == added(0)
+        assert len(pids(pool)) == 4 and len(kept()) == 4
+        for pid in pids(pool):
+            opened = [str(file.readlink()) for file in Path(f"/proc/{pid}/fd").iterdir()]
+            # The mapping of the array that it has.
+            assert len([target for target in opened if "ringloader-arguments" in target]) == 1
 
 
 class Locked(Added):

@@ -216,7 +216,8 @@ class Crew:
             if made is not None:
                 record.set_ready(made)
             found = self._serving(record)[:count]
-            if record.is_for_each and not all(record.number in process.numbers for process in found):
+            holding = [process for process in found if record.number in process.numbers]
+            if record.is_for_each and len(holding) < count:
                 # Each gets a pickle of its own, and all of them in one state.
                 record = self.objects.renewed(loader, record)
                 record.set_ready((None, definitions.of_now()))

@@ -178,6 +178,18 @@ def pickles_as_usual() -> bool:
     return own and all(part.__module__ == reduction.__name__ for part in parts)
 
 
+_own: weakref.WeakSet[_OwnFd] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Closes descriptors in a forked child: it sends none of them, and would keep the memory for its life."""
+    for fd in list(_own):
+        fd.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
+
+
 class _OwnFd:
     """A descriptor that is closed by ``close``, or when nothing refers to it."""
 
@@ -185,6 +197,7 @@ class _OwnFd:
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)
         self.close.atexit = False
+        _own.add(self)
 
     def open(self) -> io.BufferedWriter:
         """Returns a file for writing to it."""
