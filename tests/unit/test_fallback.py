@@ -7,6 +7,7 @@ import io
 import pickle
 import sys
 import threading
+from multiprocessing import reduction
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,6 +50,22 @@ def test_an_object_stays_one_object():
     held = Holder()
     sent = send({"one": Holder(of=held, function=lambda: held), "other": held})
     assert sent["one"].of is sent["other"] is sent["one"].function()
+
+
+def test_reductions_for_other_processes_come_first(monkeypatch):
+    reductions = reduction.ForkingPickler._extra_reducers
+    for kind in (Holder, property):
+        monkeypatch.setitem(reductions, kind, lambda thing: (str, (f"a {type(thing).__name__}",)))
+    assert send([Holder(), property(), lambda: 0])[:2] == ["a Holder", "a property"]
+
+    def dump(new_pickler):
+        file = io.BytesIO()
+        pickler = new_pickler(file)
+        pickler.dispatch_table = {**pickler.dispatch_table, Holder: lambda _: (str, ("changed",))}
+        pickler.dump([Holder(), lambda: 0])
+        return file.getvalue()
+
+    assert pickle.loads(fallback.attempt(None, dump))[0] == "changed"
 
 
 ARGUMENTS = fallback.Arguments

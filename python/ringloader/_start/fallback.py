@@ -62,8 +62,10 @@ def _recording_pickler(module: Any, record: Callable[[object], None], file: IO[b
     pickler: pickle.Pickler = reduction.ForkingPickler(file)
     if module is not None:
         ours = pickler.dispatch_table
-        pickler = module.Pickler(file, pickle.DEFAULT_PROTOCOL)
-        pickler.dispatch_table = {**pickler.dispatch_table, **ours}
+        # The table of cloudpickle's class hides the attribute that a pickler reads.
+        attributes = {"dispatch_table": vars(pickle.Pickler)["dispatch_table"]}
+        pickler = type("Pickler", (module.Pickler,), attributes)(file, pickle.DEFAULT_PROTOCOL)
+        pickler.dispatch_table = {**module.Pickler.dispatch_table, **ours}
     # The None that it returns means: pickle the object itself.
     pickler.persistent_id = record  # type: ignore[method-assign]
     return pickler
@@ -82,7 +84,9 @@ def _explain(
     place = _place(culprit, thing)
     where = "" if place is None else f"{place}: "
     text = f"{where}{shown(culprit, 200)} cannot be pickled for worker processes"
-    if by_cloudpickle is None:
+    if type(culprit).__module__ == "multiprocessing.synchronize":
+        text += ": make it with multiprocessing.get_context('spawn')"
+    elif by_cloudpickle is None:
         text += (
             ": use a function or class of a module, or install cloudpickle (pip install "
             "ringloader[cloudpickle])"
