@@ -30,9 +30,6 @@ from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
 
-if TYPE_CHECKING:
-    from ringloader._torch.protocols import TorchLoader
-
 _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
@@ -249,7 +246,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         kept.put(self, options)
         if _native.SUPPORTED:
             if worker_pool is not None:
-                join_pool(self, worker_pool)
+                epochs.inherit_told(self)
             elif options.worker_method != THREAD and not select_path.is_off():
                 spawn.prepare(self)
 
@@ -393,9 +390,3 @@ def _size(dataset: Any) -> str:
     except Exception:
         # A stream has none, and the length of another one may fail.
         return name
-
-
-def join_pool(loader: TorchLoader, worker_pool: WorkerPool) -> None:
-    """Registers a loader with its pool. From now on the loader's epoch is its own."""
-    worker_pool._register(loader)
-    epochs.inherit_told(loader)

@@ -170,7 +170,7 @@ class Raises(Numbers):
 class Unpicklable(Numbers):
     def __init__(self, length: int) -> None:
         super().__init__(length)
-        self.function = lambda: None
+        self.function = (number for number in ())
 
 
 class Opaque:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import threading
 import time
 
@@ -175,7 +176,8 @@ def test_a_source_that_cannot_be_sent_is_its_own_error(error, snapshot):
     snapshot.assert_nothing_left()
 
 
-def test_workers_that_cannot_start_leave_no_dispatcher(snapshot):
+def test_workers_that_cannot_start_leave_no_dispatcher(snapshot, monkeypatch):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
     loader = DataLoader(
         Dispatch(Numbers(5)), num_workers=2, multiprocessing_context="spawn", collate_fn=lambda batch: batch
     )

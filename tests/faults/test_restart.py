@@ -482,7 +482,7 @@ def test_workers_of_a_pool(method, tmp_path):
     snapshot.assert_nothing_left()
 
 
-def test_a_pool_keeps_no_process_that_was_forked_in_mid_epoch(tmp_path):
+def test_a_pool_keeps_a_successor(tmp_path):
     def processes() -> set[int]:
         return {process.process.pid for process in pool._crew._processes}
 
@@ -495,9 +495,9 @@ def test_a_pool_keeps_no_process_that_was_forked_in_mid_epoch(tmp_path):
         assert firsts(batches) == list(range(10))
         del batches
         gc.collect()
-        assert not before & processes(), "the one that was lost"
-        assert processes() == set(), "it has the memory of that epoch"
-        assert firsts(loader) == list(range(10)) and len(processes()) == 1
+        after = processes()
+        assert len(after) == 1 and not before & after, "the one that was lost"
+        assert firsts(loader) == list(range(10)) and processes() == after
 
 
 def test_the_loader_of_a_pools_iterator_has_gone(tmp_path):
@@ -527,7 +527,7 @@ def raising_at_restarts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) 
 
     def run(*args: Any) -> Any:
         found = method(*args)
-        if not raised and (name != "_note_started" or not args[0].sound):
+        if not raised and (name != "_record_start" or not args[0].sound):
             raised.append(True)
             raise KeyboardInterrupt
         return found
@@ -550,16 +550,16 @@ def test_an_interrupt_within_a_start_leaves_one_process_at_the_rings(
 ):
     iterator: Any = iter(interrupted_loader(tmp_path))
     if is_watched:
-        raising_at_restarts(monkeypatch, ProcessTransport, "_note_started")
+        raising_at_restarts(monkeypatch, ProcessTransport, "_record_start")
     else:
-        started = ProcessTransport._note_started
+        started = ProcessTransport._record_start
 
         def interrupted(self: Any, worker: int, process: Any) -> None:
             if not self.sound:
                 raise KeyboardInterrupt
             started(self, worker, process)
 
-        monkeypatch.setattr(ProcessTransport, "_note_started", interrupted)
+        monkeypatch.setattr(ProcessTransport, "_record_start", interrupted)
     got, error = taken_until_an_error(iterator)
     assert isinstance(error, KeyboardInterrupt)
     more, error = taken_until_an_error(iterator)
@@ -614,14 +614,14 @@ def test_no_process_can_be_had(tmp_path, monkeypatch):
 def test_a_shutdown_within_a_start_leaves_no_process(tmp_path, monkeypatch, snapshot):
     loader = interrupted_loader(tmp_path)
     iterator: Any = iter(loader)
-    started = ProcessTransport._note_started
+    started = ProcessTransport._record_start
 
     def with_shutdown(self: Any, worker: int, process: Any) -> None:
         started(self, worker, process)
         if not self.sound:
             loader.shutdown()
 
-    monkeypatch.setattr(ProcessTransport, "_note_started", with_shutdown)
+    monkeypatch.setattr(ProcessTransport, "_record_start", with_shutdown)
     _, error = taken_until_an_error(iterator)
     assert "was ended by DataLoader.shutdown()" in str(error)
     assert wait_without_children(0) == {}

@@ -28,7 +28,7 @@ SHELL = """
 """
 
 CELL = """
-    import collections, json, multiprocessing, operator
+    import collections, json, multiprocessing, operator, sys
     import torch
     import torch.utils.data
     import ringloader
@@ -172,6 +172,91 @@ def test_a_pool_says_them_before_it_sends_work(tmp_path: Path, method: str) -> N
         )
         assert "pass start_method='fork' to the WorkerPool" in text
     assert told[3] == ALL
+
+
+FORKED = """
+    pool = ringloader.WorkerPool(2, "fork")
+    options = {"batch_size": 2, "worker_pool": pool}
+
+    def values(loader):
+        return [batch.tolist() for batch in loader]
+
+    def pids():
+        return {process.process.pid for process in pool._crew._processes}
+
+    old = ringloader.DataLoader(Cell(), **options)
+    plain = ringloader.DataLoader(torch.arange(4), **options)
+    told, before = [values(old), values(plain)], pids()
+"""
+ANEW = """
+    class Cell(torch.utils.data.Dataset):
+        def __len__(self):
+            return 4
+        def __getitem__(self, index):
+            return 100 + index
+"""
+MORE = [[100, 101], [102, 103]]
+
+
+def test_a_cell_that_is_run_again_with_a_pool_that_forks(tmp_path: Path) -> None:
+    """Each loader has the class of its dataset, whichever processes have which class by that name."""
+    told = in_notebook(
+        tmp_path,
+        FORKED,
+        ANEW,
+        """
+        told += [values(plain), pids() == before]
+        new = ringloader.DataLoader(Cell(), **options)
+        for _ in range(2):
+            told += [values(new), values(old)]
+        told += [len(pids()), len(pids() & before)]
+        print(json.dumps(told))
+        """,
+    )
+    assert told == [ALL, ALL, ALL, True, MORE, ALL, MORE, ALL, 2, 0]
+
+
+def test_a_class_of_a_later_cell_with_a_pool_that_forks(tmp_path: Path) -> None:
+    told = in_notebook(
+        tmp_path,
+        FORKED,
+        """
+        class Later(Cell):
+            pass
+
+        def first(samples):
+            return torch.tensor(samples[:1])
+        """,
+        """
+        later = ringloader.DataLoader(Later(), collate_fn=first, **options)
+        told += [values(later), values(old), values(later), len(pids()), len(pids() & before)]
+        print(json.dumps(told))
+        """,
+    )
+    assert told == [ALL, ALL, [[0], [2]], ALL, [[0], [2]], 2, 0]
+
+
+def test_a_class_that_went_before_the_first_iterator_of_its_loader(tmp_path: Path) -> None:
+    """By cloudpickle; without it, an error says so."""
+    told = in_notebook(
+        tmp_path,
+        FORKED + "    loaders = [ringloader.DataLoader(Cell(), **options) for _ in range(2)]",
+        ANEW,
+        """
+        told += [values(loaders.pop())]
+        sys.modules["cloudpickle"] = None
+        try:
+            values(loaders.pop())
+        except Exception as error:
+            told += [type(error).__name__, str(error), error.__notes__]
+        told += [values(old)]
+        print(json.dumps(told))
+        """,
+    )
+    assert told[2] == ALL
+    assert told[3] == "PicklingError" and "it's not the same object as __main__.Cell" in told[4]
+    assert len(told[5]) == 1 and told[5][0].startswith("dataset: <class '__main__.Cell'> cannot be pickled")
+    assert told[6] == ALL, "processes of before have the class"
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import multiprocessing
+import sys
 from multiprocessing import reduction
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
+import ringloader
 from faults.proc import Snapshot, descriptors
 from parity.side_by_side import assert_same
 
@@ -243,7 +245,7 @@ def test_the_memory_goes_once_all_have_started(loader_class, persistent):
 class Unpicklable(Dataset):
     def __init__(self):
         self.array = np.ones(LARGE)
-        self.function = lambda: None
+        self.lines = (number for number in ())
 
     def __len__(self):
         return 1
@@ -289,3 +291,82 @@ def test_unpickling_fails_in_the_worker(loader_class, capfd):
 
     assert_same(scenario, loader_class)
     assert said[0] == said[1] == "ZeroDivisionError: when unpickled"
+
+
+def local_class():
+    class Local(Dataset):
+        def __init__(self):
+            self.array = np.arange(LARGE)
+            self.tensor = torch.arange(4)
+            self.transform = lambda index: int(self.array[index] + self.tensor[index] + self.added)
+            self.added = 0
+
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return self.transform(index)
+
+    return Local
+
+
+def by_functions(kind, method, **options):
+    """Batches, from a class of a function and lambdas."""
+
+    def begin(_worker):
+        get_worker_info().dataset.added = 10
+
+    loader = kind(
+        local_class()(),
+        num_workers=2,
+        multiprocessing_context=method,
+        collate_fn=lambda samples: samples[0] + 100,
+        worker_init_fn=begin,
+        **options,
+    )
+    return list(loader)
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
+def test_what_pickle_cannot_send_goes_by_cloudpickle(loader_class, monkeypatch, method, strategy):
+    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", strategy)
+    expected = by_functions(DataLoader, "fork")
+    assert expected == [110, 112, 114, 116]
+    assert by_functions(loader_class, method) == expected
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("strategy", ["file_descriptor", "file_system"])
+def test_without_cloudpickle_the_error_names_the_object(loader_class, monkeypatch, strategy):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", strategy)
+    caught = []
+    for kind in (DataLoader, loader_class):
+        with pytest.raises(Exception, match=r"pickle|local") as error:
+            by_functions(kind, "forkserver")
+        caught.append(error.value)
+    theirs, ours = caught
+    assert (type(ours), str(ours)) == (type(theirs), str(theirs))
+    (note,) = ours.__notes__
+    assert note.startswith("dataset: <class '")
+    assert "local_class.<locals>.Local'> cannot be pickled for worker processes: use a function" in note
+    assert "pip install ringloader[cloudpickle]" in note
+    assert "multiprocessing_context='fork' or worker_method='thread'" in note
+
+
+@pytest.mark.rings_only
+def test_functions_of_options_go_by_cloudpickle():
+    def reset(dataset, _info, seeds):
+        dataset.held = seeds.epoch
+
+    loader = ringloader.DataLoader(
+        CountedHeld(), num_workers=1, multiprocessing_context="forkserver", worker_reset_fn=reset
+    )
+    assert [[int(held) for held, _ in loader] for _ in range(2)] == [[0] * 3, [1] * 3]
+
+
+class CountedHeld(Counted):
+    def __getitem__(self, index):
+        return self.held, self.pickled

@@ -143,41 +143,36 @@ def test_a_pool_does_not_keep_its_loaders():
     assert gone() is None
 
 
-def test_what_loaders_share_has_one_number():
+def test_each_loader_has_a_number():
     objects = PoolObjects()
     dataset, function = Numbers(2), functools.partial(max, 1)
     one, other = DataLoader(dataset), DataLoader(dataset, collate_fn=function)
-    (first,) = objects.keep(one, objects.note_gone)
-    second, third = objects.keep(other, objects.note_gone)
-    assert first is second
-    assert objects.keep(one, objects.note_gone) == [first]
-    assert objects.all() == {first.number: dataset, third.number: function}
+    first, second = (objects.record_of(loader, objects.add_gone) for loader in (one, other))
+    assert objects.record_of(one, objects.add_gone) is first
+    assert first.things() == {"dataset": dataset, "collate_fn": one.collate_fn}
+    assert second.things() == {"dataset": dataset, "collate_fn": function}
+    assert objects.numbers() == {first.number, second.number}
     del one
     objects.tidy()
-    assert objects.dropped == []
+    assert objects.numbers() == {second.number}
     del other
     objects.tidy()
-    assert sorted(objects.dropped) == [first.number, third.number]
-    assert objects.all() == {}
+    assert objects.numbers() == set()
 
 
 def test_another_dataset_has_another_number():
     objects = PoolObjects()
     loader = DataLoader([1, 2, 3])
-    (before,) = objects.keep(loader, objects.note_gone)
+    before = objects.record_of(loader, objects.add_gone)
     # Ultralytics does this.
     object.__setattr__(loader, "dataset", [4, 5, 6])
-    (after,) = objects.keep(loader, objects.note_gone)
+    after = objects.record_of(loader, objects.add_gone)
     assert after.number != before.number
-    assert objects.dropped == [before.number]
-
-
-def test_functions_of_modules_are_found_by_name():
-    objects = PoolObjects()
-    by_name = DataLoader(Numbers(2), collate_fn=torch.utils.data.default_convert, worker_init_fn=Path)
-    assert len(objects.keep(by_name, objects.note_gone)) == 1
-    own = DataLoader(Numbers(2), collate_fn=lambda batch: batch, worker_init_fn=Numbers(1).__getitem__)
-    assert len(objects.keep(own, objects.note_gone)) == 3
+    assert objects.numbers() == {after.number}
+    # An iterator of before needs the dataset of then.
+    again = objects.renewed(loader, before)
+    assert again.things()["dataset"] == [1, 2, 3]
+    assert objects.record_of(loader, objects.add_gone) is after
 
 
 def test_attributes_are_as_they_came():
@@ -185,7 +180,8 @@ def test_attributes_are_as_they_came():
     dataset, inner = Numbers(2), Numbers(3)
     inner.deep = {}
     many = torch.utils.data.ConcatDataset([inner, torch.utils.data.Subset(Numbers(9), [0])])
-    held.put([(1, dataset), (2, many), (3, functools.partial(print, inner)), (4, [1])])
+    held.put(1, {"dataset": dataset})
+    held.put(2, {"dataset": many, "collate_fn": functools.partial(print, inner), "worker_init_fn": [1]})
     dataset.length, dataset.new = 1, 2
     del dataset.elements
     inner.length = 1
@@ -195,10 +191,10 @@ def test_attributes_are_as_they_came():
     assert vars(dataset) == {"length": 2, "elements": 3000}
     assert (inner.length, many.datasets[1].dataset.length) == (3, 9)
     assert inner.deep == {"opened": 1}
-    assert held.get(1) is dataset
+    assert held.get((1, "dataset")) is dataset
     held.drop([1, 7])
     with pytest.raises(KeyError):
-        held.get(1)
+        held.get((1, "dataset"))
 
 
 def test_the_process_is_as_it_was(tmp_path):

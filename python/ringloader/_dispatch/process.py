@@ -21,7 +21,7 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch import dataset, stream
 from ringloader._dispatch.consumers import WHERE, Consumer, Holding
-from ringloader._start import main_module, processes, spawn
+from ringloader._start import fallback, main_module, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._worker import entry
 
@@ -56,15 +56,15 @@ class Dispatching:
         most_held = max(share, _LEAST_HELD) if in_turn else None
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            arguments = (source._source, theirs, workers, share, os.getpid(), most_held)
-            look = main_module.look_for(context)
-            if look is not None:
-                arguments = look.at(source._source), *arguments[1:]
+            arguments: tuple[Any, ...] = (source._source, theirs, workers, share, os.getpid(), most_held)
+            if context.get_start_method() != "fork":
+                look = main_module.look_for(context)
+                arguments = pickled.ForOne(source._source, look, fallback.WITHOUT_PICKLE), *arguments[1:]
             made = context.Process(target=run_dispatcher, args=arguments)
             made.daemon = True
             self._process = spawn.by_server(made)
             self._process.start()
-            processes.note_started(self._process)
+            processes.record_start(self._process)
             del made, arguments
         except BaseException:
             self._requests.close()

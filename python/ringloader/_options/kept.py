@@ -67,12 +67,11 @@ def _has(loader: object, name: str) -> bool:
     return has(loader, name)
 
 
-def callables_of(loader: object) -> list[Any]:
-    """Returns the functions among the options of ``loader`` that its workers call."""
+def callables_of(loader: object) -> dict[str, Any]:
+    """Returns the functions among the options of ``loader`` that its workers call, by their options."""
     kept = kept_on(loader)
-    return [
-        kept[name] for name, about in TABLE.items() if about.is_called_in_workers and callable(kept.get(name))
-    ]
+    called = (name for name, about in TABLE.items() if about.is_called_in_workers)
+    return {name: kept[name] for name in called if callable(kept.get(name))}
 
 
 def theirs(loader: object) -> tuple[str, ...]:

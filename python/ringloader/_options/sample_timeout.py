@@ -268,7 +268,7 @@ class _InTurn(_Dataset, SeedsInTurn):
 class _Batches(WorkerOption):
     """Tells the option that times samples where a batch begins and ends."""
 
-    position = Position.WATCH
+    position = Position.BATCH
 
     def __init__(self, timed: _Timed) -> None:
         self._timed = timed

@@ -8,11 +8,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import ringloader.bad_samples as bad_samples
-from ringloader._options import conflicts, kept
+from ringloader._options import conflicts, epochs, kept
 from ringloader._options.table import TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import devices, internals, own_iterators
-from ringloader.dataloader import DataLoader, join_pool
+from ringloader.dataloader import DataLoader
 
 _Loader = TypeVar("_Loader")
 
@@ -71,7 +71,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
     if now.worker_pool is not None and "worker_pool" in options:
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
-        join_pool(at, now.worker_pool)
+        epochs.inherit_told(at)
     replaced = kept.options_of(loader) if was_ours else None
     if not was_ours:
         _set_class(loader, _converted(cls))

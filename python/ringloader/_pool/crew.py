@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
-import itertools
 import threading
 import weakref
 from collections.abc import Iterator
@@ -14,11 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._pool.objects import Entry, Parcel, PoolObjects
+from ringloader._pool.objects import PoolObjects, Record
 from ringloader._pool.process import Assigned, PoolProcess
-from ringloader._start import spawn
+from ringloader._start import definitions, spawn
 from ringloader._start.main_module import Look, look_for
-from ringloader._start.pickled import NotForAllError
 from ringloader._start.processes import Group, preload_fork_server
 
 if TYPE_CHECKING:
@@ -31,26 +28,17 @@ _ENDS_WITHIN = 5.0
 class Lease:
     """The processes that an iterator has on lease."""
 
-    def __init__(
-        self,
-        crew: Crew,
-        loader: TorchLoader,
-        processes: list[PoolProcess],
-        entries: list[Entry],
-        look: Look | None = None,
-    ) -> None:
+    def __init__(self, crew: Crew, loader: TorchLoader, record: Record, look: Look | None = None) -> None:
         self._crew = crew
-        # Looks through what is sent; None if nothing need be looked for.
-        self._look = look
+        # Looks through what is sent; None if there is nothing to look for.
+        self.look = look
         self._loader = weakref.ref(loader)
-        self._entries = entries
+        # None once it is closed: a report of the iterator may have this one for long.
+        self.record: Record | None = record
         self._idle: list[PoolProcess] = []
-        # That of which the processes are; a successor may be of another.
-        self._moment = processes[0].moment
-        self.take_over(processes)
 
-    def take_over(self, processes: list[PoolProcess]) -> None:
-        """The processes are this one's, until they are given back."""
+    def add(self, processes: list[PoolProcess]) -> None:
+        """Makes the processes this one's, until they are given back."""
         for process in processes:
             process.lend(self)
         self._idle += processes
@@ -71,38 +59,27 @@ class Lease:
                 raise RuntimeError(
                     "a process of worker_pool was lost, and the loader of its iterator has gone"
                 )
-            self._crew.lend_successor(self, loader, self._moment)
+            self._crew.fill(self, loader, 1)
         process = self._idle.pop(0)
         try:
-            self._pickle_for(process)
-            process.assign(self._entries, work, self._look)
+            assert self.record is not None, "it is not closed"
+            process.assign(self.record, work, self.look)
         except BaseException:
             # Nothing was sent, or the process is about to find out: it ends.
             self._crew.discard(process)
             raise
         return process
 
-    def _pickle_for(self, process: PoolProcess) -> None:
-        """Has what the process does not hold be pickled, where that was not done for another one before."""
-        for entry in self._entries:
-            while entry.number not in process.numbers and entry.parcel is None and not entry.is_for_each:
-                look = None if self._look is None else self._look.through
-                try:
-                    self._crew.add(Parcel(entry, self._entries, look))
-                except NotForAllError:
-                    entry.is_for_each = True
-
     def close(self) -> None:
-        """Gives back the processes that got no work. Those that did are given back as they leave."""
+        """Gives back the processes that got no work. The others are given back as they leave."""
         while self._idle:
             self._crew.give_back(self._idle.pop())
-        # A report of the iterator may have this one for long.
-        self._entries = []
+        self.record = None
 
 
 @functools.cache
 def _look_up_torch() -> None:
-    """Has the native side look up torch's names, as the first engine does.
+    """Makes the native side look up torch's names, as the first engine does.
 
     INVARIANT: before processes are forked: one that is forked while another thread looks them up would wait
     for that thread for ever. A pool forks before its iterator's engine is made.
@@ -127,7 +104,6 @@ class Crew:
         # Asked for while the same thread held the lock, below a finalizer or a signal's handler.
         self._returned: list[PoolProcess] = []
         self._ends_idle = False
-        self._moments = itertools.count(1)
         self.objects = PoolObjects()
         self.is_shut_down = False
 
@@ -173,10 +149,8 @@ class Crew:
         while self._returned:
             returned = self._returned.pop()
             returned.is_lent = False
-            if returned.is_for_one and returned in self._processes:
-                self._end(returned)
         self.objects.tidy()
-        dropped, self.objects.dropped = self.objects.dropped, []
+        numbers = self.objects.numbers()
         for process in list(self._processes):
             process.recover()
             if process.is_lost():
@@ -184,8 +158,8 @@ class Crew:
                 process.channel.close()
                 # So that it is no zombie until another process is started.
                 process.process.join(_ENDS_WITHIN)
-            elif dropped:
-                process.drop(dropped)
+            else:
+                process.keep(numbers)
         # So that they are no zombies until another process is started.
         self._ending = [process for process in self._ending if process.is_alive()]
         keep = 0 if self.is_shut_down else 2 * self._num_workers
@@ -193,121 +167,101 @@ class Crew:
             self._end(process)
 
     def _idle(self) -> list[PoolProcess]:
-        """Processes without an iterator. Those come last that can be missed best: few of one moment, old."""
-        idle = [process for process in self._processes if not process.is_lent]
-        number = collections.Counter(process.moment for process in idle)
-        return sorted(idle, key=lambda process: (-number[process.moment], -process.moment))
+        """Processes without an iterator, the most useful first: they hold the most, or are the newest."""
+        idle = [process for process in reversed(self._processes) if not process.is_lent]
+        return sorted(idle, key=lambda process: -len(process.numbers))
 
     def _end(self, process: PoolProcess) -> None:
         process.end()
         self._processes.remove(process)
         self._ending.append(process)
 
-    def _note_gone(self, loader: int) -> None:
-        self.objects.note_gone(loader)
+    def _add_gone(self, loader: int) -> None:
+        self.objects.add_gone(loader)
         if not self.is_inherited():
             self._tidy_if_free()
 
-    def register(self, loader: TorchLoader) -> None:
-        with self._held():
-            self.objects.keep(loader, self._note_gone)
-
     def lend(self, loader: TorchLoader) -> Lease:
-        """Processes for an iterator of ``loader``: those that are idle, and new ones for the rest."""
+        """Lends processes to an iterator of ``loader``: idle ones, and new ones for the rest."""
         context = self.context
         look = look_for(context, "start_method='fork' to the WorkerPool")
         preload_fork_server(context)
-        spawn.keep_server(self, context)
+        spawn.start_server(self, context)
         _look_up_torch()
         with self._held():
-            entries = self._check_in(loader)
-            return Lease(self, loader, self._find(loader.num_workers, entries), entries, look)
+            self._check_open()
+            record = self.objects.record_of(loader, self._add_gone)
+        lease = Lease(self, loader, record, look)
+        self.fill(lease, loader, loader.num_workers)
+        return lease
 
-    def lend_successor(self, lease: Lease, loader: TorchLoader, moment: int) -> None:
-        """Lends another process, in place of one that was lost: of that moment, where there is one.
+    def fill(self, lease: Lease, loader: TorchLoader, count: int) -> None:
+        """Lends processes to a lease, and renews its record where they cannot have the state of before.
 
         Args:
-            lease: Who gets it. The memory of its iterator is there already.
+            lease: The lease.
             loader: Its loader.
-            moment: The moment.
+            count: How many processes.
         """
+        record = lease.record
+        assert record is not None, "it is not closed"
         with self._held():
-            entries = self._check_in(loader)
-            found = self._find(1, entries, moment, for_one=True) or self._find(1, entries, for_one=True)
-            lease.take_over(found)
-
-    def add(self, parcel: Parcel) -> None:
-        """Has all processes that need it be sent this parcel."""
+            self._check_open()
+            if len(self._serving(record)) < count and not self._may_start_for(record):
+                record = self.objects.renewed(loader, record)
+        # Not under the lock: it calls the user's code.
+        made = None if record.is_ready() else record.made_ready(lease.look, self._is_forked())
         with self._held():
-            self.objects.add(parcel)
+            self._check_open()
+            if made is not None:
+                record.set_ready(made)
+            found = self._serving(record)[:count]
+            holding = [process for process in found if record.number in process.numbers]
+            if record.is_for_each and len(holding) < count:
+                # Each gets a pickle of its own, and all of them in one state.
+                record = self.objects.renewed(loader, record)
+                record.set_ready((None, definitions.of_now()))
+                found = self._serving(record)[:count]
+            self._end_for_new(record, count - len(found))
+            while len(found) < count:
+                found.append(self._start())
+            lease.record = record
+            lease.add(found)
 
-    def _check_in(self, loader: TorchLoader) -> list[Entry]:
+    def _check_open(self) -> None:
         if self.is_shut_down:
             raise RuntimeError(
                 "the worker_pool of this loader was shut down: make its iterators inside `with pool:` and "
                 "before pool.shutdown(), or give it another WorkerPool"
             )
-        return self.objects.keep(loader, self._note_gone)
 
-    def _find(
-        self, count: int, entries: list[Entry], moment: int | None = None, for_one: bool = False
-    ) -> list[PoolProcess]:
-        """Processes that are idle, or new; all of them will hold the entries in the same state.
+    def _serving(self, record: Record) -> list[PoolProcess]:
+        """Idle processes that can serve a loader: first the ones that hold its objects."""
+        serving = [process for process in self._idle() if process.can_serve(record)]
+        return sorted(serving, key=lambda process: record.number not in process.numbers)
 
-        Args:
-            count: How many.
-            entries: What they must hold.
-            moment: Of which they must be; None for any one. None are found if there are too few of it.
-            for_one: For an iterator whose memory is there already.
-        """
-        needed = {entry.number for entry in entries}
-        if self.context.get_start_method() == "fork":
-            return self._find_inheriting(count, needed, moment, for_one)
-        found = sorted(self._idle(), key=lambda process: not needed <= process.numbers)[:count]
-        while len(found) < count:
-            found.append(self._start({}, 0))
-        for_each = [entry for entry in entries if entry.is_for_each]
-        if any(entry.number not in process.numbers for entry in for_each for process in found):
-            self.objects.renew(for_each)
-        return found
+    def _may_start_for(self, record: Record) -> bool:
+        """True if a process that starts can serve a loader."""
+        return not self._is_forked() or definitions.are_in(record.named, definitions.of_now())
 
-    def _find_inheriting(
-        self, count: int, needed: set[int], moment: int | None, for_one: bool
-    ) -> list[PoolProcess]:
-        idle = self._idle()
-        holding: dict[int, list[PoolProcess]] = {}
-        for process in idle:
-            if needed <= process.numbers and moment in (None, process.moment):
-                holding.setdefault(process.moment, []).append(process)
-        enough = [processes for processes in holding.values() if len(processes) >= count]
-        if enough:
-            # The fewest: larger iterators find the others. Of as many, the newest, which come first.
-            return min(enough, key=len)[:count]
-        if moment is not None:
-            return []
-        # New ones inherit what these cannot be given without a pickle: those that hold an older state of it
-        # end, so that it is not seen again, and so many of the others that there are not more than before.
-        ended = [process for processes in holding.values() for process in processes]
-        others = [process for process in reversed(idle) if process not in ended]
-        for process in ended + others[: max(0, count - len(ended))]:
+    def _is_forked(self) -> bool:
+        return bool(self.context.get_start_method() == "fork")
+
+    def _end_for_new(self, record: Record, count: int) -> None:
+        """Ends up to ``count`` idle processes that cannot serve a loader: new ones take their places."""
+        unable = [process for process in reversed(self._idle()) if not process.can_serve(record)]
+        for process in unable[:count]:
             self._end(process)
-        inherited, moment = self.objects.all(), next(self._moments)
-        started: list[PoolProcess] = []
-        while len(started) < count:
-            started.append(self._start(inherited, moment))
-            started[-1].is_for_one = for_one
-        return started
 
-    def _start(self, inherited: dict[int, Any], moment: int) -> PoolProcess:
-        channels = [process.channel for process in self._processes]
-        process = PoolProcess(self.context, dict(inherited), channels, moment)
+    def _start(self) -> PoolProcess:
+        process = PoolProcess(self.context, [process.channel for process in self._processes])
         self._processes.append(process)
         return process
 
     def give_back(self, process: PoolProcess) -> None:
         """Takes back a process that has left its iterator. Called from anywhere."""
         if not self.is_inherited():
-            process.note_given_back()
+            process.record_return()
             self._returned.append(process)
             self._tidy_if_free()
 
@@ -352,7 +306,7 @@ class Crew:
 
 
 def _wait_for(processes: list[PoolProcess]) -> None:
-    """Waits for processes that were told to end, and kills those that are left."""
+    """Waits for processes that were told to end, and kills the ones that are left."""
     group = Group([process.process for process in processes])
     for process in processes:
         group.join(process.process, _ENDS_WITHIN)

@@ -69,8 +69,8 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._held = held
 
-    def persistent_load(self, number: Any) -> Any:
-        return self._held.get(number)
+    def persistent_load(self, key: Any) -> Any:
+        return self._held.get(key)
 
 
 class Assignments:
@@ -137,18 +137,17 @@ class Assignments:
         _received.update(enumerate(fds))
         # An error in here ends the process.
         with file:
-            for numbers, sent in _Unpickler(file, held).load():
-                held.put(zip(numbers, sent.load(held.get), strict=True))
-            things, assignment = _Unpickler(file, held).load()
-            held.put(things)
-            return assignment
+            sent = _Unpickler(file, held).load()
+            if sent is not None:
+                held.put(*sent)
+            return _Unpickler(file, held).load()
 
     def close(self) -> None:
         """Closes what it has, at the end of the process."""
         self._channel.close()
         os.close(self._parent)
 
-    def say_left(self) -> bool:
+    def report_left(self) -> bool:
         """Tells the main process that this one has left the iterator's memory. False: it has ended."""
         try:
             self._channel.send(LEFT)
@@ -162,31 +161,31 @@ def _rebuild(channel: Any, parent: Any) -> Assignments:
 
 
 class Held:
-    """Datasets and functions of loaders, by the numbers that the main process has given them.
+    """Datasets and functions of loaders, by the numbers of the main process's records.
 
     Attributes that an iterator sets on them (``worker_init_fn`` that splits a dataset, files opened when they
     are first read) are those of that iterator: the next one finds what was sent.
     """
 
     def __init__(self) -> None:
-        self._things: dict[int, Any] = {}
+        self._things: dict[int, Mapping[str, Any]] = {}
         self._states: dict[int, list[tuple[dict[str, Any], dict[str, Any]]]] = {}
 
-    def put(self, things: Iterable[tuple[int, Any]]) -> None:
-        """Takes what the main process has sent."""
-        for number, thing in things:
-            self._things[number] = thing
-            self._states[number] = [(state, dict(state)) for state in _states(thing)]
+    def put(self, number: int, things: Mapping[str, Any]) -> None:
+        """Takes the objects of a loader, by their arguments."""
+        self._things[number] = things
+        self._states[number] = [(state, dict(state)) for thing in things.values() for state in _states(thing)]
 
     def drop(self, numbers: Iterable[int]) -> None:
-        """Forgets what no loader has any more."""
+        """Forgets the objects with these numbers, which no loader has any more."""
         for number in numbers:
             self._things.pop(number, None)
             self._states.pop(number, None)
 
-    def get(self, number: int) -> Any:
-        """Returns the object with this number."""
-        return self._things[number]
+    def get(self, key: tuple[int, str]) -> Any:
+        """Returns an object by its number and argument."""
+        number, name = key
+        return self._things[number][name]
 
     def restore(self) -> None:
         """Gives all objects the attributes that they had when they came."""
@@ -283,7 +282,7 @@ class ProcessState:
             try:
                 os.sched_setaffinity(0, self._cores)
             except OSError:
-                # Those cores are not the process's any more.
+                # The process may not use those cores any more.
                 return False
         # To lower it takes privileges.
         return _niceness() == self._niceness
@@ -307,20 +306,16 @@ def _directory() -> Path | None:
         return None
 
 
-def main(assignments: Assignments, inherited: dict[int, Any]) -> None:
+def main(assignments: Assignments) -> None:
     """Works until the pool, or its process, ends.
 
     Args:
         assignments: This process's end of what the main process sends.
-        inherited: What a forked process holds from the beginning, by number.
     """
     entry.drop_what_it_began_with()
     assignments.begin()
-    held = Held()
-    held.put(inherited.items())
-    inherited.clear()
     try:
-        _work(assignments, held)
+        _work(assignments, Held())
     finally:
         assignments.close()
 
@@ -357,7 +352,7 @@ def _work(assignments: Assignments, held: Held) -> None:
         if port.parent_ended:
             # Also in a child of the dataset's that has come back to the loop.
             return
-        _leave(worker_end.options)
+        _undo_options(worker_end.options)
         is_as_before = state.restore()
         held.restore()
         is_free, unmapped = port.leave(), weakref.ref(port)
@@ -367,12 +362,12 @@ def _work(assignments: Assignments, held: Held) -> None:
             gc.collect()
         # INVARIANT: the main process uses the memory again once it is told that this one has left.
         # A dataset that keeps what was collated keeps the memory: the process ends instead.
-        if not is_as_before or not is_free or unmapped() is not None or not assignments.say_left():
+        if not is_as_before or not is_free or unmapped() is not None or not assignments.report_left():
             return
 
 
-def _leave(options: Sequence[WorkerOption]) -> None:
-    """Has options undo what they have changed in this process."""
+def _undo_options(options: Sequence[WorkerOption]) -> None:
+    """Undoes what options have changed in this process."""
     # In a function of its own, so that no variable keeps an option, and the memory that it may refer to.
     for option in options:
         option.leave_process()

@@ -14,20 +14,18 @@ if TYPE_CHECKING:
 
 
 class WorkerPool:
-    """Worker processes for several loaders: started once, lent to an iterator, given back at its end.
+    """Worker processes for several loaders: started once, and lent to one iterator after another.
 
-    Pass it as ``worker_pool`` to the loaders. Nothing starts before the first iterator. Each process holds
-    the dataset of each loader once, and drops it when the loader goes. With ``fork``, processes inherit
-    datasets, so the first iterator of a later loader replaces them. With the other start methods a dataset
-    is pickled once, and each process gets that pickle.
+    Pass it as ``worker_pool`` to the loaders. Nothing starts before the first iterator. What a loader has
+    (the dataset and functions) is pickled once, at its first iterator, also with ``fork``. Each process that
+    works for the loader gets that pickle, and drops the objects when the loader goes.
 
     An iterator never waits for another one: it gets idle processes, and starts the missing ones. Up to
     ``num_workers`` of those stay. The next iterator replaces a process that was lost. Several threads may
     use a pool with ``spawn`` or ``forkserver``; with ``fork``, a process that is forked while another thread
     is at work may wait forever for a lock. A forked child has a pool of its own, without processes.
 
-    As with ``persistent_workers``, workers may not see a change that the main process makes to a dataset.
-    All workers of an iterator have the same state of it, except successors that ``restart_workers`` starts.
+    As with ``persistent_workers``, workers do not see a change that the main process makes to a dataset.
     Attributes that an epoch sets on a dataset in a worker are gone in the next epoch. ``worker_init_fn``,
     seeds and ``get_worker_info()`` are new for each iterator, as without ``persistent_workers``.
 
@@ -42,7 +40,7 @@ class WorkerPool:
         ValueError: If ``num_workers`` is not positive, or there is no such start method.
     """
 
-    # The mark by which other modules know a pool without an import.
+    # Other modules know a pool by this mark, without an import.
     _is_worker_pool = True
 
     def __init__(self, num_workers: int, start_method: str | None = None) -> None:
@@ -110,10 +108,6 @@ class WorkerPool:
             self._begin()
             self._crew.is_shut_down = was_ended
         return self._crew
-
-    def _register(self, loader: TorchLoader) -> None:
-        """Has processes that are forked later hold what the loader has."""
-        self._own().register(loader)
 
     def _lend(self, loader: TorchLoader) -> Lease:
         """Lends processes to an iterator of the loader."""

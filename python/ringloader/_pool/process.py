@@ -15,9 +15,8 @@ from typing import Any
 
 from ringloader._common import memory_file
 from ringloader._pool import main as pooled
-from ringloader._pool.objects import Entry, Parcel
-from ringloader._start import processes, spawn
-from ringloader._start.main_module import Look
+from ringloader._pool.objects import Record
+from ringloader._start import definitions, pickled, processes, spawn
 
 # Seconds between two looks whether a process that is waited for has left or ended.
 _LOOK = 0.05
@@ -28,34 +27,30 @@ class PoolProcess:
 
     Args:
         context: The ``multiprocessing`` context that starts it.
-        inherited: What it holds from the beginning, by number, if it is forked.
         others: Ends of the sockets of the pool's other processes.
-        moment: When it is forked. Processes of one moment inherited their objects in one state. Processes
-            that are sent their objects all have the same moment.
     """
 
-    def __init__(
-        self, context: Any, inherited: dict[int, Any], others: Sequence[socket.socket], moment: int
-    ) -> None:
-        self.numbers = set(inherited)
-        self.moment = moment
+    def __init__(self, context: Any, others: Sequence[socket.socket]) -> None:
+        # Of the records that it holds.
+        self.numbers: set[int] = set()
+        # The main module's that it has. None: it finds them itself.
+        self._definitions = definitions.of_now() if context.get_start_method() == "fork" else None
         # True while an iterator has the process.
         self.is_lent = False
-        # True if it was forked in the midst of an iteration: it has what was there then, and ends with it.
-        self.is_for_one = False
         self._lease: Callable[[], object] = _no_lease
         self._is_given_back = False
         self._is_assigned = False
-        self._has_said_all = False
+        # True if it has closed its end of the socket.
+        self._has_closed = False
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             parent = os.pidfd_open(os.getpid())
             try:
                 end = pooled.Assignments(theirs, parent, [*others, self.channel])
-                made = context.Process(target=pooled.main, args=(end, inherited), daemon=True)
+                made = context.Process(target=pooled.main, args=(end,), daemon=True)
                 self.process = spawn.by_server(made)
                 self.process.start()
-                processes.note_started(self.process)
+                processes.record_start(self.process)
             except BaseException:
                 self.channel.close()
                 raise
@@ -81,54 +76,56 @@ class PoolProcess:
         self._lease, self._is_assigned, self._is_given_back = weakref.ref(lease), False, False
         self.is_lent = True
 
-    def note_given_back(self) -> None:
-        """Notes that the iterator is done, and the pool will have it idle. Called before the lease goes."""
+    def can_serve(self, record: Record) -> bool:
+        """True if it has, or finds, the definitions that a pickle names."""
+        return self._definitions is None or definitions.are_in(record.named, self._definitions)
+
+    def record_return(self) -> None:
+        """Records that the iterator is done with it. Called before the lease goes."""
         self._is_given_back = True
 
     def recover(self) -> None:
         """Takes it back if an interrupt has lost the lease: idle if it has left its iterator, else killed."""
-        # ORDERING: the lease first: another thread notes that it gives the process back, then drops it.
+        # ORDERING: the lease first: another thread records that it gives the process back, then drops it.
         if self.is_lent and self._lease() is None and not self._is_given_back:
             if not self._is_assigned or self.wait_until_left(0.0):
                 self.is_lent = False
             else:
                 self.process.kill()
 
-    def assign(self, entries: Sequence[Entry], work: tuple[Any, ...], look: Look | None = None) -> None:
+    def assign(
+        self, record: Record, work: tuple[Any, ...], look: Callable[[Any], None] | None = None
+    ) -> None:
         """Sends an assignment.
 
         Args:
-            entries: What its loader has: sent by number where the process holds it, and first where not.
-                Each has a parcel by now, or is for each process.
-            work: What the process is to do.
-            look: Looks through the pickles, and may raise; None if nothing need be looked for.
+            record: The objects of its loader, ready to be sent. They go first, if the process lacks them.
+            work: The work that the process is to do.
+            look: Called with the pickles, and may raise; None if there is nothing to look for.
 
         Raises:
             RuntimeError: If the process has ended.
+            BaseException: What pickling raises, and ``look``.
         """
-        parcels: list[Parcel] = []
-        for entry in entries:
-            _add_missing(entry, self.numbers, parcels)
-        sent = {one.number for parcel in parcels for one in parcel.entries}
         # The objects too: an address is theirs as long as they are there.
-        found = ((entry.number, entry.find()) for entry in entries)
-        things = {number: thing for number, thing in found if thing is not None}
-        held = {id(thing): number for number, thing in things.items() if number in self.numbers | sent}
-        for_each = [(number, thing) for number, thing in things.items() if id(thing) not in held]
-        numbered = [([one.number for one in parcel.entries], parcel.pickled) for parcel in parcels]
+        things = record.things()
+        keys = {id(thing): (record.number, name) for name, thing in things.items()}
+        sent = None
+        if record.number not in self.numbers:
+            sent = record.number, record.pickled or pickled.ForOne(things, look)
         sending = _Sending()
         file = io.BytesIO()
         before = context.get_spawning_popen()
         context.set_spawning_popen(sending)  # type: ignore[arg-type]
         try:
-            _Pickler(file, held).dump(numbered)
+            _Pickler(file, {}).dump(sent)
             begin = file.tell()
-            _Pickler(file, held).dump((for_each, work))
+            _Pickler(file, keys).dump(work)
         finally:
             context.set_spawning_popen(before)
         data = file.getvalue()
         if look is not None:
-            look.through(data[begin:])
+            look(data[begin:])
         if len(data) <= pooled.MOST_BYTES:
             self._send(pooled.ASSIGN + data, sending.fds)
         else:
@@ -140,7 +137,7 @@ class PoolProcess:
                 self._send(pooled.ASSIGN_LARGE, [*sending.fds, memory])
             finally:
                 os.close(memory)
-        self.numbers.update(sent, things)
+        self.numbers.add(record.number)
 
     def _send(self, message: bytes, fds: list[int]) -> None:
         self._is_assigned = True
@@ -157,10 +154,10 @@ class PoolProcess:
                 ) from error
             raise
 
-    def drop(self, numbers: list[int]) -> None:
-        """Has it forget what no loader has any more."""
-        held = [number for number in numbers if number in self.numbers]
-        self.numbers.difference_update(held)
+    def keep(self, numbers: set[int]) -> None:
+        """Makes it forget the records with other numbers."""
+        held = list(self.numbers - numbers)
+        self.numbers &= numbers
         for begin in range(0, len(held), pooled.MOST_DROPPED):
             some = held[begin : begin + pooled.MOST_DROPPED]
             packed = b"".join(pooled.NUMBER.pack(number) for number in some)
@@ -169,7 +166,7 @@ class PoolProcess:
                 self.channel.send(pooled.DROP + packed, socket.MSG_DONTWAIT)
 
     def end(self) -> None:
-        """Has the process end after its assignment, and does not wait for it."""
+        """Ends the process after its assignment, and does not wait for it."""
         with contextlib.suppress(OSError):
             self.channel.send(pooled.END, socket.MSG_DONTWAIT)
         self.channel.close()
@@ -180,7 +177,7 @@ class PoolProcess:
         until = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _LOOK if until is None else max(0.0, min(_LOOK, until - time.monotonic()))
-            is_open = self.channel.fileno() >= 0 and not self._has_said_all
+            is_open = self.channel.fileno() >= 0 and not self._has_closed
             # Another thread may find the process dead, and close its channel.
             with contextlib.suppress(ValueError):
                 connection.wait([self.process.sentinel, *([self.channel] if is_open else [])], left)
@@ -189,7 +186,7 @@ class PoolProcess:
                 if message:
                     return True
                 # The process is about to end.
-                self._has_said_all = True
+                self._has_closed = True
             if not self.process.is_alive():
                 return None
             if until is not None and time.monotonic() >= until:
@@ -198,16 +195,6 @@ class PoolProcess:
 
 def _no_lease() -> None:
     return None
-
-
-def _add_missing(entry: Entry, held: set[int], parcels: list[Parcel]) -> None:
-    """Adds the parcel of ``entry``, after those that it refers to, where a process does not hold them."""
-    parcel = entry.parcel
-    if parcel is None or parcel in parcels or entry.number in held:
-        return
-    for one in parcel.refers:
-        _add_missing(one, held, parcels)
-    parcels.append(parcel)
 
 
 class _Sending:
@@ -224,15 +211,15 @@ class _Sending:
 
 
 class _Pickler(reduction.ForkingPickler):
-    """Pickles as multiprocessing does, with numbers for what the process holds."""
+    """Pickles as multiprocessing does, with keys for objects that the process holds."""
 
-    def __init__(self, file: Any, held: Mapping[int, int]) -> None:
+    def __init__(self, file: Any, keys: Mapping[int, tuple[int, str]]) -> None:
         super().__init__(file)
-        # Numbers by the address of what they are of.
-        self._held = held
+        # By the addresses of the objects.
+        self._keys = keys
 
-    def persistent_id(self, thing: Any) -> int | None:
-        return self._held.get(id(thing))
+    def persistent_id(self, thing: Any) -> tuple[int, str] | None:
+        return self._keys.get(id(thing))
 
 
 class Assigned:
@@ -241,7 +228,7 @@ class Assigned:
     Has the other attributes of the process object too.
 
     Args:
-        begin: Has a process of the pool begin, and returns it.
+        begin: Gives work to a process of the pool, and returns the process.
         give_back: Called with the process once it has left the iterator's memory.
     """
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import io
 import os
-import pickle
 import pickletools
 import sys
 from collections.abc import Iterator
-from multiprocessing import process, reduction
+from multiprocessing import process
 from typing import Any
 
 from ringloader._start import pickled, processes
@@ -36,14 +35,14 @@ class Look:
         self._main = main
         self._others = others
 
-    def through(self, data: Any) -> None:
-        """Looks through pickles, one after the other.
+    def __call__(self, data: Any) -> None:
+        """Looks through a pickle.
 
         Args:
             data: Bytes, or a file that is mapped, from its beginning.
 
         Raises:
-            RuntimeError: If they refer to classes or functions of the main module.
+            RuntimeError: If it refers to classes or functions of the main module.
         """
         if data.find(_MARK) < 0:
             return
@@ -55,10 +54,6 @@ class Look:
                 f"module, {self._main}. Put {they} into a module and import it (in a notebook: %%writefile "
                 f"data.py), or {self._others}"
             )
-
-    def at(self, thing: object) -> Any:
-        """Returns an argument of a process, in a form that is looked through when the process starts."""
-        return _LookedThrough(thing, self)
 
 
 def look_for(context: Any, fork: str = "multiprocessing_context='fork'") -> Look | None:
@@ -101,36 +96,21 @@ def _is_standard_input(file: str) -> bool:
     return file.startswith("<") and not os.path.exists(path)  # noqa: PTH110
 
 
-class _LookedThrough:
-    """An argument of a process. Pickled with the process, it is looked through."""
-
-    def __init__(self, thing: object, look: Look) -> None:
-        self._thing = thing
-        self._look = look
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        data = bytes(reduction.ForkingPickler.dumps(self._thing))
-        self._look.through(data)
-        return pickle.loads, (data,)
-
-
 def _names(data: Any) -> Iterator[str]:
-    """Yields the names with which pickles refer to the main module. Unpickles nothing."""
+    """Yields the names with which a pickle refers to the main module. Unpickles nothing."""
     file = io.BytesIO(data) if isinstance(data, bytes) else data
-    # The next pickle goes on with the memo of the one before.
     memo: dict[int, str | None] = {}
     module = last = None
-    while file.tell() < len(data):
-        argument: Any
-        for opcode, argument, _ in pickletools.genops(file):
-            operation = opcode.name
-            if operation == "MEMOIZE":
-                memo[len(memo)] = last
-            elif operation == "STACK_GLOBAL":
-                if module == "__main__" and last is not None:
-                    yield last
-                last = None
-            elif operation.endswith("BINGET"):
-                module, last = last, memo.get(argument)
-            elif operation not in ("PROTO", "FRAME"):
-                module, last = last, argument if isinstance(argument, str) else None
+    argument: Any
+    for opcode, argument, _ in pickletools.genops(file):
+        operation = opcode.name
+        if operation == "MEMOIZE":
+            memo[len(memo)] = last
+        elif operation == "STACK_GLOBAL":
+            if module == "__main__" and last is not None:
+                yield last
+            last = None
+        elif operation.endswith("BINGET"):
+            module, last = last, memo.get(argument)
+        elif operation not in ("PROTO", "FRAME"):
+            module, last = last, argument if isinstance(argument, str) else None

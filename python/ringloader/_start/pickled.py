@@ -15,7 +15,7 @@ import os
 import pickle
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import context, reduction
 from typing import Any
 
@@ -24,6 +24,7 @@ import torch.multiprocessing
 from torch.multiprocessing import reductions
 
 from ringloader._common import memory_file
+from ringloader._start import definitions, fallback
 
 # Shorter arrays go with the pickle: a mapping of their own costs more than a copy.
 _MAPPED_FROM = 64 << 10
@@ -39,51 +40,47 @@ class NotForAllError(BaseException):
 
 
 class Pickled:
-    """Objects, pickled in their state of now. It goes with :meth:`close`, or when nothing refers to it.
+    """An object, pickled in its state of now. It goes with :meth:`close`, or when nothing refers to it.
 
-    Pickled itself, for a process that is started or given work, it is a :class:`Sent`.
+    Pickled itself, for a process that is started or given work, it arrives as the object. Arrays are mapped
+    for that process alone: it may write to them, as to a copy, and no other sees it.
 
     Args:
-        things: The objects. One that another one refers to is the same object in the process.
-        refer: Called with each object that pickling comes to: the number by which the process finds it, or
-            None to pickle it. By default all are pickled.
-        look: Called with the pickles, one behind the other, and may raise.
+        thing: The object. What it refers to twice is one object in the process.
+        new_pickler: Makes the pickler.
+        named: Takes the definitions of the main module that the pickle names; None if they are not wanted.
 
     Raises:
         NotForAllError: If something holds for one process only.
-        BaseException: What pickling raises, and ``look``.
+        BaseException: What pickling raises.
     """
 
     def __init__(
         self,
-        things: Iterable[object],
-        refer: Callable[[object], int | None] | None = None,
-        look: Callable[[mmap.mmap], None] | None = None,
+        thing: object,
+        new_pickler: fallback.NewPickler,
+        named: dict[str, weakref.ref[Any]] | None = None,
     ) -> None:
         if not pickles_as_usual():
             raise NotForAllError
         self._pickle, self._arrays = _new_memory(), _new_memory()
-        self._count = 0
         stand_in = _AnyPopen()
         self._fds, self._kept = stand_in.fds, stand_in.kept
         popen = context.get_spawning_popen()
         context.set_spawning_popen(stand_in)  # type: ignore[arg-type]
         try:
             with self._pickle.open() as file, self._arrays.open() as arrays:
-                pickler = _PicklerForAll(file, arrays, stand_in)
-                if refer is not None:
-                    # An attribute: without one, no call for each object.
-                    pickler.persistent_id = refer  # type: ignore[method-assign]
-                for thing in things:
-                    pickler.dump(thing)
-                    self._count += 1
+                pickler = _for_all(new_pickler(file), arrays, stand_in)
+                if named is not None:
+                    named.clear()
+                    # cloudpickle has one of its own, and names nothing of the main module.
+                    if not hasattr(pickler, "reducer_override"):
+                        pickler.reducer_override = definitions.recorder(named)
+                pickler.dump(thing)
                 self._has_arrays = arrays.tell() > 0
             # If one process changed a file, the objects of another would change.
             memory_file.seal_bytes(self._pickle.fd)
             memory_file.seal_bytes(self._arrays.fd)
-            if look is not None:
-                with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
-                    look(memory)
         except OSError as error:
             self.close()
             # No more memory, or an error of an object that is raised when it is pickled for a process.
@@ -99,7 +96,16 @@ class Pickled:
     def __reduce__(self) -> tuple[Any, ...]:
         arrays = reduction.DupFd(self._arrays.fd) if self._has_arrays else None
         fds = {number: reduction.DupFd(fd) for number, fd in self._fds.items()}
-        return Sent, (reduction.DupFd(self._pickle.fd), arrays, fds, self._count)
+        return _load, (reduction.DupFd(self._pickle.fd), arrays, fds)
+
+    def show(self, look: Callable[[mmap.mmap], None]) -> None:
+        """Calls ``look`` with the pickle. If that raises, this is closed."""
+        try:
+            with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
+                look(memory)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Gives back what the processes that were sent it hold themselves."""
@@ -109,11 +115,79 @@ class Pickled:
         self._kept.clear()
 
 
+def for_all(
+    thing: object,
+    look: Callable[[Any], None] | None = None,
+    named: dict[str, weakref.ref[Any]] | None = None,
+    ways: str = "",
+) -> Pickled:
+    """Pickles an object for any number of processes.
+
+    Args:
+        thing: The object.
+        look: Called with the pickle, and may raise; None if there is nothing to look for.
+        named: Takes the definitions of the main module that the pickle names; None if they are not wanted.
+        ways: Other ways to have workers, for an error.
+
+    Raises:
+        NotForAllError: If something holds for one process only.
+        BaseException: What pickling raises, and ``look``.
+    """
+    pickled = fallback.attempt(thing, lambda new_pickler: Pickled(thing, new_pickler, named), ways)
+    if look is not None:
+        pickled.show(look)
+    return pickled
+
+
+class ForOne:
+    """An object that is pickled for each process, when that is started or given work.
+
+    Args:
+        thing: The object.
+        look: Called with the pickle, and may raise.
+        ways: Other ways to have workers, for an error.
+    """
+
+    def __init__(self, thing: object, look: Callable[[bytes], None] | None = None, ways: str = "") -> None:
+        self._thing = thing
+        self._look = look
+        self._ways = ways
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        if not pickles_as_usual():
+            return _itself, (self._thing,)
+        data = fallback.attempt(self._thing, self._dump, self._ways)
+        if self._look is not None:
+            self._look(data)
+        return pickle.loads, (data,)
+
+    def _dump(self, new_pickler: fallback.NewPickler) -> bytes:
+        file = io.BytesIO()
+        new_pickler(file).dump(self._thing)
+        return file.getvalue()
+
+
+def _itself(thing: object) -> object:
+    return thing
+
+
 def pickles_as_usual() -> bool:
     """True if multiprocessing's pickling is its own: some replace it by one that can pickle more."""
     parts = (reduction.ForkingPickler, reduction.dump, reduction.DupFd)
     own = getattr(context, "reduction", None) is reduction
     return own and all(part.__module__ == reduction.__name__ for part in parts)
+
+
+_own: weakref.WeakSet[_OwnFd] = weakref.WeakSet()
+
+
+def _close_inherited() -> None:
+    """Closes descriptors in a forked child: it sends none of them, and would keep the memory for its life."""
+    for fd in list(_own):
+        fd.close()
+
+
+os.register_at_fork(after_in_child=_close_inherited)
 
 
 class _OwnFd:
@@ -123,6 +197,7 @@ class _OwnFd:
         self.fd = fd
         self.close = weakref.finalize(self, os.close, fd)
         self.close.atexit = False
+        _own.add(self)
 
     def open(self) -> io.BufferedWriter:
         """Returns a file for writing to it."""
@@ -194,21 +269,19 @@ class _NumberedFd:
         return fd
 
 
-class _PicklerForAll(reduction.ForkingPickler):
-    """Pickles as multiprocessing does, with large arrays apart, and refuses what is for one process."""
-
-    def __init__(self, file: io.BufferedWriter, arrays: io.BufferedWriter, popen: _AnyPopen) -> None:
-        super().__init__(file)
-        table = dict(self.dispatch_table)
-        for kind, reduce in reduction.ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
-            table[kind] = _for_all(reduce, popen)
-        for kind in _lock_types():
-            table.setdefault(kind, lambda lock: _reduce_lock(lock, popen))
-        table.setdefault(np.ndarray, lambda array: _reduce_array(array, arrays))
-        self.dispatch_table = table
+def _for_all(pickler: pickle.Pickler, arrays: io.BufferedWriter, popen: _AnyPopen) -> Any:
+    """Makes a pickler of multiprocessing's put large arrays apart, and refuse what is for one process."""
+    table = dict(pickler.dispatch_table)
+    for kind, reduce in reduction.ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
+        table[kind] = _reduce_for_all(reduce, popen)
+    for kind in _lock_types():
+        table.setdefault(kind, lambda lock: _reduce_lock(lock, popen))
+    table.setdefault(np.ndarray, lambda array: _reduce_array(array, arrays))
+    pickler.dispatch_table = table
+    return pickler
 
 
-def _for_all(reduce: Callable[[Any], Any], popen: _AnyPopen) -> Callable[[Any], Any]:
+def _reduce_for_all(reduce: Callable[[Any], Any], popen: _AnyPopen) -> Callable[[Any], Any]:
     """A reduction that is registered for other processes, made to refuse where it is for one of them."""
     module = getattr(reduce, "__module__", None) or ""
     if module.startswith("multiprocessing."):
@@ -276,39 +349,21 @@ def _map_array(begin: int, shape: tuple[int, ...], dtype: Any, order: Any, writa
     return array
 
 
-class Sent:
-    """A :class:`Pickled` in a process that it was sent to."""
-
-    def __init__(self, pickled: Any, arrays: Any, fds: dict[int, Any], count: int) -> None:
-        self._pickled = pickled
-        self._arrays = arrays
-        self._fds = fds
-        self._count = count
-
-    def load(self, find: Callable[[Any], object] | None = None) -> list[Any]:
-        """Returns the objects. To be called once.
-
-        Arrays are mapped for this process alone: it may write to them, as to a copy, and no other sees it.
-
-        Args:
-            find: Returns the object of a number that stands for it.
-        """
-        global _mapped
-        _received.update(self._fds)
-        if self._arrays is not None:
-            with _closing(self._arrays.detach()) as fd:
-                _mapped = mmap.mmap(fd, 0, mmap.MAP_PRIVATE)
-        try:
-            # Mapped: those who are sent the descriptor share one position in the file.
-            with _closing(self._pickled.detach()) as fd:
-                memory = mmap.mmap(fd, 0, mmap.MAP_PRIVATE)
-            with memory:
-                unpickler = pickle.Unpickler(memory)
-                if find is not None:
-                    unpickler.persistent_load = find  # type: ignore[method-assign]
-                return [unpickler.load() for _ in range(self._count)]
-        finally:
-            _mapped = None
+def _load(pickled: Any, arrays: Any, fds: dict[int, Any]) -> Any:
+    """Returns the object of a :class:`Pickled`, in a process that it was sent to."""
+    global _mapped
+    _received.update(fds)
+    if arrays is not None:
+        with _closing(arrays.detach()) as fd:
+            _mapped = mmap.mmap(fd, 0, mmap.MAP_PRIVATE)
+    try:
+        # Mapped: those who are sent the descriptor share one position in the file.
+        with _closing(pickled.detach()) as fd:
+            memory = mmap.mmap(fd, 0, mmap.MAP_PRIVATE)
+        with memory:
+            return pickle.Unpickler(memory).load()
+    finally:
+        _mapped = None
 
 
 class Shared:
@@ -317,7 +372,7 @@ class Shared:
     So what pickling raises is raised where torch's pickling would.
 
     Args:
-        look: Called with the pickle, and may raise; None if nothing need be looked for.
+        look: Called with each pickle, and may raise; None if there is nothing to look for.
     """
 
     def __init__(self, look: Callable[[Any], None] | None = None) -> None:
@@ -326,14 +381,14 @@ class Shared:
         # True: what is still to start gets a pickle of its own.
         self._is_closed = False
 
-    def pickled(self, work: Any) -> Pickled | None:
-        """Returns the pickled work of all, made from the first; None if each needs a pickle of its own."""
+    def pickled(self, work: Any) -> Pickled | ForOne:
+        """Returns the work of all, pickled once from the first one, or what is pickled for each process."""
         if self._pickled is None and not self._is_closed and context.get_spawning_popen() is not None:
             try:
-                self._pickled = Pickled((work,), look=self._look)
+                self._pickled = for_all(work, self._look, ways=fallback.WITHOUT_PICKLE)
             except NotForAllError:
                 self._is_closed = True
-        return self._pickled
+        return self._pickled or ForOne(work, self._look, fallback.WITHOUT_PICKLE)
 
     def close(self) -> None:
         """Gives back what the workers that have started hold themselves."""
@@ -350,13 +405,11 @@ class SharedWork:
         self._work = work
 
     def __reduce__(self) -> tuple[Any, ...]:
-        pickled = self._shared.pickled(self._work)
-        return (tuple, (self._work,)) if pickled is None else (_load, (pickled, self._work.worker))
+        return _with_number, (self._shared.pickled(self._work), self._work.worker)
 
 
-def _load(sent: Sent, worker: int) -> Any:
+def _with_number(work: Any, worker: int) -> Any:
     """Returns the work of a worker, in the worker."""
-    (work,) = sent.load()
     return work._replace(worker=worker)
 
 

@@ -96,7 +96,7 @@ def kill(process: Any) -> None:
     process.join()
 
 
-def note_started(process: Any) -> None:
+def record_start(process: Any) -> None:
     """Continues a process at exit, where ``multiprocessing`` waits for its end without a limit."""
     global _started_by
     if _started_by != os.getpid():

@@ -290,10 +290,10 @@ def _running() -> _Server | None:
 def prepare(loader: TorchLoader) -> None:
     """Starts the server before the loader's workers, if these are spawned."""
     if loader.num_workers > 0:
-        keep_server(loader, loader.multiprocessing_context or context)
+        start_server(loader, loader.multiprocessing_context or context)
 
 
-def keep_server(owner: Any, of: Any) -> None:
+def start_server(owner: Any, of: Any) -> None:
     """Starts the server if it may start a context's processes. It lives as long as ``owner``."""
     if _is_served(getattr(of, "Process", None)):
         with contextlib.suppress(OSError):

@@ -22,7 +22,7 @@ from ringloader._options.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import main_module, pickled, processes, spawn
+from ringloader._start import fallback, main_module, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Transport
@@ -80,11 +80,12 @@ class ProcessTransport(Transport):
         self._work: dict[int, Work] = {}
         self._context = context
         self._processes: dict[int, Any] = {}
-        # A pool looks itself.
-        self._look = None if lease is not None else main_module.look_for(context)
-        is_shared = lease is None and context.get_start_method() != "fork"
-        look = None if self._look is None else self._look.through
-        self._shared = pickled.Shared(look) if is_shared else None
+        # Looks through what is sent. A pool does that itself, and a forked process is sent nothing.
+        self._look: Callable[[Any], None] | None = None
+        self._shared: pickled.Shared | None = None
+        if lease is None and context.get_start_method() != "fork":
+            self._look = main_module.look_for(context)
+            self._shared = pickled.Shared(self._look)
         self._calls = threading.RLock()
         self._tag = 0
 
@@ -102,16 +103,16 @@ class ProcessTransport(Transport):
             if internals.warns_of_pickle_errors():
                 warnings.warn(_PICKLE_WARNING, stacklevel=2)
             raise
-        self._note_started(work.worker, process)
+        self._record_start(work.worker, process)
         return process
 
     def _process(self, worker_end: channel.WorkerEndpoint, work: Work) -> Any:
         if self._lease is not None:
             return self._lease.worker(worker_end, work)
-        sent = work if self._shared is None else pickled.SharedWork(self._shared, work)
-        args = worker_end, sent
-        if self._look is not None:
-            args = self._look.at(worker_end), self._look.at(sent)
+        args: tuple[Any, Any] = worker_end, work
+        if self._shared is not None:
+            sent_end = pickled.ForOne(worker_end, self._look, fallback.WITHOUT_PICKLE)
+            args = sent_end, pickled.SharedWork(self._shared, work)
         return spawn.by_server(self._context.Process(target=entry.run_worker, args=args))
 
     def call(self, worker: int, fd: int, make: Callable[[int], object]) -> bool:
@@ -156,7 +157,7 @@ class ProcessTransport(Transport):
         try:
             with processes.one_start_at_a_time():
                 process.start()
-                self._note_started(worker, process)
+                self._record_start(worker, process)
         except BaseException:
             if process.pid is not None:
                 processes.kill(process)
@@ -170,10 +171,10 @@ class ProcessTransport(Transport):
         """Returns the process that was started last as a worker; None before."""
         return self._processes.get(worker)
 
-    def _note_started(self, worker: int, process: Any) -> None:
+    def _record_start(self, worker: int, process: Any) -> None:
         self._processes[worker] = process
         if self._lease is None:
-            processes.note_started(process)
+            processes.record_start(process)
         try:
             self.engine.watch_worker(worker, process.pid)
         except BaseException:
@@ -238,7 +239,7 @@ class ProcessTransport(Transport):
             self._dispatching.close()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
-            self._note_left()
+            self._report_left()
             self._cache.store(self.engine, registrations)
         else:
             self.engine.close()
@@ -254,8 +255,8 @@ class ProcessTransport(Transport):
         self._processes.clear()
         self._work.clear()
 
-    def _note_left(self) -> None:
-        """Notes workers whose processes have left and live on: nothing of them uses the memory any more."""
+    def _report_left(self) -> None:
+        """Tells the engine which processes have left and live on: none of them uses the memory any more."""
         if self._lease is not None:
             for worker, process in self._processes.items():
                 if process.has_left:

@@ -99,6 +99,8 @@ class Position(enum.IntEnum):
     SEED = enum.auto()
     # Times each sample, in front of the dataset of all options before.
     TIME = enum.auto()
+    # Tells that option where a batch begins and ends.
+    BATCH = enum.auto()
     # Notes which batch is being made: the time in the other options is time in the batch.
     WATCH = enum.auto()
 

@@ -1,0 +1,48 @@
+"""Classes and functions of the main module, which a pickle has by name only.
+
+A process that is forked has them as they were then. A notebook defines some later, and others anew.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable, Mapping
+from types import FunctionType
+from typing import Any
+
+# INVARIANT: two references are one object exactly if they are to one object. They keep none alive.
+Definitions = Mapping[str, "weakref.ref[Any]"]
+
+_KINDS = (type, FunctionType, type(functools.cache(len)))
+
+
+def of_now() -> Definitions:
+    """Returns all of them, by name."""
+    main = vars(sys.modules["__main__"])
+    return {name: weakref.ref(thing) for name, thing in list(main.items()) if _is_definition(thing)}
+
+
+def are_in(named: Definitions, others: Definitions) -> bool:
+    """True if the names mean the same objects in ``others``."""
+    return all(others.get(name) is reference for name, reference in named.items())
+
+
+def recorder(found: dict[str, weakref.ref[Any]]) -> Callable[[object], Any]:
+    """Returns a ``reducer_override`` of a pickler, which records in ``found`` what the pickle names."""
+
+    def record(thing: Any) -> Any:
+        if _is_definition(thing) and getattr(thing, "__module__", None) == "__main__":
+            # A name as `Outer.Inner` is looked up in `Outer`.
+            name = thing.__qualname__.partition(".")[0]
+            outer = getattr(sys.modules["__main__"], name, None)
+            if _is_definition(outer):
+                found[name] = weakref.ref(outer)
+        return NotImplemented
+
+    return record
+
+
+def _is_definition(thing: object) -> bool:
+    return issubclass(type(thing), _KINDS)
