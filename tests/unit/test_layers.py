@@ -27,7 +27,7 @@ CORE_MAY_USE = {
     "os": {"error", "sync"},
     "items": {"error", "os"},
     "samples": {"cache", "error", "os", "sync", "testing"},
-    "process": {"sync", "testing", "forks", "os"},
+    "process": {"error", "forks", "os", "sync", "testing"},
     "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch", "timing"},
     "scheduler": {"error", "testing", "plan", "transport"},
 }
@@ -116,6 +116,7 @@ PYTHON_MAY_USE = {
     "_iterator": {
         "_common",
         "_dispatch",
+        "_late",
         "_log",
         "_native",
         "_options",
@@ -130,6 +131,7 @@ PYTHON_MAY_USE = {
         "_worker",
         "rollover",
     },
+    "_late": {"_common", "_log", "_native", "_torch", "_worker"},
     "_log": set(),
     "_native": {"_common", "_placement", "_torch", "_transport"},
     "_on_import": {"_patch"},
@@ -175,6 +177,7 @@ PYTHON_MAY_USE = {
     "_transport": {
         "_common",
         "_dispatch",
+        "_late",
         "_log",
         "_native",
         "_options",

@@ -6,8 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from ringloader._late import overdue
 from ringloader._log import logger
-from ringloader._options import overdue
 from ringloader._transport.processes import ProcessTransport
 from ringloader._worker.options import EpochStart
 

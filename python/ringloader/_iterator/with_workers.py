@@ -13,7 +13,8 @@ from ringloader._iterator.base import LoaderIterator
 from ringloader._iterator.next_epoch import NextEpoch
 from ringloader._iterator.restarting import Restarting
 from ringloader._iterator.stages import Stages
-from ringloader._options import epochs, overdue
+from ringloader._late import overdue
+from ringloader._options import epochs
 from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers

@@ -15,10 +15,10 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch.process import Dispatching, dispatching_for
-from ringloader._options import overdue, watchdog
-from ringloader._options.sample_timeout import SampleTimeouts
+from ringloader._late import overdue, watchdog
+from ringloader._late.sample_timeout import SampleTimeouts
+from ringloader._late.watchdog import Watchdog
 from ringloader._options.table import Options
-from ringloader._options.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease

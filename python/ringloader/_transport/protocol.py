@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._options.watchdog import Watchdog
+from ringloader._late.watchdog import Watchdog
 from ringloader._report.report import PathName
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption

@@ -21,9 +21,9 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import held_memory, pickling
+from ringloader._late.watchdog import ThreadWatchdog, Watchdog
 from ringloader._log import logger
 from ringloader._options.table import Options
-from ringloader._options.watchdog import ThreadWatchdog, Watchdog
 from ringloader._torch import internals, modes, stand_ins
 from ringloader._transport.protocol import Transport
 from ringloader._worker import collate, loop

@@ -21,7 +21,7 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._common import memory_file
 from ringloader._common.text import shown
-from ringloader._options import overdue
+from ringloader._late import overdue
 from ringloader._torch import collating, internals
 from ringloader._worker import gather
 from ringloader._worker.options import (

@@ -11,9 +11,9 @@ from textwrap import indent
 from typing import Any
 
 import ringloader._native as _native
+from ringloader._late import overdue, stacks
+from ringloader._late.overdue import Late
 from ringloader._log import logger
-from ringloader._options import overdue, stacks
-from ringloader._options.overdue import Late
 from ringloader._worker import loop
 from ringloader._worker.options import Fetcher, Position, WorkerOption
 

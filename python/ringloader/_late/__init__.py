@@ -1,0 +1,1 @@
+"""Batches that do not come in time: messages about them, errors, and samples that take too long."""
