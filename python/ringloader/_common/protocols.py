@@ -24,7 +24,7 @@ else:
 class OurIterator(TorchIterator, Protocol):
     """An iterator of ringloader's, on any path."""
 
-    # What a report counts, of a class of `_report`, which is above.
+    # The counts for a report: of a class of `_report`, which is above.
     _count: Any
 
     @property

@@ -22,7 +22,7 @@ from ringloader._worker import channel
 WHERE = "in the dispatching process"
 # Seconds of a wait for one worker before it looks at the others: at first, and at most.
 _SHORTEST, _LONGEST = 0.001, 0.05
-# The number of held items from which the memory is looked at once for so many.
+# From this number of held items on, the memory is looked at once for as many more.
 _LOOK_EVERY = 64
 
 
@@ -85,7 +85,7 @@ class Consumer:
             self.allowance -= 1
 
     def send_end(self, epoch: int) -> None:
-        """Sends the end of an epoch, once. The ring has room for it beside all that was allowed."""
+        """Sends the end of an epoch, once. The ring has room for it, whatever was allowed."""
         if self._end_sent < epoch and not self.has_ended:
             self._end_sent = epoch
             self._port.put((-epoch, None))

@@ -40,7 +40,7 @@ def translated(dataset: Any) -> Any:
         names = ", ".join(sorted(type(one).__name__ for one in others.values()))
         raise ValueError(
             f"{names} is read beside {_METHOD}(), so each worker would read all of it: move {_METHOD}() "
-            "behind the pipe in which they meet"
+            "after the pipe in which they meet"
         )
     source = dispatcher.source_datapipe
     nested: dict[int, Any] = {}
@@ -52,7 +52,7 @@ def translated(dataset: Any) -> Any:
         # torch's iterator shards too. Workers take no part in it: they have other items already.
         apply_sharding(source, distributed.get_world_size(), distributed.get_rank())
     received = _Received()
-    # The workers get a copy of the pipes behind the dispatcher, and share none with the caller.
+    # The workers get a copy of the pipes after the dispatcher, and share none with the caller.
     behind = copy.deepcopy(dataset, {id(dispatcher): received})
     return Dispatch(source)._with(_Behind(behind, received), keeps_count=False)
 
@@ -75,7 +75,7 @@ class _Received(torch.utils.data.IterDataPipe[Any]):
         self._items: Iterator[Any] = iter(())
 
     def receive(self, items: Iterator[Any]) -> None:
-        """Has it give these, in the epoch that begins."""
+        """Takes the items to give in the epoch that begins."""
         self._items = items
 
     def __iter__(self) -> Iterator[Any]:
@@ -89,7 +89,7 @@ class _Received(torch.utils.data.IterDataPipe[Any]):
 
 
 class _Behind:
-    """The pipes behind the one that dispatches."""
+    """The pipes after the one that dispatches."""
 
     def __init__(self, pipes: Any, received: _Received) -> None:
         self._pipes = pipes

@@ -35,7 +35,7 @@ class Pausing:
     # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
-    # What a report counts of it.
+    # The counts of it for a report.
     _count: Count | None = None
 
     def _seconds_waited(self) -> float | None:
@@ -206,7 +206,7 @@ def has_ended(iterator: Pausing) -> bool:
 
 
 def raise_if_ended(iterator: Pausing) -> None:
-    """Raises if the iterator was ended, and not the error that its end has caused.
+    """Raises an error if the iterator was ended, in place of the error that its end has caused.
 
     Raises:
         RuntimeError: Says so.

@@ -255,7 +255,7 @@ class _Dataset(InFront):
 
 
 class _InTurn(_Dataset, SeedsInTurn):
-    """The same, in front of a dataset that sets generators for each sample."""
+    """Stands in front of a dataset that sets generators for each sample, and times its samples."""
 
     def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
         found: Iterator[Any] = self._behind.in_turn(index)
