@@ -82,7 +82,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
 
 def _theirs(loader: object) -> tuple[str, ...]:
     """Options whose attribute a loader that is not ours has already, as something else."""
-    return tuple(name for name in TABLE if hasattr(loader, kept.attribute(name)))
+    return tuple(name for name in kept.READ_AGAIN if hasattr(loader, name))
 
 
 def _record_theirs(loader: object, names: tuple[str, ...]) -> None:
