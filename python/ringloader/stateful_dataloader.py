@@ -71,7 +71,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         worker_pool: WorkerPool | None = None,
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
-        worker_method: str = "multiprocessing",
+        worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,

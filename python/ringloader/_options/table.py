@@ -143,7 +143,7 @@ class Options:
         in_worker="works",
         on_torchs="is left out",
     )
-    worker_method: str = _option(
+    worker_method: Literal["multiprocessing", "thread"] = _option(
         "multiprocessing",
         values='`"multiprocessing"`, `"thread"`',
         without='`"multiprocessing"`',
