@@ -173,9 +173,10 @@ lint: $(VENV)/.test workflows ## formatting, clippy, rustdoc, ruff, workflows, w
 	$(BIN)/ruff check python tests benches ci examples extras
 	$(BIN)/ruff format --check python tests benches ci examples extras
 
-stubs: $(WHEEL_STAMP) ## mypy, of the package and of programs that have errors, and the stub against the binary
+stubs: $(WHEEL_STAMP) ## mypy, of the package and of programs that have errors, which pyright checks too; the stub against the binary
 	$(BIN)/mypy
-	$(BIN)/mypy tests/typed/program.py tests/typed/attributes.py
+	$(BIN)/mypy tests/typed/program.py tests/typed/ways_in.py tests/typed/attributes.py
+	$(BIN)/basedpyright --pythonpath $(BIN)/python -p tests/typed/pyrightconfig.json
 	$(BIN)/python -m mypy.stubtest --mypy-config-file ci/stubtest.ini ringloader._native
 
 docs: $(DOCS_VENV)/.docs ## the site, into build/site, without torch; a dead link is an error, and a word that the search misses

@@ -21,6 +21,10 @@ WIDTH = 110
 PACKAGE = "python/ringloader"
 # torch's last argument, behind which the options stand in signatures.
 _TORCHS_LAST = "        in_order: bool = True,\n"
+# torch's last argument in `Args`.
+_TORCHS_LAST_LINE = (
+    "        in_order: ``False`` to have each batch as soon as it is made (default: ``True``).\n"
+)
 _FLAG = "`True`, `False`"
 _TYPE_ERROR = "        TypeError: If a value"
 
@@ -59,6 +63,10 @@ class Options:
     def of_class(self, has_states: bool) -> list[str]:
         """Returns the options of ``StatefulDataLoader``, or of ``DataLoader``."""
         return [name for name, about in self.table.items() if has_states or not about.is_of_states]
+
+    def annotation(self, name: str) -> str:
+        """Returns the type of an option, as signatures have it."""
+        return (self.table[name].annotation or self.spelled[name][0]).replace("bad_samples.", "")
 
     def excluded(self, name: str, is_of: Callable[[Any], bool] = lambda _: True) -> dict[str | None, str]:
         """Returns what an option does not go with, in words, by the value that it must have for it.
@@ -118,9 +126,8 @@ def parameters(options: Options, names: Iterable[str]) -> str:
     """Returns the options' part of a signature."""
     lines = []
     for name in names:
-        annotation, default = options.spelled[name]
-        annotation = options.table[name].annotation or annotation
-        lines.append(f"        {name}: {annotation} = {default},\n".replace("bad_samples.", ""))
+        default = options.spelled[name][1].replace("bad_samples.", "")
+        lines.append(f"        {name}: {options.annotation(name)} = {default},\n")
     return "".join(lines)
 
 
@@ -195,7 +202,7 @@ def dataloader(text: str, options: Options) -> str:
     """``DataLoader``: its arguments, what excludes what, its signature."""
     names = options.of_class(has_states=False)
     arguments = "".join(argument(name, options.table[name]) for name in names)
-    text = between(text, "\n    Args:\n", "\n    Raises:\n", arguments)
+    text = between(text, _TORCHS_LAST_LINE, "\n    Raises:\n", arguments)
     text = between(text, "exclude each other:\n\n", _TYPE_ERROR, all_excluded(options, 12, options.table))
     return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
 
@@ -224,6 +231,13 @@ def install(text: str, options: Options) -> str:
     return between(text, begin, end, f"{aside}\n{wrapped(rst(loaders), 4, 0)}")
 
 
+def given(text: str, options: Options) -> str:
+    """The types of options that ``install`` and ``convert`` take."""
+    names = [name for name, about in options.table.items() if about.instead is None]
+    head, found, _ = text.partition('for type checkers."""\n\n')
+    return head + found + "".join(f"    {name}: {options.annotation(name)}\n" for name in names)
+
+
 def page_of_options(text: str, options: Options) -> str:
     """``docs/options.md``: a section for each option, by topic, and where options work."""
     from ringloader._options.about import TOPICS
@@ -240,6 +254,7 @@ GENERATED: dict[str, Callable[[str, Options], str]] = {
     f"{PACKAGE}/dataloader.py": dataloader,
     f"{PACKAGE}/stateful_dataloader.py": stateful_dataloader,
     f"{PACKAGE}/_patch/install.py": install,
+    f"{PACKAGE}/_patch/given.py": given,
     "docs/options.md": page_of_options,
 }
 

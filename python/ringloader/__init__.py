@@ -1,10 +1,12 @@
 """A drop-in replacement for PyTorch's ``DataLoader`` whose hot path is Rust over shared-memory rings.
 
 Importing this package does not import torch: each name below comes when it is first asked for.
+``pip show --verbose ringloader`` names the address of the documentation.
 """
 
-# An import of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL.
-TYPE_CHECKING = False
+# An import of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL. Type checkers go by
+# the name, and jedi by the value: to it, a branch under `False` is dead.
+TYPE_CHECKING = bool()  # noqa: UP018
 if TYPE_CHECKING:
     import ringloader.batchify as batchify
     from ringloader._data.array_dataset import ArrayDataset

@@ -6,11 +6,11 @@ import dataclasses
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Final, Literal
 
-RAISE = "raise"
-SKIP = "skip"
-RETRY = "retry"
+RAISE: Final = "raise"
+SKIP: Final = "skip"
+RETRY: Final = "retry"
 _WORDS = (RAISE, SKIP, RETRY)
 
 # Called in the worker with the index and the error; returns the sample to have instead.
@@ -33,7 +33,7 @@ class Retry:
 
     times: int = 3
     backoff: float = 0.1
-    then: str | Replace = RAISE
+    then: Literal["raise", "skip"] | Replace = RAISE
 
     def __post_init__(self) -> None:
         if not isinstance(self.times, int) or isinstance(self.times, bool):
@@ -50,7 +50,7 @@ class Retry:
             raise ValueError(f"Retry: then must be 'raise', 'skip' or a callable, not {self.then!r}")
 
 
-OnError = str | Retry | Replace
+OnError = Literal["raise", "skip", "retry"] | Retry | Replace
 
 
 @dataclasses.dataclass(frozen=True)

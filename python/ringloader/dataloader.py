@@ -59,7 +59,31 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     also after the epoch, and after the loader is gone. If you keep many large batches, later ones are copied
     to private memory, so that workers never wait for you.
 
+    ``pip show --verbose ringloader`` names the address of the documentation.
+
     Args:
+        dataset: The dataset: with indices, or an ``IterableDataset``. It and all arguments until ``in_order``
+            are torch's.
+        batch_size: Samples per batch; ``None``: each sample comes alone (default: 1).
+        shuffle: ``True`` to have another order in each epoch (default: ``None``, no).
+        sampler: Indices of the samples, in their order, in place of ``shuffle``.
+        batch_sampler: Lists of indices, one for each batch, in place of ``batch_size``, ``shuffle``,
+            ``sampler`` and ``drop_last``.
+        num_workers: How many workers make batches (default: 0, the caller makes them).
+        collate_fn: Function that makes a batch of a list of samples (default: torch's ``default_collate``).
+        pin_memory: ``True`` to have tensors in pinned memory, for copies to an accelerator (default:
+            ``False``).
+        drop_last: ``True`` to leave out the last batch if it has fewer samples (default: ``False``).
+        timeout: Seconds to wait for a batch of a worker, then it is an error (default: 0, no limit).
+        worker_init_fn: Function that each worker calls with its number when it starts.
+        multiprocessing_context: The start method of worker processes: ``"fork"``, ``"spawn"``,
+            ``"forkserver"`` or a context (default: ``None``, the system's).
+        generator: Random numbers for the order, and for the seeds of workers (default: ``None``, torch's
+            global generator).
+        prefetch_factor: How many batches each worker has ready or under way (default: ``None``, 2).
+        persistent_workers: ``True`` to keep the workers from one epoch to the next (default: ``False``).
+        pin_memory_device: The device to pin for. Recent versions of torch do not need it (default: ``""``).
+        in_order: ``False`` to have each batch as soon as it is made (default: ``True``).
         max_shared_bytes: Bytes of shared memory that batches on their way may take, over all workers (a
             positive int, or ``None``; default: ``None``, a quarter of what the machine and the control group
             have left, divided by ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than
@@ -213,7 +237,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_pool: WorkerPool | None = None,
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
-        worker_method: str = "multiprocessing",
+        worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,

@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Sampler
 
 from ringloader._common.states import States
 from ringloader._options import kept
+from ringloader._options.table import Options
 from ringloader._pool.pool import WorkerPool
 from ringloader._state import states, tracked
 from ringloader.bad_samples import RAISE, OnError
@@ -70,7 +71,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         worker_pool: WorkerPool | None = None,
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
-        worker_method: str = "multiprocessing",
+        worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,
@@ -87,7 +88,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
     ) -> None:
         arguments = dict(locals())
         del arguments["self"], arguments["__class__"], arguments["snapshot_every_n_steps"]
-        vars(self)[kept.attribute("snapshot_every_n_steps")] = snapshot_every_n_steps
+        vars(self)[kept.OPTIONS] = Options(snapshot_every_n_steps=snapshot_every_n_steps)
         super().__init__(**arguments)
 
     def state_dict(self) -> dict[str, Any]:

@@ -78,14 +78,14 @@ def test_every_option_has_a_case():
 def test_a_pool_is_kept():
     with ringloader.WorkerPool(2) as pool:
         anew = made_anew(ringloader.convert(TorchLoader([1, 2], num_workers=2), worker_pool=pool))
-        assert anew._ringloader_worker_pool is pool
+        assert kept.options_of(anew).worker_pool is pool
         assert torch.cat(list(anew)).tolist() == [1, 2]
 
 
 def test_epochs_that_are_prefetched_are_kept():
     plain = TorchLoader(list(range(8)), num_workers=1, persistent_workers=True)
     anew = made_anew(ringloader.convert(plain, prefetch_epochs=True))
-    assert anew._ringloader_prefetch_epochs
+    assert kept.options_of(anew).prefetch_epochs
     assert torch.cat(list(anew)).tolist() == list(range(8))
 
 

@@ -21,6 +21,7 @@ GENERATED = {
     ),
     "python/ringloader/stateful_dataloader.py": ("device_prefetch: int = 2", "device_prefetch: int = 3"),
     "python/ringloader/_patch/install.py": ("- ``restart_workers`` with", "- ``restart_workers`` without"),
+    "python/ringloader/_patch/given.py": ("restart_workers: int", "restart_workers: str"),
     "docs/options.md": ("| `stats` | works |", "| `stats` | works well |"),
 }
 # A row for the table, and a program that looks for the option wherever options are.
@@ -162,7 +163,7 @@ def test_a_row_of_the_table_makes_an_option(tree):
     names = {line.split(": ")[1] for line in [generate(tree, "--check").stderr.strip()]}
     assert names == {
         "python/ringloader/dataloader.py, python/ringloader/stateful_dataloader.py, "
-        "python/ringloader/_patch/install.py, docs/options.md"
+        "python/ringloader/_patch/install.py, python/ringloader/_patch/given.py, docs/options.md"
     }
     assert generate(tree).returncode == 0
     texts = {name: " ".join((tree / name).read_text().split()) for name in GENERATED}

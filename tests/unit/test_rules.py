@@ -363,8 +363,7 @@ def test_what_has_changed_since_is_found_when_an_epoch_begins(rule):
     case, arguments, text = case_of(rule)
     cls = ringloader.StatefulDataLoader if case.stateful else ringloader.DataLoader
     loader = cls(**arguments)
-    for name, value in case.options.items():
-        vars(loader)[kept.attribute(name)] = value
+    vars(loader)[kept.OPTIONS] = Options(**case.options)
     state = torch.get_rng_state()
     with pytest.raises(ValueError, match=text):
         iter(loader)

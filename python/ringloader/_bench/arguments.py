@@ -156,10 +156,10 @@ def _target(text: str) -> Target:
     return target
 
 
-def _up_to(cores: int) -> list[int]:
-    found = list(range(min(cores, _EACH) + 1))
-    while found[-1] < cores:
-        found.append(min(2 * found[-1], cores))
+def _up_to(most: int) -> list[int]:
+    found = list(range(min(most, _EACH) + 1))
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
     return found
 
 

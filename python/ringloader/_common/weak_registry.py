@@ -27,6 +27,10 @@ class WeakRegistry(Generic[_T]):
     def put(self, key: object, value: _T) -> None:
         """Keeps ``value``, in place of the one before; nothing for an object without weak references."""
         entries, address = self._entries, id(key)
+        found = entries.pop(address, None)
+        if found is not None and found[0]() is key:
+            entries[address] = (found[0], value)
+            return
 
         def forget(gone: weakref.ref[Any]) -> None:
             found = entries.get(address)
@@ -37,7 +41,6 @@ class WeakRegistry(Generic[_T]):
             reference = weakref.ref(key, forget)
         except TypeError:
             return
-        entries.pop(address, None)
         entries[address] = (reference, value)
 
     def get(self, key: object) -> _T | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch.distributed
 import torch.utils.data
@@ -48,7 +48,7 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
         self,
         iterable: Iterable[Any],
         *,
-        uneven: str = "keep",
+        uneven: Literal["keep", "drop", "pad"] = "keep",
         num_replicas: int | None = None,
         rank: int | None = None,
     ) -> None:

@@ -150,11 +150,12 @@ _OTHERS = {
 
 
 def _cores() -> Finding:
-    allowed = proc.cores()
+    allowed, most = proc.cores(), proc.cpu_quota()
     there = os.cpu_count() or allowed
     if allowed == there:
         return Finding("cores", str(there))
-    meaning = f"This process may use {allowed} of them: more workers than that share them."
+    why = "" if most is None or most > allowed else f" (the CPU quota of its control group is {most:g})"
+    meaning = f"This process may use {allowed} of them{why}: more workers than that share them."
     return _noted("cores", f"{allowed} of {there}", meaning)
 
 

@@ -12,7 +12,7 @@ import ringloader._native as _native
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator.stages import Stages, Transform
-from ringloader._options import conflicts, epochs
+from ringloader._options import conflicts, epochs, handling, seeding
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool import pool
@@ -22,7 +22,7 @@ from ringloader._stats import timing
 from ringloader._stats.recording import Recording
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
-from ringloader._worker import result
+from ringloader._worker import gather, result
 from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
@@ -203,9 +203,6 @@ def _worker_options(loader: TorchLoader, options: Options, timed: Any) -> Sequen
         options: Its options.
         timed: The option that notes times there, with ``stats``.
     """
-    from ringloader._options import handling, seeding
-    from ringloader._worker import gather
-
     kept = states.of(loader)
     return in_order(
         gather.option_for(loader),
@@ -221,7 +218,6 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
     recorder = _recorder(loader, options)
     stages = _stages(loader, options, recorder)
     from ringloader._iterator.without_workers import SingleProcessIterator
-    from ringloader._options import seeding
 
     timed = None
     if recorder is not None:
@@ -236,7 +232,6 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
 def _with_threads(loader: TorchLoader, options: Options) -> Any:
     stages = _stages(loader, options, _recorder(loader, options))
     from ringloader._iterator.with_workers import WorkersIterator
-    from ringloader._options import seeding
     from ringloader._transport import threads
 
     clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
@@ -259,7 +254,6 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
     recorder = _recorder(loader, options)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
-    from ringloader._options import seeding
     from ringloader._transport import budget, processes
 
     worker_options = _worker_options(loader, options, timing.Timing())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+from typing import NamedTuple
 
 from ringloader._common import states
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class EpochPlan:
+class EpochPlan(NamedTuple):
     """All that tells one epoch from another. Iterators, workers, seeds and states only read it.
 
     Attributes:

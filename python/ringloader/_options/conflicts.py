@@ -125,7 +125,7 @@ def in_worker(options: Options, is_installed: bool = False) -> Options:
 
 def without(options: Options, names: Iterable[str]) -> Options:
     """Returns ``options`` with some set to their defaults, and with them the options that need them."""
-    values = {**vars(options), **{name: DEFAULTS[name] for name in names}}
+    values = {**{name: getattr(options, name) for name in TABLE}, **{name: DEFAULTS[name] for name in names}}
     while True:
         changed = [name for name, value in values.items() if value != DEFAULTS[name]]
         rule = next(rules.broken(_GIVEN, types.SimpleNamespace(**values), changed), None)

@@ -1,7 +1,8 @@
-"""The attributes of a loader that hold its options, and that cannot be set: that would change nothing."""
+"""The attributes of a loader that have its options, and those that show them, which cannot be set."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Iterable
 from types import FunctionType
@@ -11,35 +12,43 @@ from ringloader._common import states
 from ringloader._common.looking import has
 from ringloader._options.table import TABLE, Options
 
+# The attribute of a loader that has its options. Frameworks read others, which show them.
+OPTIONS = "_ringloader_options"
 # The attribute of a converted loader that names its own attributes which have an option's name.
 THEIRS = "_ringloader_theirs"
 
 _MISSING = object()
+_NONE_GIVEN = Options()
+# Options that the program may set on a loader, and that each iterator reads again.
+READ_AGAIN = tuple(name for name, about in TABLE.items() if about.is_read_again)
 
 
 def options_of(loader: object) -> Options:
-    """Returns the options of ``loader`` as they are now."""
-    return Options(**kept_on(loader))
+    """Returns the options of ``loader`` as they are now: all the defaults for one that has none."""
+    options: Options = getattr(loader, OPTIONS, _NONE_GIVEN)
+    for name in READ_AGAIN:
+        kept = getattr(options, name)
+        value = kept if name in theirs(loader) else getattr(loader, name, kept)
+        if value is not kept:
+            options = dataclasses.replace(options, **{name: value})
+    return options
 
 
-def attribute(name: str) -> str:
-    """Returns the name of the attribute of a loader that has an option.
-
-    Private where a subclass is likely to have one of that name: ``device`` is the name of many.
-    """
-    return name if TABLE[name].is_read_again else f"_ringloader_{name}"
+def has_options(loader: object) -> bool:
+    """True for a loader that was made or converted with options."""
+    return hasattr(loader, OPTIONS)
 
 
 def kept_on(loader: object) -> dict[str, Any]:
-    """Returns the options that ``loader`` has, by their names."""
-    ours = (name for name in TABLE if name not in theirs(loader) and hasattr(loader, attribute(name)))
-    return {name: getattr(loader, attribute(name)) for name in ours}
+    """Returns the options of ``loader``, by their names."""
+    options = options_of(loader)
+    return {name: getattr(options, name) for name in TABLE}
 
 
 def put(loader: object, options: Options, before: Options | None = None) -> None:
     """Sets all options on ``loader``, but for those whose attribute is its own.
 
-    Also sets an attribute with the name of each option, where code looks that makes such a loader anew:
+    Sets an attribute with the name of each option, where code looks that makes such a loader anew:
     Lightning reads the constructor's arguments from there. One that a subclass or the program has set stays.
 
     Args:
@@ -48,13 +57,15 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
         before: The options that it had, whose attributes are replaced.
     """
     own = vars(loader)
+    setattr(loader, OPTIONS, options)
     for name in TABLE:
         if name in theirs(loader) or (TABLE[name].is_of_states and states.of(loader) is None):
             continue
         is_ours = before is not None and name in own and own[name] is getattr(before, name)
         has_other = not is_ours and _has(loader, name)
-        setattr(loader, attribute(name), getattr(options, name))
-        if not has_other:
+        if name in READ_AGAIN:
+            setattr(loader, name, getattr(options, name))
+        elif not has_other:
             # Past `_Shown`, and past a framework that replays what is set on a loader.
             own[name] = getattr(options, name)
 
@@ -69,14 +80,15 @@ def _has(loader: object, name: str) -> bool:
 
 def callables_of(loader: object) -> dict[str, Any]:
     """Returns the functions among the options of ``loader`` that its workers call, by their options."""
-    kept = kept_on(loader)
-    called = (name for name, about in TABLE.items() if about.is_called_in_workers)
-    return {name: kept[name] for name in called if callable(kept.get(name))}
+    options = options_of(loader)
+    called = {name: getattr(options, name) for name, about in TABLE.items() if about.is_called_in_workers}
+    return {name: function for name, function in called.items() if callable(function)}
 
 
 def theirs(loader: object) -> tuple[str, ...]:
     """Returns the options of a converted loader whose attribute is another thing of its own."""
-    found: tuple[str, ...] = getattr(loader, THEIRS, ())
+    # Not by getattr: a miss is dear, and each iter() asks.
+    found: tuple[str, ...] = vars(loader).get(THEIRS, ())
     return found
 
 
@@ -108,7 +120,7 @@ class _Shown:
     def _check(self, loader: object) -> None:
         """Raises where the attribute shows the option, and no subclass has one of its own by that name."""
         own = vars(loader)
-        option = own.get(attribute(self._name), _MISSING)
+        option = getattr(own.get(OPTIONS), self._name, _MISSING)
         if option is _MISSING or own.get(self._name, _MISSING) is not option:
             return
         if _names(type(loader), self._name):

@@ -150,7 +150,7 @@ class Options:
         in_worker="works",
         on_torchs="is left out",
     )
-    worker_method: str = _option(
+    worker_method: Literal["multiprocessing", "thread"] = _option(
         "multiprocessing",
         topic="Speed",
         values='`"multiprocessing"`, `"thread"`',
@@ -387,7 +387,11 @@ class Options:
 
     def changed(self) -> tuple[str, ...]:
         """Returns the names of the options that have another value than their default."""
-        return tuple(name for name, default in DEFAULTS.items() if getattr(self, name) != default)
+        found: tuple[str, ...] | None = vars(self).get("_changed")
+        if found is None:
+            found = tuple(name for name, default in DEFAULTS.items() if getattr(self, name) != default)
+            vars(self)["_changed"] = found
+        return found
 
 
 # The rows by name, in the order of the constructor's arguments.

@@ -5,25 +5,34 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, Unpack, overload
 
 import ringloader.bad_samples as bad_samples
 from ringloader._options import conflicts, epochs, kept
 from ringloader._options.table import TABLE, Options
 from ringloader._patch import by_name
+from ringloader._patch.given import GivenOptions
 from ringloader._torch import devices, internals, own_iterators
 from ringloader.dataloader import DataLoader
 
-_Loader = TypeVar("_Loader")
+_Ours = TypeVar("_Ours", bound=DataLoader[Any])
+_T = TypeVar("_T")
 
 
-def convert(loader: _Loader, **options: Any) -> _Loader:
+@overload
+def convert(loader: _Ours, **options: Unpack[GivenOptions]) -> _Ours: ...
+@overload
+def convert(loader: internals.Loader[_T], **options: Unpack[GivenOptions]) -> DataLoader[_T]: ...
+def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
     """Makes a loader that exists use ringloader, and returns the same object.
 
     Dataset, sampler, generator and all other attributes stay; the class changes. A plain
     ``torch.utils.data.DataLoader`` becomes a ``ringloader.DataLoader``. A loader of another class gets a
     subclass of that class, with the same name, that is a ``ringloader.DataLoader`` too. Copies and pickles
     of it are like it. An iterator that is under way goes on as it is.
+
+    To type checkers the result is a ``ringloader.DataLoader``. For the attributes of another class, use the
+    variable that has the loader: it is the same object.
 
     Args:
         loader: A ``torch.utils.data.DataLoader``. For a ``ringloader.DataLoader`` only options change.
@@ -82,7 +91,7 @@ def convert(loader: _Loader, **options: Any) -> _Loader:
 
 def _theirs(loader: object) -> tuple[str, ...]:
     """Options whose attribute a loader that is not ours has already, as something else."""
-    return tuple(name for name in TABLE if hasattr(loader, kept.attribute(name)))
+    return tuple(name for name in kept.READ_AGAIN if hasattr(loader, name))
 
 
 def _record_theirs(loader: object, names: tuple[str, ...]) -> None:

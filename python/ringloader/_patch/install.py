@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from ringloader._options import checks, kept
 from ringloader._options.table import Options
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
+from ringloader._patch.given import GivenOptions
 from ringloader._report import watching
 from ringloader._torch import hook
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 
-def install(*, stateful: bool = False, **options: Any) -> None:
+def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
     """Makes every ``torch.utils.data.DataLoader`` of this process use ringloader.
 
     This includes subclasses, and loaders that libraries create: all that use torch's own ``_get_iterator``.
@@ -79,7 +80,9 @@ def uninstall() -> None:
     _put(_Wanted(None, stateful=False))
 
 
-def installed(*, stateful: bool = False, **options: Any) -> contextlib.AbstractContextManager[None]:
+def installed(
+    *, stateful: bool = False, **options: Unpack[GivenOptions]
+) -> contextlib.AbstractContextManager[None]:
     """Calls ``ringloader.install`` for a ``with`` block, and restores the former state and options after it.
 
     The change is for the process, not only for the thread.
@@ -124,7 +127,7 @@ def _put(wanted: _Wanted) -> None:
     hook.put(internals.Loader, wanted.make)
 
 
-def _wanted(function: str, stateful: bool, given: dict[str, Any]) -> _Wanted:
+def _wanted(function: str, stateful: bool, given: GivenOptions) -> _Wanted:
     from ringloader._torch import devices
 
     checks.boolean(by_name.STATEFUL, stateful)

@@ -35,12 +35,11 @@ def is_asked(loader: TorchLoader) -> bool:
 
 def every(loader: TorchLoader) -> int | None:
     """Returns after how many batches states are taken; None: never."""
-    found: int | None = kept.kept_on(loader).get("snapshot_every_n_steps", 1)
-    return found
+    return kept.options_of(loader).snapshot_every_n_steps
 
 
 def _are_threads(loader: TorchLoader) -> bool:
-    return loader.num_workers > 0 and kept.kept_on(loader).get("worker_method") == THREAD
+    return loader.num_workers > 0 and kept.options_of(loader).worker_method == THREAD
 
 
 def share_dataset(loader: TorchLoader) -> bool:
@@ -152,7 +151,7 @@ def check(loader: TorchLoader, workers: Workers | None) -> None:
             f"{loader.num_workers} threads of this loader share one: use num_workers=1, or "
             'worker_method="multiprocessing"'
         )
-    may_be_other = kept.kept_on(loader).get("worker_reset_fn") is not None
+    may_be_other = kept.options_of(loader).worker_reset_fn is not None
     if has_own and not may_be_other and not has_state(loader.dataset):
         raise ValueError(
             "load_state_dict(): the state has that of the dataset, and the "

@@ -65,7 +65,7 @@ class Recording:
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=proc.cores(),
         )
-        self._is_installed = not hasattr(loader, kept.attribute("stats"))
+        self._is_installed = not kept.has_options(loader)
         # Then all that follows a fetch counts as placing.
         self._places_here = self._setting.moves and not loader.num_workers
 

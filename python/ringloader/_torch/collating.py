@@ -85,13 +85,23 @@ def _others_collate_rows() -> bool:
 def collates_as_torch(stand_in: type | tuple[()] = ()) -> bool:
     """True if torch's ``default_collate`` has its own parts still, or a stand-in of ours."""
     collate = getattr(_collation, "collate", None)
-    return (
+    parts = [getattr(_collation, "default_collate", None), collate, *map(vars(torch).get, _COLLATING)]
+    parts += [*collate_fn_map, *collate_fn_map.values()]
+    if _own.are(parts):
+        return True
+    found = (
         internals.is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
         and (isinstance(collate, stand_in) or internals.is_torchs_own(collate, "collate"))
         and list(collate_fn_map)[: len(_COLLATE_FN_MAP)] == list(_COLLATE_FN_MAP)
         and all(internals.is_torchs_own(collate_fn_map[key], name) for key, name in _COLLATE_FN_MAP.items())
         and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
     )
+    if found and not isinstance(collate, stand_in):
+        _own.note(parts)
+    return found
+
+
+_own = internals.TorchsOwn()
 
 
 def others_in_collate() -> list[Any]:

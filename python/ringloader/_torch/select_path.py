@@ -5,6 +5,7 @@ Nothing is drawn, started or allocated here.
 
 from __future__ import annotations
 
+import collections
 import operator
 import os
 from collections.abc import Sequence
@@ -74,9 +75,9 @@ def reason_of_user() -> Reason | None:
     Raises:
         ValueError: If the variable has a value without a meaning.
     """
-    if is_off():
-        return Reason("RINGLOADER=off is set")
     value = os.environ.get(SWITCH, "")
+    if value == "off":
+        return Reason("RINGLOADER=off is set")
     if value not in ("", "on"):
         raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
     return None
@@ -201,6 +202,26 @@ def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None
 
 
 def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> Replaced | None:
+    classes = [getattr(torch_dataloader, one, None) for one in (name, "_BaseDataLoaderIter")]
+    parts = [
+        get_iterator,
+        *classes,
+        *map(vars(cls).get, methods),
+        *map(vars(internals.BaseIterator).get, methods),
+    ]
+    if _own[name].are(parts):
+        return None
+    found = _find_replaced(name, cls, methods, get_iterator)
+    if found is None:
+        _own[name].note(parts)
+    return found
+
+
+# By the class of iterators that is replaced or not.
+_own: dict[str, internals.TorchsOwn] = collections.defaultdict(internals.TorchsOwn)
+
+
+def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> Replaced | None:
     # A class that was replaced before the import, perhaps under the same name, has torch's among its bases.
     of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
     found: Any = getattr(torch_dataloader, name)

@@ -39,6 +39,8 @@ struct Group {
 #[derive(Debug)]
 struct Files {
     limit: &'static str,
+    /// A second limit, above which processes are slowed down but not killed.
+    slowed_above: Option<&'static str>,
     usage: &'static str,
     /// Names of the lines for file pages. Pages of shared memory are not among them.
     cache: [&'static str; 2],
@@ -54,6 +56,7 @@ struct Files {
 
 static UNIFIED: Files = Files {
     limit: "memory.max",
+    slowed_above: Some("memory.high"),
     usage: "memory.current",
     cache: ["active_file", "inactive_file"],
     unwritten: ["file_dirty", "file_writeback"],
@@ -64,6 +67,8 @@ static UNIFIED: Files = Files {
 
 static LEGACY: Files = Files {
     limit: "memory.limit_in_bytes",
+    // `memory.soft_limit_in_bytes` bounds nothing while the machine has memory.
+    slowed_above: None,
     usage: "memory.usage_in_bytes",
     cache: ["total_active_file", "total_inactive_file"],
     unwritten: ["total_dirty", "total_writeback"],
@@ -94,18 +99,21 @@ impl MemoryProbe {
         }
     }
 
-    /// The least of what the machine, its promises and every group above this process have left, without swap.
+    /// The least of what the machine, its promises and every group above this process have left: without swap, and
+    /// before a group is slowed down.
     #[must_use]
     pub fn available(&self) -> Available {
-        self.available_beyond(4, false)
+        self.available_beyond(4, Until::Slow)
     }
 
-    /// Returns what is left, without `quarters` quarters of the kept part of a group's limit. `swaps` counts
-    /// memory that can be swapped out.
-    fn available_beyond(&self, quarters: u64, swaps: bool) -> Available {
+    /// Returns what is left, without `quarters` quarters of the kept part of a group's limit.
+    fn available_beyond(&self, quarters: u64, until: Until) -> Available {
         let meminfo = fs::read_to_string(&self.meminfo).unwrap_or_default();
         let figure = |key| value_of(&meminfo, key).map(|kib| kib.saturating_mul(1024));
-        let swap = if swaps { figure("SwapFree:").unwrap_or(0) } else { 0 };
+        let swap = match until {
+            Until::Slow => 0,
+            Until::Killed => figure("SwapFree:").unwrap_or(0),
+        };
         let machine = figure("MemAvailable:").map_or(u64::MAX, |bytes| bytes.saturating_add(swap));
         let mut least = Available { bytes: machine, limit: "MemAvailable of the machine".into() };
         if let Some(kept) = self.promises
@@ -115,11 +123,13 @@ impl MemoryProbe {
             least = Available { bytes, limit: "CommitLimit of the machine (vm.overcommit_memory=2)".into() };
         }
         for group in &self.groups {
-            if let Some(bytes) = group.available(quarters, swap)
-                && bytes < least.bytes
-            {
-                let file = group.path.join(group.files.limit);
-                least = Available { bytes, limit: format!("the control group's {}", file.display()) };
+            for file in group.files.limits(until) {
+                let file = group.path.join(file);
+                if let Some(bytes) = group.available(&file, quarters, swap)
+                    && bytes < least.bytes
+                {
+                    least = Available { bytes, limit: format!("the control group's {}", file.display()) };
+                }
             }
         }
         least
@@ -132,7 +142,7 @@ impl MemoryProbe {
     /// [`Error::OutOfMemory`] with the figures when less is left.
     pub fn require(&self, needed: u64) -> Result<()> {
         let quarters = if needed <= FEW { 1 } else { 4 };
-        let Available { bytes, limit } = self.available_beyond(quarters, true);
+        let Available { bytes, limit } = self.available_beyond(quarters, Until::Killed);
         if needed > bytes {
             return Err(Error::OutOfMemory { needed, available: bytes, limit });
         }
@@ -146,10 +156,29 @@ impl Default for MemoryProbe {
     }
 }
 
+/// What may not happen to a process that takes the memory.
+#[derive(Debug, Clone, Copy)]
+enum Until {
+    /// Pages are swapped out, or the group is slowed down.
+    Slow,
+    /// A process is killed.
+    Killed,
+}
+
+impl Files {
+    fn limits(&self, until: Until) -> impl Iterator<Item = &'static str> {
+        let slowed_above = match until {
+            Until::Slow => self.slowed_above,
+            Until::Killed => None,
+        };
+        [Some(self.limit), slowed_above].into_iter().flatten()
+    }
+}
+
 impl Group {
-    /// Returns the bytes that are left, if the machine has `swap` bytes of swap.
-    fn available(&self, quarters: u64, swap: u64) -> Option<u64> {
-        let limit = read_number(&self.path.join(self.files.limit))?;
+    /// Returns the bytes that are left below the limit in `file`, if the machine has `swap` bytes of swap.
+    fn available(&self, file: &Path, quarters: u64, swap: u64) -> Option<u64> {
+        let limit = read_number(file)?;
         let usage = read_number(&self.path.join(self.files.usage))?;
         let stat = fs::read_to_string(self.path.join("memory.stat")).unwrap_or_default();
         let sum = |keys: &[&str]| {
@@ -196,7 +225,7 @@ fn groups(own: &str, root: &Path) -> Vec<Group> {
         let full = mount.join(path.trim_start_matches('/'));
         let above = full.ancestors().take_while(|at| at.starts_with(&mount));
         for at in above {
-            if read_number(&at.join(files.limit)).is_some() {
+            if files.limits(Until::Slow).any(|file| read_number(&at.join(file)).is_some()) {
                 found.push(Group { path: at.to_path_buf(), files });
             }
         }
@@ -288,6 +317,27 @@ mod tests {
         assert_eq!(probe.available().bytes, 20_000);
         fs::write(inner.join("memory.stat"), "active_file 400000\n").unwrap();
         assert_eq!(probe.available().bytes, 70_000);
+        fs::remove_dir_all(root).unwrap();
+    }
+
+    #[test]
+    fn a_group_that_is_slowed_down_counts_for_what_is_left_and_refuses_nothing() {
+        let root = scratch("high2");
+        let files = [("memory.max", "max\n"), ("memory.high", "160000\n"), ("memory.current", "100000\n")];
+        let slowed = left(&root, "0::/a\n", "a", &files);
+        assert_eq!(slowed.bytes, 50_000);
+        assert!(slowed.limit.ends_with("a/memory.high"), "{slowed:?}");
+        let probe =
+            MemoryProbe { meminfo: "/nowhere".into(), groups: groups("0::/a\n", &root), promises: None };
+        assert!(probe.require(1 << 40).is_ok());
+        // The limit that kills is nearer.
+        fs::write(root.join("a/memory.max"), "144000\n").unwrap();
+        assert_eq!(probe.available().bytes, 35_000);
+        assert!(probe.available().limit.ends_with("a/memory.max"));
+        // Usage stays above this one for as long as nothing can be dropped.
+        fs::write(root.join("a/memory.high"), "90000\n").unwrap();
+        assert_eq!(probe.available().bytes, 0);
+        assert!(probe.require(35_000).is_ok() && probe.require(FEW).is_err());
         fs::remove_dir_all(root).unwrap();
     }
 
