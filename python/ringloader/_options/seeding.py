@@ -23,7 +23,7 @@ from torch.utils.data.distributed import DistributedSampler
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._data.cached_dataset import CachedDataset
-from ringloader._options import epochs
+from ringloader._options import epochs, places
 from ringloader._options.table import Options
 from ringloader._sources import inside, samplers
 from ringloader._torch import internals
@@ -73,7 +73,7 @@ class Keys:
 
     def places(
         self, index_sampler: Any, base_seed: int, number: int, rest: states.Rest | None
-    ) -> _native.Places:
+    ) -> _native.Places | places.Places:
         """Returns the object that gives tasks their places in the epoch that begins.
 
         Args:
@@ -91,6 +91,9 @@ class Keys:
         key = functools.reduce(keyed, parts, 0)
         # Batch `k` of a sampler that gives whole batches has the places from `k * 2**32` on.
         whole = self._batches and samplers.reads_whole(index_sampler)
+        if not _native.SUPPORTED:
+            # No epoch goes on there, so none has been passed.
+            return places.Places(key, first, step, self._batches, whole)
         return _native.Places(key, first, step, passed, self._batches, whole)
 
 
@@ -102,7 +105,7 @@ class Placing(InFront):
         places: The epoch's.
     """
 
-    def __init__(self, fetcher: Fetcher, places: _native.Places) -> None:
+    def __init__(self, fetcher: Fetcher, places: _native.Places | places.Places) -> None:
         super().__init__(fetcher)
         self._places = places
 
@@ -210,7 +213,7 @@ class Seeding(WorkerOption):
             return fetcher
         return _InPlace(fetcher, self, self._turn.generators if self._puts_back else None)
 
-    def turn_to(self, placed: _native.Placed) -> None:
+    def turn_to(self, placed: _native.Placed | places.Placed) -> None:
         """Begins the batch of an index."""
         turn = self._turn
         turn.stream = keyed(placed.key, self._worker)
@@ -397,7 +400,7 @@ class _InPlace(InFront):
         self._seeding = seeding
         self._programs = programs
 
-    def fetch(self, placed: _native.Placed, /) -> Any:
+    def fetch(self, placed: _native.Placed | places.Placed, /) -> Any:
         states = None if self._programs is None else self._programs.states()
         try:
             self._seeding.turn_to(placed)
