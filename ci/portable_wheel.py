@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Makes the wheel of systems without memfd from a Linux wheel: the same Python, and no binary.
 
-``ci/portable_wheel.py WHEEL FOLDER``: reads the Linux wheel and writes ``ringloader-VERSION-py3-none-any.whl``
-into the folder. One line of Python stands for the binary. The same wheel gives the same bytes.
+``ci/portable_wheel.py WHEEL FOLDER``: reads the Linux wheel, and writes into the folder
+``ringloader-VERSION-py3-none-any.whl``. One line of Python stands for the binary. The same wheel
+gives the same bytes.
 """
 
 from __future__ import annotations

@@ -110,7 +110,8 @@ def _cases_by_test(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
-        if item.get_closest_marker("slow") is None:
+        # Each option of the table has a case of its own in `systems`.
+        if item.get_closest_marker("slow") is None and item.path.parent.name != "systems":
             tests.setdefault(item.nodeid.split("[")[0], []).append(item)
     return tests
 

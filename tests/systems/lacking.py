@@ -1,13 +1,12 @@
-"""Takes from ringloader's modules what Python lacks on macOS or Windows. Each Python of the gate starts with it.
+"""Takes from ringloader's modules what Python lacks on macOS or Windows, at the start of Python.
 
 Only modules of ringloader are refused: torch and the standard library of this Linux need the rest to run.
-``RINGLOADER_TEST_SYSTEM`` names the system. Needs no other module of the tests: it is copied into an environment.
+``RINGLOADER_TEST_SYSTEM`` names the system. It is copied into an environment, and needs no other module.
 """
 
 from __future__ import annotations
 
 import builtins
-import contextlib
 import errno
 import importlib
 import multiprocessing.context
@@ -27,14 +26,14 @@ _OF_LINUX = {
     "signal": "SIGRT* SIGSTKFLT SIGPWR SIGPOLL SIGCLD sigtimedwait sigwaitinfo pidfd_send_signal",
     "select": "epoll EPOLL*",
     "mmap": "MAP_POPULATE MAP_STACK MAP_NORESERVE",
-    "resource": "prlimit RLIMIT_OFILE RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RTPRIO RLIMIT_RTTIME RLIMIT_SIGPENDING",
+    "resource": "prlimit RLIMIT_OFILE RLIMIT_MSGQUEUE RLIMIT_NICE RLIMIT_RT* RLIMIT_SIGPENDING",
     "time": "CLOCK_BOOTTIME CLOCK_TAI pthread_getcpuclockid",
 }
 _OF_POSIX = {
-    "os": "fork* register_at_fork getuid geteuid getgid getegid getpgid setpgid setsid getpriority setpriority "
-    "PRIO_* nice wait wait3 wait4 WNOHANG WNOWAIT WEXITED WIF* P_PID P_ALL pread* pwrite* sysconf* statvfs "
-    "fstatvfs ST_* O_CLOEXEC O_DIRECTORY O_NOFOLLOW posix_* sendfile mkfifo killpg uname getloadavg fchmod "
-    "fchown chown openpty initgroups",
+    "os": "fork* register_at_fork getuid geteuid getgid getegid getpgid setpgid setsid getpriority "
+    "setpriority PRIO_* nice wait wait3 wait4 WNOHANG WNOWAIT WEXITED WIF* P_PID P_ALL pread* pwrite* "
+    "sysconf* statvfs fstatvfs ST_* O_CLOEXEC O_DIRECTORY O_NOFOLLOW posix_* sendfile mkfifo killpg "
+    "uname getloadavg fchmod fchown chown openpty initgroups",
     "signal": "SIG_BLOCK SIG_UNBLOCK SIG_SETMASK pthread_* setitimer getitimer ITIMER_* alarm pause sigwait "
     "sigpending siginterrupt SIGHUP SIGQUIT SIGTRAP SIGBUS SIGKILL SIGUSR* SIGPIPE SIGALRM SIGCHLD SIGCONT "
     "SIGSTOP SIGTSTP SIGTTIN SIGTTOU SIGURG SIGX* SIGVTALRM SIGPROF SIGWINCH SIGIO SIGSYS SIGIOT",
@@ -90,14 +89,16 @@ def take_away(system: str) -> None:
     missing: set[str] = set()
     instead: dict[str, dict[str, Any]] = {"sys": {"platform": system}}
     if system == "win32":
-        lacks = {name: f"{_OF_LINUX.get(name, '')} {_OF_POSIX.get(name, '')}" for name in _OF_LINUX | _OF_POSIX}
+        both = _OF_LINUX, _OF_POSIX
+        lacks = {name: " ".join(of.get(name, "") for of in both) for name in _OF_LINUX | _OF_POSIX}
         missing = _MODULES_OF_POSIX
         instead["os"] = {"name": "nt"}
-        windows = {signal.SIGABRT, signal.SIGFPE, signal.SIGILL, signal.SIGINT, signal.SIGSEGV, signal.SIGTERM}
-        instead["signal"] = {"valid_signals": lambda: windows}
+        there = {getattr(signal, f"SIG{name}") for name in ("ABRT", "FPE", "ILL", "INT", "SEGV", "TERM")}
+        instead["signal"] = {"valid_signals": lambda: there}
     in_front: dict[str, types.ModuleType] = {}
     for name in sorted({*lacks, *instead, "multiprocessing"} - missing, reverse=True):
-        inner = {one.partition(".")[2]: found for one, found in in_front.items() if one.startswith(f"{name}.")}
+        parts = [one for one in in_front if one.startswith(f"{name}.")]
+        inner = {one.removeprefix(f"{name}."): in_front[one] for one in parts}
         module = importlib.import_module(name)
         in_front[name] = _Lacking(module, lacks.get(name, ""), instead.get(name, {}) | inner)
     _refuse_imports(missing, in_front)
@@ -112,7 +113,9 @@ def _is_ours(module: Any) -> bool:
 def _refuse_imports(missing: set[str], in_front: dict[str, types.ModuleType]) -> None:
     before = builtins.__import__
 
-    def import_(name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0) -> Any:
+    def import_(
+        name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
+    ) -> Any:
         if level or not _is_ours((globals or {}).get("__name__")):
             return before(name, globals, locals, fromlist, level)
         for wanted in (name, *(f"{name}.{one}" for one in fromlist or ())):
@@ -143,10 +146,11 @@ def _set_start_methods(names: list[str]) -> None:
         del context._concrete_contexts[name]
     context._default_context._default_context = context._concrete_contexts[names[0]]
     context.DefaultContext.get_all_start_methods = lambda _: list(names)
-    for module in (multiprocessing, sys.modules.get("torch.multiprocessing")):
-        with contextlib.suppress(AttributeError):
-            module.get_all_start_methods = context._default_context.get_all_start_methods  # type: ignore
+    # What `multiprocessing` hands out is bound to the old function; torch copies it later.
+    vars(multiprocessing)["get_all_start_methods"] = context._default_context.get_all_start_methods
 
 
-if os.environ.get(VARIABLE):
-    take_away(os.environ[VARIABLE])
+def begin() -> None:
+    """Takes away what the system lacks that the environment names, if it names one."""
+    if os.environ.get(VARIABLE):
+        take_away(os.environ[VARIABLE])

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 
 class PrivateSequence:
-    """A list of any objects as bytes. Has the methods of ``_native.SharedSequence`` that need no other process.
+    """A list of any objects as bytes. Has the methods of ``_native.SharedSequence`` that share nothing.
 
     Args:
         iterable: The items, or another such list, whose bytes are then used.

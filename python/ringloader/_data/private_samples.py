@@ -12,7 +12,7 @@ _MOST_BYTES = 1 << 30
 
 
 class PrivateSamples:
-    """Samples of a dataset, as pickles. Has the methods of ``_native.SampleCache`` that need no other process.
+    """Samples of a dataset, as pickles. Has the methods of ``_native.SampleCache`` that share nothing.
 
     Args:
         length: The length of the dataset.

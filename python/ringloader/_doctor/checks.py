@@ -114,7 +114,7 @@ def _path() -> Finding:
             "path",
             "torch",
             "problem" if sys.platform == "linux" else "note",
-            "This installation has no shared-memory rings, which need Linux: loaders with workers are torch's.",
+            "It has no shared-memory rings, which need Linux: loaders with workers are torch's.",
         )
     try:
         reason = select_path.reason_of_user()

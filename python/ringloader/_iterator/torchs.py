@@ -64,6 +64,10 @@ class TorchsIterator(Pausing):
                 pausing.raise_if_ended(self)
             raise
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # torch's has an error of its own.
+        return self._iterator.__reduce_ex__(protocol)
+
     def __len__(self) -> int:
         return len(self._iterator)
 

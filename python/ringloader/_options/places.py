@@ -11,8 +11,8 @@ _MASK = (1 << 64) - 1
 class Placed(NamedTuple):
     """An index, and where its samples stand in the epoch. Has the attributes of ``_native.Placed``."""
 
-    # NamedTuple has a method of this name, which nobody calls here.
-    index: Any  # type: ignore[assignment]
+    # In the place of a method of tuples, which nobody calls here.
+    index: Any
     key: int
     first: int
     places: Sequence[int]

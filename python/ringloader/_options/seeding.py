@@ -13,7 +13,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy
 import torch
@@ -73,7 +73,7 @@ class Keys:
 
     def places(
         self, index_sampler: Any, base_seed: int, number: int, rest: states.Rest | None
-    ) -> _native.Places | places.Places:
+    ) -> _native.Places:
         """Returns the object that gives tasks their places in the epoch that begins.
 
         Args:
@@ -93,7 +93,7 @@ class Keys:
         whole = self._batches and samplers.reads_whole(index_sampler)
         if not _native.SUPPORTED:
             # No epoch goes on there, so none has been passed.
-            return places.Places(key, first, step, self._batches, whole)
+            return cast("_native.Places", places.Places(key, first, step, self._batches, whole))
         return _native.Places(key, first, step, passed, self._batches, whole)
 
 
@@ -105,7 +105,7 @@ class Placing(InFront):
         places: The epoch's.
     """
 
-    def __init__(self, fetcher: Fetcher, places: _native.Places | places.Places) -> None:
+    def __init__(self, fetcher: Fetcher, places: _native.Places) -> None:
         super().__init__(fetcher)
         self._places = places
 
@@ -213,7 +213,7 @@ class Seeding(WorkerOption):
             return fetcher
         return _InPlace(fetcher, self, self._turn.generators if self._puts_back else None)
 
-    def turn_to(self, placed: _native.Placed | places.Placed) -> None:
+    def turn_to(self, placed: _native.Placed) -> None:
         """Begins the batch of an index."""
         turn = self._turn
         turn.stream = keyed(placed.key, self._worker)
@@ -400,7 +400,7 @@ class _InPlace(InFront):
         self._seeding = seeding
         self._programs = programs
 
-    def fetch(self, placed: _native.Placed | places.Placed, /) -> Any:
+    def fetch(self, placed: _native.Placed, /) -> Any:
         states = None if self._programs is None else self._programs.states()
         try:
             self._seeding.turn_to(placed)

@@ -62,6 +62,7 @@ def install(*, stateful: bool = False, **options: Any) -> None:
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device is not there.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
+        RuntimeError: For ``stateful=True`` on other systems than Linux.
     """
     _put(_wanted("install()", stateful, options))
 
@@ -90,6 +91,7 @@ def installed(*, stateful: bool = False, **options: Any) -> contextlib.AbstractC
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device is not there.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
+        RuntimeError: For ``stateful=True`` on other systems than Linux.
     """
     return _installed(_wanted("installed()", stateful, options))
 
