@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """The gate `make systems`: the wheel of other systems, run as macOS and as Windows would run it.
 
-``ci/systems.py PYTHON WHEELS [WORD...]``: makes that wheel of the Linux wheel in the folder WHEELS, installs it
-into an environment of its own, which has torch and pytest from PYTHON's, and runs ``tests/systems`` and parity
-tests there. ``tests/systems/lacking.py`` takes away what the system's Python lacks. The words go to pytest.
+``ci/systems.py PYTHON WHEELS [WORD...]``: makes that wheel of the Linux wheel in the folder WHEELS, and
+installs it into an environment of its own, which has torch and pytest from PYTHON's. There it runs
+``tests/systems`` and parity tests. ``tests/systems/lacking.py`` takes away what the system's Python lacks.
+The words go to pytest.
 """
 
 from __future__ import annotations
@@ -12,20 +13,25 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from systems import lacking  # noqa: E402
-
 from ci import portable_wheel  # noqa: E402
+
+from systems import lacking  # noqa: E402
 
 FOLDER = ROOT / "build/systems"
 # Tests that hold on torch's path too. Their workers are forked, which Windows cannot.
-PARITY = {"darwin": ["tests/parity/test_order.py", "tests/parity/test_random.py"], "win32": []}
+_ORDER = "tests/parity/test_order.py::test_"
+PARITY = {
+    "darwin": [
+        f"{_ORDER}{name}" for name in ("map_style", "batch_samplers", "getitems", "sampler_that_fails")
+    ],
+    "win32": [],
+}
 
 
 def main(python: str, wheels: Path, words: list[str]) -> int:
@@ -37,13 +43,17 @@ def main(python: str, wheels: Path, words: list[str]) -> int:
         raise SystemExit(f"systems: {wheels} has {len(found)} wheels of Linux, not one")
     shutil.copy(found[0], FOLDER)
     interpreter = environment(python, portable_wheel.make(found[0], FOLDER))
+    # Beside each other: most of the time they wait for workers to import torch.
     runs = {system: start(interpreter, system, words) for system in lacking.SYSTEMS}
-    codes = []
-    for system, (process, printed) in runs.items():
-        codes.append(process.wait())
-        printed.seek(0)
-        print(f"as on {system}:\n{printed.read()}", flush=True)
-    return max(map(abs, codes))
+    for system, process in runs.items():
+        process.wait()
+        print(f"as on {system}:\n{printed_by(system).read_text(errors='replace')}", flush=True)
+    return int(any(process.returncode for process in runs.values()))
+
+
+def printed_by(system: str) -> Path:
+    """Returns the file that has what the tests print, as on a system."""
+    return FOLDER / f"{system}.txt"
 
 
 def environment(python: str, wheel: Path) -> str:
@@ -65,17 +75,25 @@ def environment(python: str, wheel: Path) -> str:
     return interpreter
 
 
-def start(interpreter: str, system: str, words: list[str]) -> tuple[subprocess.Popen[str], object]:
-    """Starts the tests as on a system. Returns the process, and the file that it prints to."""
-    printed = tempfile.TemporaryFile("w+", errors="replace")
-    command = [interpreter, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", "not slow", "--path", "torch"]
+def start(interpreter: str, system: str, words: list[str]) -> subprocess.Popen[bytes]:
+    """Starts the tests as on a system, and returns the process."""
+    command = [
+        interpreter,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        "not slow",
+        "--path",
+        "torch",
+    ]
     command += ["tests/systems", *PARITY[system], *words]
     variables = {name: value for name, value in os.environ.items() if not name.startswith("RINGLOADER")}
     variables[lacking.VARIABLE] = system
-    process = subprocess.Popen(
-        command, cwd=ROOT, env=variables, stdout=printed, stderr=subprocess.STDOUT, text=True
-    )
-    return process, printed
+    with printed_by(system).open("w") as printed:
+        return subprocess.Popen(command, cwd=ROOT, env=variables, stdout=printed, stderr=subprocess.STDOUT)
 
 
 if __name__ == "__main__":

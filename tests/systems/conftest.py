@@ -1,4 +1,4 @@
-"""Tests for systems without rings. `make systems` runs them, in an environment with the wheel of these systems."""
+"""Tests for systems without rings. `make systems` runs them, in an environment with the wheel for these."""
 
 from __future__ import annotations
 

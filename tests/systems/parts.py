@@ -76,7 +76,7 @@ def collate(samples: list[Any]) -> Any:
     return {**batch, "ragged": pad(batch["ragged"]), "row": torch.stack(batch["row"])}
 
 
-def keep(dataset: Any, info: Any, seeds: Any) -> None:
+def keep(dataset: Any, _info: Any, seeds: Any) -> None:
     """A ``worker_reset_fn`` that notes the epoch."""
     dataset.told = seeds.epoch
 

@@ -67,12 +67,13 @@ def test_each_option_has_an_example():
     assert promised["is left out"] == LEFT_OUT
 
 
-@pytest.mark.parametrize("name", sorted(ERRORS))
-def test_options_that_change_batches_are_an_error_with_workers(name):
-    with pytest.raises(ValueError, match="cannot be had with num_workers=1 on this system") as raised:
-        with_workers(name)
-    assert "ringloader's own workers need Linux; leave it out here, or pass num_workers=0" in str(raised.value)
-    assert any(option in str(raised.value) for option in EXAMPLES[name])
+def test_options_that_change_batches_are_an_error_with_workers():
+    for name in sorted(ERRORS):
+        with pytest.raises(ValueError, match="cannot be had with num_workers=1 on this system") as raised:
+            with_workers(name)
+        said = str(raised.value)
+        assert "ringloader's own workers need Linux; leave it out here, or pass num_workers=0" in said, name
+        assert any(option in said for option in EXAMPLES[name]), name
 
 
 def test_a_dispatch_is_an_error_with_workers():
@@ -88,50 +89,64 @@ def test_convert_raises_the_same():
     assert type(loader) is torch.utils.data.DataLoader
 
 
-@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - ERRORS))
-def test_other_options_are_taken_with_workers(name):
-    loader = with_workers(name)
-    assert loader.num_workers == 1
-    assert len(loader) == (3 if name == "last_batch" else 4)
+def test_other_options_are_taken_with_workers():
+    for name in sorted(set(EXAMPLES) - ERRORS):
+        loader = with_workers(name)
+        assert (loader.num_workers, len(loader)) == (1, 3 if name == "last_batch" else 4), name
 
 
-def test_the_log_names_what_is_left_out_once(caplog):
+def test_options_and_data_with_a_worker_that_is_spawned(caplog):
+    """All options that are left out, some that work, and data of each kind, in one loader."""
     caplog.set_level(logging.INFO, "ringloader")
+    everything = parts.Everything(9)
+    here = list(DataLoader(everything, batch_size=4, collate_fn=parts.collate))
     options = {name: value for one in sorted(LEFT_OUT) for name, value in EXAMPLES[one].items()}
-    with DataLoader(parts.Numbers(), batch_size=3, num_workers=1, **options) as loader:
-        assert [lists(loader) for _ in range(2)] == [PLAIN, PLAIN]
+    del options["persistent_workers"]
+    pool = WorkerPool(1)
+    with DataLoader(
+        everything,
+        batch_size=4,
+        collate_fn=parts.collate,
+        worker_pool=pool,
+        worker_prefetch=3,
+        last_batch="keep",
+        **options,
+    ) as loader:
+        assert (loader.num_workers, loader.prefetch_factor, loader.persistent_workers) == (1, 3, True)
+        there = [list(loader) for _ in range(2)][1]
         assert report(loader).path == "torch"
         assert report(loader).reason == "this platform has no memfd; shared-memory rings need Linux"
         with pytest.raises(RuntimeError, match="no times are known"):
             epoch_stats(loader)
-    told = [message.removeprefix("ringloader: ") for message in caplog.messages]
-    of_torchs = [f"{name} has no effect where torch's own loader runs" for name in LEFT_OUT - {"stats"}]
-    assert sorted(told) == sorted([*of_torchs, "stats has no effect on this system: it needs Linux"])
-
-
-def test_options_that_work_do_so_with_workers(caplog):
-    pool = WorkerPool(1)
-    loader = DataLoader(
-        parts.Numbers(),
-        batch_size=3,
-        worker_pool=pool,
-        device="cpu",
-        device_transform=torch.neg,
-        worker_prefetch=3,
-        last_batch="rollover",
-    )
-    assert (loader.num_workers, loader.prefetch_factor) == (1, 3)
-    expected = [[[0, -1, -2], [-3, -4, -5], [-6, -7, -8]], [[-9, 0, -1], [-2, -3, -4], [-5, -6, -7]]]
-    assert [lists(loader)] == expected[:1]
+        with pytest.raises(RuntimeError, match="cannot reach workers on torch's own path"):
+            loader.call_workers(len)
     pool.shutdown()
-    assert [message for message in caplog.messages if "WorkerPool" in message] == [
-        "ringloader: a WorkerPool has no processes on this system, where each iterator starts its own "
-        "workers: ringloader's own workers need Linux"
+    for one, other in zip(here, there, strict=True):
+        assert one["word"] == other["word"] == [f"word {number}" for number in one["index"]]
+        assert one["cached"] == other["cached"] == [2 * number for number in one["index"]]
+        assert torch.equal(one["row"], other["row"]) and torch.equal(one["ragged"], other["ragged"])
+        assert set(one["has"]) == {(False, False)} and set(other["has"]) == {(False, True)}
+    # Each sample was made once in the first epoch, and read three times since.
+    assert there[-1]["hits"][-1] == 3 * len(everything)
+    told = [message.removeprefix("ringloader: ") for message in caplog.messages]
+    expected = [f"{name} has no effect where torch's own loader runs" for name in LEFT_OUT - {"stats"}]
+    expected += [
+        "stats has no effect on this system: it needs Linux",
+        "a WorkerPool has no processes on this system, where each iterator starts its own workers: "
+        "ringloader's own workers need Linux",
+        "a new process gets a copy of a SharedArray on this system, where no memory is shared: it does not "
+        "see what others write later, and others do not see what it writes",
     ]
+    assert sorted(told) == sorted(expected)
 
 
-@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - NEED_WORKERS))
-def test_without_workers_each_option_is_taken(name, caplog):
+def test_without_workers_each_option_is_taken(caplog):
+    for name in sorted(set(EXAMPLES) - NEED_WORKERS):
+        caplog.clear()
+        assert_taken_without_workers(name, caplog)
+
+
+def assert_taken_without_workers(name, caplog):
     if name == "worker_pool":
         loader = DataLoader(parts.Numbers(), batch_size=3)
     else:

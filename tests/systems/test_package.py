@@ -2,7 +2,7 @@
 
 import copy
 import pickle
-import subprocess
+import runpy
 import sys
 import textwrap
 import types
@@ -17,23 +17,39 @@ import ringloader
 import ringloader._native as _native
 from docs import blocks
 from parity import harness
-from ringloader import CachedDataset, DataLoader, SharedArray, SharedList, StatefulDataLoader, WorkerPool, report
+from ringloader import (
+    CachedDataset,
+    DataLoader,
+    SharedArray,
+    SharedList,
+    StatefulDataLoader,
+    WorkerPool,
+    report,
+)
 from systems import lacking, parts
 
 
-def run(*words, folder, code=0):
-    """Runs a program as a user of the system does, and returns what it prints."""
-    command = [sys.executable, *words]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=100, check=False)
-    printed = done.stdout + done.stderr
-    assert done.returncode == code, printed
-    return printed
+@pytest.fixture
+def run(monkeypatch, capfd, tmp_path):
+    """Runs a program in this process, which has torch already. Returns its exit code and what it prints."""
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
+    monkeypatch.setattr(sys, "path", [*sys.path])
 
+    def run_program(text, *words):
+        path = tmp_path / "program.py"
+        path.write_text(textwrap.dedent(text))
+        monkeypatch.setattr(sys, "argv", ["", *(word.replace("PROGRAM", str(path)) for word in words)])
+        capfd.readouterr()
+        try:
+            if words:
+                runpy.run_module("ringloader", run_name="__main__")
+            else:
+                runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            return end.code, "".join(capfd.readouterr())
+        return 0, "".join(capfd.readouterr())
 
-def program(folder, text):
-    path = folder / "program.py"
-    path.write_text(textwrap.dedent(text))
-    return str(path)
+    return run_program
 
 
 def test_the_wheel_is_what_is_tested(system):
@@ -57,61 +73,37 @@ def test_what_the_system_lacks_is_refused_to_ringloader(system):
             exec(text, vars(module))
     exec("import os, sys; from multiprocessing import reduction; os.getpid()", vars(module))
     assert module.sys.platform == system
-    open("/proc/self/stat").close()
+    assert Path("/proc/self/stat").exists()
 
 
-@pytest.mark.parametrize("name", ringloader.__all__)
-def test_every_name_of_the_package_is_there(name):
-    assert getattr(ringloader, name) is not None
+def test_every_name_of_the_package_is_there():
+    assert all(getattr(ringloader, name) is not None for name in ringloader.__all__)
 
 
-def test_the_first_program_of_the_readme_runs(tmp_path):
+def test_the_first_program_of_the_readme_runs(run):
+    """Its two workers are spawned: they import the program anew."""
     page = blocks.read(blocks.ROOT / "README.md")
-    (tmp_path / "page.py").write_text("\n".join(page.program) + "\n")
-    printed = run("page.py", folder=tmp_path)
-    assert printed == "torch: this platform has no memfd; shared-memory rings need Linux\n"
+    printed = run("\n".join(page.program) + "\n")
+    assert printed == (0, "torch: this platform has no memfd; shared-memory rings need Linux\n")
 
 
-CASES = {
-    "plain": lambda: {"batch_size": 3},
-    "shuffled": lambda: {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(3)},
-    "whole": lambda: {"batch_size": None},
-    "drop_last": lambda: {"batch_size": 4, "drop_last": True},
-    "sampler": lambda: {"sampler": [3, 1, 2], "batch_size": 2},
-    "batches": lambda: {"batch_sampler": [[3, 1], [], [2]]},
-    "wrong": lambda: {"batch_size": 2, "prefetch_factor": 3},
-    "index": lambda: {"sampler": [1, 99]},
-}
+CASES = [
+    lambda: {"batch_size": 3},
+    lambda: {"batch_size": 4, "shuffle": True, "generator": torch.Generator().manual_seed(3)},
+    lambda: {"batch_size": None},
+    lambda: {"batch_size": 4, "drop_last": True},
+    lambda: {"sampler": [3, 1, 2], "batch_size": 2},
+    lambda: {"batch_sampler": [[3, 1], [], [2]]},
+    lambda: {"batch_size": 2, "prefetch_factor": 3},
+    lambda: {"sampler": [1, 99]},
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_without_workers_it_is_torchs_loader(name):
+def test_without_workers_it_is_torchs_loader():
     dataset = TensorDataset(torch.arange(10), torch.rand(10))
-    harness.compare(DataLoader, harness.Case(lambda: {"dataset": dataset, **CASES[name]()}, epochs=2, take=2))
-
-
-def test_with_spawned_workers_it_is_torchs_loader():
-    case = harness.Case(lambda: {"dataset": parts.Failing(7), "batch_size": 2, "num_workers": 1, "shuffle": True})
-    harness.compare(DataLoader, case)
-
-
-def test_everything_is_sent_to_workers_that_are_spawned(system, caplog):
-    arguments = {"batch_size": 4, "collate_fn": parts.collate}
-    everything = parts.Everything(6)
-    here = list(DataLoader(everything, **arguments))
-    with DataLoader(everything, num_workers=1, persistent_workers=True, **arguments) as loader:
-        for _ in range(2):
-            there = list(loader)
-            assert loader.call_workers is not None
-    for one, other in zip(here, there, strict=True):
-        assert one["word"] == other["word"] == [f"word {number}" for number in one["index"]]
-        assert one["cached"] == other["cached"] == [2 * number for number in one["index"]]
-        assert torch.equal(one["row"], other["row"]) and torch.equal(one["ragged"], other["ragged"])
-        # Of the second epoch, in which all are kept.
-        assert min(other["hits"]) > max(one["hits"]) - 6
-        assert set(one["has"]) == {(False, False)} and set(other["has"]) == {(False, True)}
-    told = [message for message in caplog.messages if "SharedArray" in message]
-    assert len(told) == 1 and "gets a copy of a SharedArray on this system" in told[0]
+    for arguments in CASES:
+        case = harness.Case(lambda arguments=arguments: {"dataset": dataset, **arguments()}, epochs=2, take=2)
+        harness.compare(DataLoader, case)
 
 
 def test_a_shared_list_is_a_list():
@@ -186,7 +178,9 @@ def test_a_cached_dataset_keeps_samples_in_its_process():
 
 
 def test_a_file_of_cached_samples_needs_linux(tmp_path):
-    with pytest.raises(ValueError, match=r"CachedDataset keeps samples in a file only on Linux, and got path="):
+    with pytest.raises(
+        ValueError, match=r"CachedDataset keeps samples in a file only on Linux, and got path="
+    ):
         CachedDataset(parts.Numbers(), path=tmp_path / "samples")
     assert not (tmp_path / "samples").exists()
 
@@ -209,7 +203,10 @@ def test_iterators_pause_and_loaders_shut_down():
         next(iterator)
     loader.set_epoch(3)
     assert len(list(loader)) == 4
-    assert repr(loader) == "<DataLoader of Numbers (10 samples): batch_size=3, num_workers=0, path single-process>"
+    assert (
+        repr(loader)
+        == "<DataLoader of Numbers (10 samples): batch_size=3, num_workers=0, path single-process>"
+    )
 
 
 def test_a_pool_takes_what_it_takes_on_linux(system):
@@ -232,28 +229,33 @@ def test_install_takes_its_place_and_leaves_it():
     ringloader.install(on_error="skip")
     try:
         loader = torch.utils.data.DataLoader(parts.Numbers(), num_workers=1)
-        with pytest.raises(RuntimeError, match=r"on_error cannot take effect .*shared-memory rings need Linux"):
+        with pytest.raises(
+            RuntimeError, match=r"on_error cannot take effect .*shared-memory rings need Linux"
+        ):
             iter(loader)
     finally:
         ringloader.uninstall()
 
 
 def test_installing_a_loader_with_states_needs_linux():
-    with pytest.raises(RuntimeError, match="install.. got stateful=True, which needs Linux"):
+    with pytest.raises(RuntimeError, match=r"install\(\) got stateful=True, which needs Linux"):
         ringloader.install(stateful=True)
 
 
-def test_a_program_is_run(tmp_path):
-    path = program(
-        tmp_path,
-        """
+def test_a_program_is_run(run, monkeypatch):
+    text = """
         import torch, ringloader
         loader = torch.utils.data.DataLoader(range(4), batch_size=2)
         print([batch.tolist() for batch in loader], ringloader.report(loader).path)
-        """,
-    )
-    printed = run("-m", "ringloader", "run", path, folder=tmp_path)
-    assert printed == "[[0, 1], [2, 3]] single-process\n"
+    """
+    # Each is set, and so put back.
+    monkeypatch.setenv("RINGLOADER_INSTALL", "0")
+    try:
+        assert run(text, "run", "PROGRAM") == (0, "[[0, 1], [2, 3]] single-process\n")
+    finally:
+        ringloader.uninstall()
+    code, printed = run(text, "run", "--stateful", "True", "PROGRAM")
+    assert code == 2 and "ringloader run got stateful=True, which needs Linux" in printed
 
 
 def test_the_doctor_says_what_there_is():
@@ -263,7 +265,6 @@ def test_the_doctor_says_what_there_is():
     assert (path.value, path.verdict) == ("torch", "note") and "need Linux" in path.meaning
 
 
-def test_bench_needs_linux(tmp_path):
-    path = program(tmp_path, "from torch.utils.data import DataLoader\nloader = DataLoader(range(4))\n")
-    printed = run("-m", "ringloader", "bench", f"{path}:loader", folder=tmp_path, code=2)
-    assert "bench compares torch's loader with ringloader's, which needs Linux" in printed
+def test_bench_needs_linux(run):
+    code, printed = run("from torch.utils.data import DataLoader", "bench", "PROGRAM:loader")
+    assert code == 2 and "bench compares torch's loader with ringloader's, which needs Linux" in printed

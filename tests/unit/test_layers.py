@@ -99,6 +99,7 @@ PYTHON_MAY_USE = {
     "_bench": {
         "_common",
         "_iterator",
+        "_native",
         "_options",
         "_patch",
         "_report",
@@ -116,6 +117,7 @@ PYTHON_MAY_USE = {
     "_iterator": {
         "_common",
         "_dispatch",
+        "_identity",
         "_log",
         "_native",
         "_options",
@@ -130,6 +132,7 @@ PYTHON_MAY_USE = {
         "_worker",
         "rollover",
     },
+    "_identity": {"_native"},
     "_log": set(),
     "_native": {"_common", "_placement", "_torch", "_transport"},
     "_on_import": {"_patch"},
@@ -148,13 +151,14 @@ PYTHON_MAY_USE = {
     "_patch": {
         "_iterator",
         "_log",
+        "_native",
         "_options",
         "_torch",
         "bad_samples",
         "dataloader",
         "stateful_dataloader",
     },
-    "_placement": {"_common", "_log", "_native", "_torch"},
+    "_placement": {"_common", "_identity", "_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common", "_torch"},
     "_sources": {"_common", "_native", "_torch", "rollover"},
@@ -206,6 +210,7 @@ PYTHON_MAY_USE = {
     "seeds": set(),
     "stateful_dataloader": {
         "_common",
+        "_native",
         "_options",
         "_pool",
         "_state",

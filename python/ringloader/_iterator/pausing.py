@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import weak_registry
-from ringloader._common.identity import process_identity
+from ringloader._identity import process_identity
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator

@@ -23,9 +23,9 @@ from torch.utils.data.distributed import DistributedSampler
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._data.cached_dataset import CachedDataset
-from ringloader._options import epochs, places
+from ringloader._options import epochs
 from ringloader._options.table import Options
-from ringloader._sources import inside, samplers
+from ringloader._sources import inside, places, samplers
 from ringloader._torch import internals
 from ringloader._worker import gather
 from ringloader._worker.options import (

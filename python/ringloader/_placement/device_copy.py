@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ringloader._common.identity import process_identity
+from ringloader._identity import process_identity
 from ringloader._placement.failed_arrival import is_failed, once
 from ringloader._placement.lookahead import Prepared
 

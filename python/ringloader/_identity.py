@@ -1,4 +1,4 @@
-"""The identity of this process, which a forked child does not share with its parent."""
+"""The identity of this process."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ from collections.abc import Callable
 
 import ringloader._native as _native
 
-# Returns a number that no other process of the same ancestors has.
+# Returns a number that a forked child does not share with its parent.
 process_identity: Callable[[], int] = _native.process_identity if _native.SUPPORTED else os.getpid
