@@ -146,7 +146,7 @@ def _set_start_methods(names: list[str]) -> None:
         del context._concrete_contexts[name]
     context._default_context._default_context = context._concrete_contexts[names[0]]
     context.DefaultContext.get_all_start_methods = lambda _: list(names)
-    # What `multiprocessing` hands out is bound to the old function; torch copies it later.
+    # `multiprocessing` hands out the old function, and torch copies it later.
     vars(multiprocessing)["get_all_start_methods"] = context._default_context.get_all_start_methods
 
 

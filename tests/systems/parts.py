@@ -1,4 +1,4 @@
-"""What spawned workers of these tests unpickle."""
+"""Datasets and functions that spawned workers of these tests unpickle."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_each_option_has_an_example():
     for name in EXAMPLES:
         fate = TABLE[name].off_linux or TABLE[name].on_torchs
         promised[fate.removesuffix(" with workers")].add(name)
-    # These need another option, which is the error.
+    # `seed` and `max_errors` need another option, which is the error.
     assert promised["is an error"] == ERRORS - {"seed", "max_errors"}
     assert promised["is left out"] == LEFT_OUT
 
@@ -197,7 +197,7 @@ def test_samples_are_seeded_by_their_place_without_workers():
     before = torch.get_rng_state()
     assert drawn(2) == drawn(3)
     assert torch.equal(before, torch.get_rng_state())
-    # As on Linux, with any workers: tests/unit/test_seeding.py has the same numbers.
+    # Linux has the same numbers, with any workers: tests/unit/test_places.py.
     dataset = parts.Drawing(2)
     (batch,) = DataLoader(dataset, batch_size=2, seeding="sample", seed=5)
     assert [number.tolist() for number in batch[1:]] == parts.SEEDED

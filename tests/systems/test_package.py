@@ -26,6 +26,7 @@ from ringloader import (
     WorkerPool,
     report,
 )
+from ringloader._torch import select_path
 from systems import lacking, parts
 
 
@@ -81,7 +82,7 @@ def test_every_name_of_the_package_is_there():
 
 
 def test_the_first_program_of_the_readme_runs(run):
-    """Its two workers are spawned: they import the program anew."""
+    """Workers are spawned, and import the program."""
     page = blocks.read(blocks.ROOT / "README.md")
     printed = run("\n".join(page.program) + "\n")
     assert printed == (0, "torch: this platform has no memfd; shared-memory rings need Linux\n")
@@ -207,6 +208,15 @@ def test_iterators_pause_and_loaders_shut_down():
         repr(loader)
         == "<DataLoader of Numbers (10 samples): batch_size=3, num_workers=0, path single-process>"
     )
+
+
+def test_on_linux_the_log_says_that_another_wheel_is_wanted(monkeypatch):
+    monkeypatch.setattr(select_path, "sys", types.SimpleNamespace(platform="linux"))
+    reason = select_path._without_rings()
+    assert (
+        reason.text == "this is ringloader's wheel for other systems than Linux, without shared-memory rings"
+    )
+    assert reason.warning is not None and "pip install --no-binary ringloader ringloader" in reason.warning
 
 
 def test_a_pool_takes_what_it_takes_on_linux(system):

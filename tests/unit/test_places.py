@@ -5,7 +5,9 @@ import itertools
 import pytest
 
 import ringloader._native as _native
+from ringloader import DataLoader
 from ringloader._sources import places
+from systems import parts
 
 pytestmark = pytest.mark.rings_only
 
@@ -36,3 +38,9 @@ def test_an_interrupt_is_no_length():
 
     with pytest.raises(KeyboardInterrupt):
         places.Places(0, 0, 1, batches=True, whole=False).placed(Interrupted())
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_samples_are_seeded_as_where_python_counts(workers):
+    (batch,) = DataLoader(parts.Drawing(2), batch_size=2, seeding="sample", seed=5, num_workers=workers)
+    assert [number.tolist() for number in batch[1:]] == parts.SEEDED

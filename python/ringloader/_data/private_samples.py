@@ -26,7 +26,7 @@ class PrivateSamples:
         self._pickles: dict[int, bytes] = {}
         self._nbytes = self._hits = self._misses = 0
         self._is_full = False
-        # Indices of samples that cannot be kept, and of those that a thread is making.
+        # Indices of samples that cannot be kept, and of samples that a thread is making.
         self._refused: set[int] = set()
         self._making: set[int] = set()
 
