@@ -31,7 +31,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable wheel wheel-pythons workflows clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -100,13 +100,13 @@ $(DOCS_VENV)/.docs: pyproject.toml
 	$(DOCS_PIP) install --group docs
 	touch $@
 
-$(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci/wheel.sh ci/check_dist.py
+$(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci/wheel.sh ci/check_dist.py ci/portable_wheel.py
 	ci/wheel.sh build $(TOOLS_VENV)/bin
 	ci/wheel.sh check $(TOOLS_VENV)/bin
 	touch $@
 
 test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
-	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable"
+	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable systems"
 
 test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheel
 	ci/gates.py python-test-slow "storm-fast wheel asan"
@@ -208,6 +208,9 @@ storm-fast:
 
 portable: ## the build for systems without memfd
 	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/ci/rustc_portable.sh cargo check -q --workspace
+
+systems: $(WHEEL_STAMP) ## the wheel for macOS and Windows, by a Python that lacks what theirs lacks
+	$(BIN)/python ci/systems.py $(BIN)/python build/wheels
 
 miri: ## the parts without system calls and threads, in an interpreter that finds undefined behaviour; needs nightly
 	ci/miri.sh

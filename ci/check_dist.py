@@ -16,6 +16,10 @@ from urllib.parse import urlsplit
 
 from packaging.version import Version
 
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from ci import portable_wheel
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = "python/"
 IN_SDIST = re.compile(
@@ -76,12 +80,16 @@ def check_sdist(path: Path, version: str, modules: set[str], release: bool) -> N
 
 
 def check_wheel(path: Path, version: str, modules: set[str], release: bool) -> None:
-    """The package, one binary, and the metadata."""
+    """The package, one binary or the line that stands for it, and the metadata."""
     info = f"ringloader-{version}.dist-info/"
     with zipfile.ZipFile(path) as archive:
         names = set(archive.namelist())
         check_metadata(path, archive.read(info + "METADATA"), version, release)
         binaries = [name for name in names if MODULE.fullmatch(name)]
+        if path.stem.endswith(portable_wheel.TAG):
+            expect(not binaries, f"{path.name} has the binaries {binaries}")
+            binaries = [portable_wheel.MODULE]
+            expect(portable_wheel.MODULE in names, f"{path.name} lacks {portable_wheel.MODULE}")
         expect(len(binaries) == 1, f"{path.name} has the binaries {binaries}")
         strangers = {
             name
@@ -92,6 +100,8 @@ def check_wheel(path: Path, version: str, modules: set[str], release: bool) -> N
         expect(not missing, f"{path.name} lacks {sorted(missing)}")
         expect(not strangers, f"{path.name} has {sorted(strangers)}")
         binary = archive.read(binaries[0])
+    if binaries == [portable_wheel.MODULE]:
+        expect(binary == portable_wheel.SOURCE, f"{path.name} has another {binaries[0]}: {binary[:80]!r}")
     for folder in {f"{Path.home()}/", f"{ROOT}/"} - {"//"}:
         at = binary.find(folder.encode())
         expect(at < 0, f"{path.name} names a folder of this machine: {binary[at : at + 80]!r}")

@@ -176,16 +176,25 @@ def section(options: Options, name: str) -> str:
     return f"#### `{name}`\n\n{text}\n\n{entries}\n"
 
 
+def _off_linux(about: Any) -> str:
+    if about.is_of_states:
+        return "has no loader"
+    return (about.off_linux or about.on_torchs).replace(" with workers", "")
+
+
 def where(options: Options) -> str:
     """Returns the table of where options work."""
-    rows = ["| option | in threads | where torch's own loader runs | of a dataset's loader, in a worker |"]
-    rows.append("|---|---|---|---|")
+    rows = [
+        "| option | in threads | where torch's own loader runs | of a dataset's loader, in a worker "
+        "| on macOS and Windows, with workers |"
+    ]
+    rows.append("|---|---|---|---|---|")
     for name, about in options.table.items():
         threads = (
             about.in_threads if isinstance(about.in_threads, str) else f"is an error: {about.in_threads.why}"
         )
         worker = about.in_worker.replace("install", "`install`")
-        rows.append(f"| `{name}` | {threads} | {about.on_torchs} | {worker} |")
+        rows.append(f"| `{name}` | {threads} | {about.on_torchs} | {worker} | {_off_linux(about)} |")
     return "\n".join(rows) + "\n"
 
 

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # What is published: the source distribution and the wheel that is built from it.
 #
-#   ci/wheel.sh build TOOLS [ARGUMENTS]  both into build/dist; the arguments go to maturin
+#   ci/wheel.sh build TOOLS [ARGUMENTS]  both into build/dist; the arguments go to maturin. The wheel for macOS
+#                                        and Windows too, which is made of the Linux wheel
 #   ci/wheel.sh check TOOLS [--release]  what must hold of all that lies in build/dist; --release: it is to be
 #                                        published
 #   ci/wheel.sh run PYTHON [SITE]        a new environment of PYTHON runs the wheel, without cargo; torch comes
@@ -27,13 +28,14 @@ build() {
   rm -rf "$DIST" target/wheel
   PATH="$(realpath "$tools"):$PATH" RUSTFLAGS="${flags# }" "$tools/maturin" build --release --locked --sdist --zig \
     --compatibility "$GLIBC" --target-dir target/wheel --out "$DIST" "${@:2}"
+  "$tools/python" ci/portable_wheel.py "$DIST"/*"$GLIBC"*.whl "$DIST"
 }
 
 check() {
   local tools=$1 wheel arch
   "$tools/python" ci/check_dist.py "$DIST" "${@:2}"
   "$tools/twine" check --strict "$DIST"/*
-  for wheel in "$DIST"/*.whl; do
+  for wheel in "$DIST"/*"$GLIBC"*.whl; do
     arch=${wheel##*"$GLIBC"_} arch=${arch%.whl}
     # Repairing fails where a symbol is newer than the platform, and copies in what the platform lacks.
     PATH="$(realpath "$tools"):$PATH" "$tools/auditwheel" repair --plat "${GLIBC}_$arch" -w build/repaired "$wheel" \
@@ -74,5 +76,5 @@ run() {
 
 case "${1:-}" in
   build | check | run) "$@" ;;
-  *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

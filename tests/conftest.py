@@ -52,9 +52,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
     parser.addoption(
         "--path",
-        choices=(*harness.PATHS, harness.AHEAD),
+        choices=(*harness.PATHS, harness.AHEAD, harness.TORCHS),
         default="native",
-        help="the path of loaders with workers; `ahead` is native, with batches taken ahead of their turn",
+        help="the path of loaders with workers; `ahead` is native, with batches taken ahead of their turn, "
+        "`torch` is for systems without rings",
     )
 
     parser.addoption(
@@ -77,7 +78,8 @@ def _paths(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def pytest_configure(config: pytest.Config) -> None:
     # Python's default since 3.14 is forkserver, which takes no dataset that is defined in a function.
-    multiprocessing.set_start_method("fork", force=True)
+    if "fork" in multiprocessing.get_all_start_methods():
+        multiprocessing.set_start_method("fork", force=True)
     config.addinivalue_line("markers", "limit(seconds): how long a test may take before it counts as hung")
     config.addinivalue_line("markers", "cold(reason): its programs must be started cold")
     config.addinivalue_line("markers", "rings_only: says nothing about torch's own loader")
@@ -108,7 +110,8 @@ def _cases_by_test(items: list[pytest.Item]) -> dict[str, list[pytest.Item]]:
     """
     tests: dict[str, list[pytest.Item]] = {}
     for item in sorted(items, key=lambda item: zlib.crc32(item.nodeid.encode())):
-        if item.get_closest_marker("slow") is None:
+        # Each option of the table has a case of its own in `systems`.
+        if item.get_closest_marker("slow") is None and item.path.parent.name != "systems":
             tests.setdefault(item.nodeid.split("[")[0], []).append(item)
     return tests
 

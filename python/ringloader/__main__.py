@@ -94,7 +94,7 @@ def main() -> None:
         options = by_name.checked("ringloader run", given)
         if is_stateful:
             stateful.check("ringloader run")
-    except (TypeError, ValueError, ModuleNotFoundError) as error:
+    except (TypeError, ValueError, ModuleNotFoundError, RuntimeError) as error:
         command.error(str(error))
     if not is_module and not os.path.exists(program):  # noqa: PTH110
         command.error(f"can't open file {program!r}: no such file")

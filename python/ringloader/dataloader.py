@@ -23,7 +23,6 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report, watching
-from ringloader._start import spawn
 from ringloader._stats.epoch import EpochStats
 from ringloader._stats.recording import epoch_stats
 from ringloader._torch import devices, hook, internals, select_path
@@ -272,6 +271,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if worker_pool is not None:
                 epochs.inherit_told(self)
             elif options.worker_method != THREAD and not select_path.is_off():
+                from ringloader._start import spawn
+
                 spawn.prepare(self)
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 import torch
 from torch.utils.data import Dataset, Sampler
 
+import ringloader._native as _native
 from ringloader._common.states import States
 from ringloader._options import kept
 from ringloader._options.table import Options
@@ -40,6 +41,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
     Raises:
         ValueError: As ``ringloader.DataLoader``.
         TypeError: As ``ringloader.DataLoader``.
+        RuntimeError: On other systems than Linux.
     """
 
     _ringloader_states: ClassVar[States] = states
@@ -86,6 +88,11 @@ class StatefulDataLoader(DataLoader[_T_co]):
         snapshot_every_n_steps: int | None = 1,
         prefetch_epochs: bool = False,
     ) -> None:
+        if not _native.SUPPORTED:
+            raise RuntimeError(
+                "ringloader.StatefulDataLoader needs Linux: on this system use torchdata's, whose states are "
+                "others, or ringloader.DataLoader, which has none"
+            )
         arguments = dict(locals())
         del arguments["self"], arguments["__class__"], arguments["snapshot_every_n_steps"]
         vars(self)[kept.OPTIONS] = Options(snapshot_every_n_steps=snapshot_every_n_steps)

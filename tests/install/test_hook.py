@@ -16,7 +16,7 @@ import ringloader
 from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._options.table import TABLE, Options
+from ringloader._options.table import DEFAULTS, TABLE
 from ringloader._torch import hook, own_iterators, select_path
 from ringloader._transport import processes
 
@@ -375,7 +375,7 @@ def test_the_options_are_the_loaders_own_arguments() -> None:
     )
     added = {name: ours[name].default for name in ours if name not in torchs}
     of_states = {name for name, about in TABLE.items() if about.is_of_states}
-    assert added == {name: value for name, value in vars(Options()).items() if name not in of_states}
+    assert added == {name: value for name, value in DEFAULTS.items() if name not in of_states}
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

@@ -25,6 +25,8 @@ LoaderClass = type[torch.utils.data.DataLoader[Any]]
 PATHS = ("native",)
 # Native scheduling, with batches taken ahead of their turn.
 AHEAD = "ahead"
+# torch's own loader, on systems where ringloader has no workers.
+TORCHS = "torch"
 # Paths that are compared with torch, by the option --path; the first is the default outside of `taking`.
 paths: tuple[str, ...] = PATHS
 # The path that a loader with workers takes now; another would compare torch with torch.

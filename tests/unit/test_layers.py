@@ -99,6 +99,7 @@ PYTHON_MAY_USE = {
     "_bench": {
         "_common",
         "_iterator",
+        "_native",
         "_options",
         "_patch",
         "_report",
@@ -117,6 +118,7 @@ PYTHON_MAY_USE = {
         "_common",
         "_dispatch",
         "_late",
+        "_identity",
         "_log",
         "_native",
         "_options",
@@ -132,6 +134,7 @@ PYTHON_MAY_USE = {
         "rollover",
     },
     "_late": {"_common", "_log", "_native", "_torch", "_worker"},
+    "_identity": {"_native"},
     "_log": set(),
     "_native": {"_common", "_placement", "_torch", "_transport"},
     "_on_import": {"_patch"},
@@ -150,6 +153,7 @@ PYTHON_MAY_USE = {
     "_patch": {
         "_iterator",
         "_log",
+        "_native",
         "_options",
         "_report",
         "_pool",
@@ -159,7 +163,7 @@ PYTHON_MAY_USE = {
         "seeds",
         "stateful_dataloader",
     },
-    "_placement": {"_common", "_log", "_native", "_torch"},
+    "_placement": {"_common", "_identity", "_log", "_native", "_torch"},
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_report": {"_common", "_torch"},
     "_sources": {"_common", "_native", "_torch", "rollover"},
@@ -212,6 +216,7 @@ PYTHON_MAY_USE = {
     "seeds": set(),
     "stateful_dataloader": {
         "_common",
+        "_native",
         "_options",
         "_pool",
         "_state",

@@ -167,7 +167,7 @@ def test_torch_is_changed_by_the_first_such_iterator_only():
 
 def test_no_server_for_spawn_is_started(monkeypatch):
     asked = []
-    monkeypatch.setattr("ringloader.dataloader.spawn.prepare", asked.append)
+    monkeypatch.setattr("ringloader._start.spawn.prepare", asked.append)
     DataLoader(NUMBERS, num_workers=1, worker_method="thread")
     assert asked == []
     DataLoader(NUMBERS, num_workers=1)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import ringloader._native as _native
 from ringloader._bench import batches, child, measure, results
 from ringloader._bench.arguments import Arguments, Configuration
 from ringloader._bench.results import Row
@@ -26,6 +27,11 @@ _COMPARED = 3
 
 def run(given: Arguments) -> int:
     """Runs the command, and returns its exit status."""
+    if not _native.SUPPORTED:
+        output.complain(
+            f"{_NAME}: error: bench compares torch's loader with ringloader's, which needs Linux\n"
+        )
+        return 2
     # SIGTERM, which `timeout` sends, ends the processes as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:

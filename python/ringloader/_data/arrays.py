@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import mmap
 import operator
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from multiprocessing import context, reduction
 from typing import TYPE_CHECKING, Any, Self
 
@@ -15,7 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 import ringloader._native as _native
-from ringloader._common import memory_file
+from ringloader._log import logger
+
+if _native.SUPPORTED:
+    from ringloader._common import memory_file
 
 # Bytes that are written between two looks at what the system has left.
 _LOOK = 16 << 20
@@ -26,13 +30,18 @@ _NDArray = np.ndarray[Any, np.dtype[Any]]
 
 
 class _Memory:
-    """A memfd of a fixed size, mapped. The descriptor stays open for processes that are started."""
+    """A memfd of a fixed size, mapped. The descriptor stays open for processes that are started.
+
+    On other systems than Linux: memory of this process, without a descriptor.
+    """
 
     fd = -1
+    map: mmap.mmap | bytearray
 
-    def __init__(self, fd: int) -> None:
+    def __init__(self, fd: int, nbytes: int = 0, written: bytearray | None = None) -> None:
         """Takes the descriptor over, unless this raises."""
-        self.map = mmap.mmap(fd, 0)
+        # An empty object cannot be mapped.
+        self.map = written or mmap.mmap(fd, nbytes)
         self.fd = fd
 
     def __del__(self) -> None:
@@ -51,6 +60,9 @@ class SharedArray(_NDArray):
     Every process that has the array may write to it, and nothing is locked: processes that write to the same
     elements at the same time must agree by other means. Set ``array.flags.writeable = False`` before the
     loader starts its workers, and those that get the array then cannot write to it.
+
+    On other systems than Linux it is an array of its process: a new process gets a copy, and the log says so
+    once.
 
     The memory goes with the last array and view in the last process. A forked child has it until it ends.
     Each process keeps two file descriptors for it.
@@ -100,8 +112,12 @@ class SharedArray(_NDArray):
         fd = _new()
         count = unseen = 0
         first: _NDArray | None = None
+        written = bytearray()
         try:
-            with open(fd, "wb", buffering=1 << 20, closefd=False) as file:
+            with contextlib.ExitStack() as opened:
+                write: Callable[[Any], object] = written.extend
+                if fd >= 0:
+                    write = opened.enter_context(open(fd, "wb", buffering=1 << 20, closefd=False)).write
                 for count, given in enumerate(rows, 1):
                     row = np.asarray(given, dtype)
                     if first is None:
@@ -117,26 +133,30 @@ class SharedArray(_NDArray):
                         _require(row.nbytes, (count - 1) * row.nbytes)
                         unseen = 0
                     if row.size:
-                        file.write(row.reshape(-1).view(np.uint8).data)
+                        write(row.reshape(-1).view(np.uint8).data)
         except BaseException:
-            os.close(fd)
+            _close(fd)
             raise
         if first is None:
             return cls._over(fd, (0,), np.dtype(float if dtype is None else dtype))
-        return cls._over(fd, (count, *first.shape), first.dtype)
+        return cls._over(fd, (count, *first.shape), first.dtype, written)
 
     @classmethod
-    def _over(cls, fd: int, shape: Any, dtype: np.dtype[Any]) -> Self:
-        """An array over a memfd that nobody has mapped yet, and which it takes over."""
+    def _over(cls, fd: int, shape: Any, dtype: np.dtype[Any], written: bytearray | None = None) -> Self:
+        """An array over a memfd that nobody has mapped yet, and which it takes over.
+
+        Without a memfd, over what was ``written``, or new memory.
+        """
         try:
             _check(dtype)
             sizes = _sizes(shape)
             nbytes = math.prod(sizes) * dtype.itemsize
             try:
                 # An empty file cannot be mapped.
-                os.ftruncate(fd, max(1, nbytes))
-                memory_file.seal_size(fd)
-                memory = _Memory(fd)
+                if fd >= 0:
+                    os.ftruncate(fd, max(1, nbytes))
+                    memory_file.seal_size(fd)
+                memory = _Memory(fd, max(1, nbytes), written)
             except (OSError, OverflowError, ValueError) as error:
                 if nbytes < _LARGE:
                     raise
@@ -145,7 +165,7 @@ class SharedArray(_NDArray):
                     f"({error}); use a smaller shape or dtype"
                 ) from error
         except BaseException:
-            os.close(fd)
+            _close(fd)
             raise
         made = np.ndarray.__new__(cls, sizes, dtype, memory.map)
         made._memory = memory
@@ -181,7 +201,9 @@ class SharedArray(_NDArray):
         memory = self._memory
         if memory is None:
             return self.view(np.ndarray).__reduce_ex__(protocol)
-        if context.get_spawning_popen() is None:
+        if not _native.SUPPORTED and context.get_spawning_popen() is not None:
+            _log_copy()
+        if not _native.SUPPORTED or context.get_spawning_popen() is None:
             return _of_array, (type(self), self.view(np.ndarray).copy())
         whole = np.frombuffer(memory.map, np.uint8)
         offset = self.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
@@ -219,11 +241,27 @@ del _name
 
 
 def _new() -> int:
-    return memory_file.make("ringloader-array")
+    """Returns a new memfd; -1 on other systems than Linux."""
+    return memory_file.make("ringloader-array") if _native.SUPPORTED else -1
+
+
+def _close(fd: int) -> None:
+    if fd >= 0:
+        os.close(fd)
+
+
+@functools.cache
+def _log_copy() -> None:
+    logger.warning(
+        "a new process gets a copy of a SharedArray on this system, where no memory is shared: it does not "
+        "see what others write later, and others do not see what it writes"
+    )
 
 
 def _require(needed: int, built: int) -> None:
     """At a control group's limit the system kills, so who is about to take memory looks first."""
+    if not _native.SUPPORTED:
+        return
     available = _native.available_memory()
     if needed + _LOOK > available:
         raise MemoryError(

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 import ringloader._native as _native
 from ringloader._common.looking import has_method
 from ringloader._common.proc import local_world_size
+from ringloader._data.private_samples import PrivateSamples
 from ringloader._log import logger, mib
 
 _T = TypeVar("_T")
@@ -47,6 +48,9 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     lie in one block of memory, which stays while one of them is held.
 
     If ``dataset[i]`` draws random numbers, the first draw is kept. Put what is random into ``then``.
+
+    On other systems than Linux each process keeps the samples that it has made itself, up to 1 GiB without
+    ``max_bytes``, and a new process has none. There is no ``path`` there.
 
     New processes get the cache by a descriptor, with any start method. A copy shares the samples. Any other
     pickle has an empty cache, or the path. Attributes of ``dataset`` are read and set through this object,
@@ -237,7 +241,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     def __getstate__(self) -> dict[str, Any]:
         state = self.__dict__.copy()
         samples = state.pop("_samples")
-        if context.get_spawning_popen() is not None:
+        if _native.SUPPORTED and context.get_spawning_popen() is not None:
             state["_sent"] = reduction.DupFd(samples.fileno()), samples.terms
         return state
 
@@ -265,7 +269,16 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         return f"{type(self).__name__}({self.dataset!r})"
 
 
-def _open(length: int, max_bytes: int | None, path: str | None, version: str) -> _native.SampleCache:
+def _open(
+    length: int, max_bytes: int | None, path: str | None, version: str
+) -> _native.SampleCache | PrivateSamples:
+    if not _native.SUPPORTED:
+        if path is not None:
+            raise ValueError(
+                f"CachedDataset keeps samples in a file only on Linux, and got path={path!r}: leave path out "
+                "on this system"
+            )
+        return PrivateSamples(length, max_bytes)
     if path is None:
         return _native.SampleCache.in_memory(length, max_bytes, local_world_size())
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)

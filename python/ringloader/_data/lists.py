@@ -5,16 +5,22 @@ from __future__ import annotations
 import itertools
 import operator
 import os
+import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import context, reduction
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
 
 import ringloader._native as _native
+
+if TYPE_CHECKING or _native.SUPPORTED:
+    from ringloader._native import SharedSequence
+else:
+    from ringloader._data.private_list import PrivateSequence as SharedSequence
 
 _T = TypeVar("_T")
 
 
-class SharedList(_native.SharedSequence, Sequence[_T]):
+class SharedList(SharedSequence, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
@@ -25,6 +31,8 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
     last process that has it. It keeps one file descriptor in each process. A slice is a list over the same
     memory. A new process, by any start method, gets only the descriptor. Any other pickle has the bytes. A
     copy is the list itself, because nothing can change it.
+
+    On other systems than Linux the items lie in the process as pickles, and each new process gets its own.
 
     Strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists and dicts of
     these are read natively. Any other item is pickled as a whole, and unpickled at each look.
@@ -96,12 +104,23 @@ class SharedList(_native.SharedSequence, Sequence[_T]):
     def __reduce__(self) -> tuple[Any, ...]:
         # Attributes of a subclass; usually there are none.
         attributes = self.__dict__ or None
+        if not _native.SUPPORTED:
+            return _of_items, (type(self), cast(Any, self).to_items()), attributes
         if context.get_spawning_popen() is None:
             return _of_bytes, (type(self), self.to_bytes()), attributes
         return _of_descriptor, (type(self), reduction.DupFd(self.fileno()), self.extent()), attributes
 
 
+def _of_items(kind: type[SharedList[Any]], items: list[bytes]) -> SharedList[Any]:
+    """Returns a list that was pickled on another system than Linux, there or on Linux."""
+    return kind(map(pickle.loads, items)) if _native.SUPPORTED else cast(Any, kind).of_items(items)
+
+
 def _of_bytes(kind: type[SharedList[Any]], data: bytes) -> SharedList[Any]:
+    if not _native.SUPPORTED:
+        raise pickle.UnpicklingError(
+            "a SharedList that was pickled on Linux cannot be read on this system: pickle list(it) there"
+        )
     return kind(_native.SharedItems.from_bytes(data))
 
 

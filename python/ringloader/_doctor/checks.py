@@ -8,7 +8,6 @@ import importlib.metadata
 import multiprocessing
 import os
 import platform
-import resource
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +20,6 @@ import torch.utils.data
 import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._torch import devices, hook, internals, select_path
-from ringloader._transport import budget
 
 Verdict = Literal["ok", "note", "problem"]
 
@@ -63,10 +61,9 @@ def findings() -> Iterator[Finding]:
     if _native.SUPPORTED:
         yield from _guarded("system calls", _handles)
         yield from _guarded("memory", _memory)
-    yield from _guarded("open files", _open_files)
-    yield from _limits()
-    yield from _overcommit()
-    if _native.SUPPORTED:
+        yield from _guarded("open files", _open_files)
+        yield from _limits()
+        yield from _overcommit()
         yield _shared_memory()
 
 
@@ -116,8 +113,8 @@ def _path() -> Finding:
         return Finding(
             "path",
             "torch",
-            "problem",
-            "This build has no shared-memory rings, which need Linux: loaders behave as torch's.",
+            "problem" if sys.platform == "linux" else "note",
+            "It has no shared-memory rings, which need Linux: loaders with workers are torch's.",
         )
     try:
         reason = select_path.reason_of_user()
@@ -198,6 +195,8 @@ def _handles() -> Finding:
 
 
 def _memory() -> Finding:
+    from ringloader._transport import budget
+
     left = _native.available_memory()
     share = budget.share_per_worker(1, None, left)
     value = f"{left // _MIB} MiB left; loaders take up to {share // _MIB} MiB each for batches on their way"
@@ -211,6 +210,8 @@ def _memory() -> Finding:
 
 
 def _open_files() -> Finding:
+    import resource
+
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
@@ -228,8 +229,10 @@ def _open_files() -> Finding:
 
 
 def _limits() -> Iterator[Finding]:
+    import resource
+
     for name, limit, meaning in _OTHER_LIMITS:
-        soft = resource.getrlimit(limit)[0]
+        soft = resource.getrlimit(getattr(resource, limit))[0]
         if soft != resource.RLIM_INFINITY:
             yield _noted(name, f"at most {soft // _MIB} MiB", meaning)
 
@@ -237,19 +240,19 @@ def _limits() -> Iterator[Finding]:
 _OTHER_LIMITS = (
     (
         "address space",
-        resource.RLIMIT_AS,
+        "RLIMIT_AS",
         "ringloader reserves address space beyond the memory that it uses. Under this limit (`ulimit -v`) "
         "its windows are smaller, and where there is no room, batches travel by torch's own transport.",
     ),
     (
         "file size",
-        resource.RLIMIT_FSIZE,
+        "RLIMIT_FSIZE",
         "Shared memory counts as a file: larger ones are refused (`ulimit -f`), and batches travel by "
         "torch's own transport.",
     ),
     (
         "locked memory",
-        resource.RLIMIT_MEMLOCK,
+        "RLIMIT_MEMLOCK",
         "It bounds (`ulimit -l`) what a device's driver may register in place; beyond it, large tensors are "
         "copied once more. It means nothing without a device.",
     ),

@@ -15,9 +15,7 @@ from ringloader._iterator.stages import Stages, Transform
 from ringloader._options import conflicts, epochs, handling, seeding
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
-from ringloader._pool import pool
 from ringloader._report import asked, report, tally
-from ringloader._start import processes as starting
 from ringloader._stats import timing
 from ringloader._stats.recording import Recording
 from ringloader._torch import devices, internals, select_path
@@ -50,6 +48,8 @@ def make_iterator(
     if internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = conflicts.in_worker(options)
+    if not _native.SUPPORTED:
+        options = conflicts.off_linux(options)
     conflicts.check(loader, options)
     epochs.log_if_forgotten(loader)
     _refuse_other_generators(loader)
@@ -68,6 +68,8 @@ def make_iterator(
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
         if reason is None:
+            from ringloader._start import processes as starting
+
             with starting.one_start_at_a_time():
                 made = _with_processes(loader, options)
             if not isinstance(made, Reason):
@@ -254,6 +256,7 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
     recorder = _recorder(loader, options)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
+    from ringloader._pool import pool
     from ringloader._transport import budget, processes
 
     worker_options = _worker_options(loader, options, timing.Timing())

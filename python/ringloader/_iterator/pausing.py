@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import weak_registry
-from ringloader._start import spawn
-from ringloader._transport import segment_cache
+from ringloader._identity import process_identity
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
@@ -228,12 +227,12 @@ def register(loader: TorchLoader, iterator: object) -> None:
         # An iterator that other code makes, without weak references, is that code's to end.
         return
     alive = [one for one in _made.get(loader) or () if one[1]() is not None]
-    _made.put(loader, [*alive, (_native.process_identity(), reference)])
+    _made.put(loader, [*alive, (process_identity(), reference)])
 
 
 def alive(loader: TorchLoader) -> list[Any]:
     """The iterators that a loader has made in this process and that are still there, the oldest first."""
-    here = _native.process_identity()
+    here = process_identity()
     found = [reference() for process, reference in _made.get(loader) or () if process == here]
     return [iterator for iterator in found if iterator is not None]
 
@@ -244,7 +243,7 @@ def shut_down(loader: TorchLoader) -> None:
     Raises:
         BaseException: What ending one raised first. The others are ended nevertheless.
     """
-    here = _native.process_identity()
+    here = process_identity()
     made = _made.pop(loader) or []
     ours = [iterator for process, found in made if process == here and (iterator := found()) is not None]
     if not any(process != here for process, _ in made):
@@ -257,8 +256,12 @@ def shut_down(loader: TorchLoader) -> None:
             _shut_down(iterator)
         except BaseException as error:
             errors.append(error)
-    segment_cache.forget(loader)
-    spawn.forget(loader)
+    if _native.SUPPORTED:
+        from ringloader._start import spawn
+        from ringloader._transport import segment_cache
+
+        segment_cache.forget(loader)
+        spawn.forget(loader)
     if errors:
         raise errors[0]
 

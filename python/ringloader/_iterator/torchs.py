@@ -67,6 +67,10 @@ class TorchsIterator(Pausing):
     def __del__(self) -> None:
         self._settle()
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # torch's has an error of its own.
+        return self._iterator.__reduce_ex__(protocol)
+
     def __len__(self) -> int:
         return len(self._iterator)
 

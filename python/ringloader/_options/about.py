@@ -38,6 +38,8 @@ class About:
             others: nothing; or what its ``WorkerOption`` undoes in ``leave_process``.
         in_worker: What happens to the option of a loader that a dataset has, in a worker process.
         on_torchs: What happens to it where torch's own loader runs whole.
+        off_linux: What happens to it on other systems, if not what ``in_threads`` and the like say: without
+            workers it works there, and with workers torch's own loader runs.
         details: More sentences of what it does.
         page: The page, and its section, that has the rest.
         annotation: Its type in signatures, where the table cannot name it without torch.
@@ -58,6 +60,7 @@ class About:
     in_pool: Literal["leaves nothing", "is undone"]
     in_worker: Literal["works", "is left out", "is left out by install"]
     on_torchs: Literal["works", "is an error", "is an error with workers", "is left out"]
+    off_linux: Literal["is left out", "is an error with workers"] | None = None
     details: str = ""
     page: str | None = None
     annotation: str | None = None

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import BatchSampler
 
+import ringloader._native as _native
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._options import rules
+from ringloader._options.about import About
 from ringloader._options.checks import THREAD
 from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
@@ -92,6 +94,8 @@ def check_made(
     check(loader, options)
     changed = [name for name in options.changed() if name in names]
     rules.check(_MADE, options, changed, _Facts(loader, prefetch_factor))
+    if not _native.SUPPORTED:
+        _check_off_linux(loader, options)
 
 
 def fitting(loader: TorchLoader, options: Options) -> tuple[Options, list[str]]:
@@ -109,6 +113,33 @@ def fitting(loader: TorchLoader, options: Options) -> tuple[Options, list[str]]:
         if rule.option == "worker_method":
             select_path.log_once(f"install(worker_method={THREAD!r}) leaves a loader its processes: {text}")
     return options, texts
+
+
+def _check_off_linux(loader: TorchLoader, options: Options) -> None:
+    """Raises a ``ValueError`` for options without which torch's workers would give other batches."""
+    if loader.num_workers == 0 or internals.is_in_worker():
+        return
+    names = [name for name in options.changed() if _is_error_off_linux(TABLE[name])]
+    if issubclass(type(loader.dataset), Dispatch):
+        names.append("a Dispatch as dataset")
+    if names:
+        raise ValueError(
+            f"{' and '.join(names)} cannot be had with num_workers={loader.num_workers} on this system: "
+            f"{select_path.NEEDS_LINUX}; leave it out here, or pass num_workers=0"
+        )
+
+
+def _is_error_off_linux(about: About) -> bool:
+    fate = about.off_linux or about.on_torchs
+    return fate in ("is an error", "is an error with workers")
+
+
+def off_linux(options: Options) -> Options:
+    """Returns the options that can have an effect on other systems than Linux. The log names the others."""
+    names = [name for name in options.changed() if TABLE[name].off_linux == "is left out"]
+    for name in names:
+        select_path.log_once(f"{name} has no effect on this system: it needs Linux")
+    return without(options, names) if names else options
 
 
 def in_worker(options: Options, is_installed: bool = False) -> Options:

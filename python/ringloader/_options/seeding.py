@@ -13,7 +13,7 @@ import functools
 import itertools
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy
 import torch
@@ -25,7 +25,7 @@ from ringloader._common import states
 from ringloader._data.cached_dataset import CachedDataset
 from ringloader._options import epochs
 from ringloader._options.table import Options
-from ringloader._sources import inside, samplers
+from ringloader._sources import inside, places, samplers
 from ringloader._torch import internals
 from ringloader._worker import gather
 from ringloader._worker.options import (
@@ -91,6 +91,9 @@ class Keys:
         key = functools.reduce(keyed, parts, 0)
         # Batch `k` of a sampler that gives whole batches has the places from `k * 2**32` on.
         whole = self._batches and samplers.reads_whole(index_sampler)
+        if not _native.SUPPORTED:
+            # No epoch goes on there, so none has been passed.
+            return cast("_native.Places", places.Places(key, first, step, self._batches, whole))
         return _native.Places(key, first, step, passed, self._batches, whole)
 
 

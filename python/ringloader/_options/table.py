@@ -166,6 +166,8 @@ class Options:
         in_pool="leaves nothing",
         in_worker="works",
         on_torchs="is left out",
+        # The dataset may be one that no process can be sent, or draw from the generators of its thread.
+        off_linux="is an error with workers",
     )
     last_batch: Literal["keep", "discard", "rollover"] | None = _option(
         None,
@@ -343,6 +345,8 @@ class Options:
         in_pool="leaves nothing",
         in_worker="works",
         on_torchs="works",
+        # The clock is native.
+        off_linux="is left out",
     )
     snapshot_every_n_steps: int | None = _option(
         1,

@@ -65,6 +65,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device is not there.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
+        RuntimeError: For ``stateful=True`` on other systems than Linux.
     """
     _put(_wanted("install()", stateful, options))
 
@@ -95,6 +96,7 @@ def installed(
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device is not there.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
+        RuntimeError: For ``stateful=True`` on other systems than Linux.
     """
     return _installed(_wanted("installed()", stateful, options))
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
+import ringloader._native as _native
 from ringloader._log import logger
 from ringloader._patch import importing
 
@@ -26,11 +27,13 @@ _left: list[dict[str, Any]] = []
 
 
 def check(function: str) -> None:
-    """Checks that there is a torchdata to replace the class of.
+    """Checks that there is a torchdata to replace the class of, and a class of ours for its place.
 
     Raises:
-        ModuleNotFoundError: If there is none.
+        ModuleNotFoundError: If there is no torchdata.
+        RuntimeError: On other systems than Linux.
     """
+    _check_system(f"{function} got")
     if MODULE not in sys.modules and importlib.util.find_spec("torchdata") is None:
         raise ModuleNotFoundError(
             f"{function} got stateful=True, and torchdata, whose StatefulDataLoader it replaces, is not "
@@ -38,6 +41,11 @@ def check(function: str) -> None:
             "ringloader.StatefulDataLoader",
             name="torchdata",
         )
+
+
+def _check_system(function: str) -> None:
+    if not _native.SUPPORTED:
+        raise RuntimeError(f"{function} stateful=True, which needs Linux: leave stateful out on this system")
 
 
 def is_put() -> bool:
@@ -61,6 +69,7 @@ def put(is_wanted: bool, say: Callable[[Exception], None] | None = None) -> None
 
 def _replace() -> None:
     global _theirs
+    _check_system("there is")
     import ringloader.stateful_dataloader
 
     ours = ringloader.stateful_dataloader.StatefulDataLoader

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-import ringloader._native as _native
+from ringloader._identity import process_identity
 from ringloader._placement.failed_arrival import is_failed, once
 from ringloader._placement.lookahead import Prepared
 
@@ -28,7 +28,7 @@ _readers: dict[tuple[object, torch.device], dict[int, torch.Stream]] = {}
 
 def stream_on(device: torch.device) -> torch.Stream:
     """The stream of all copies of this process to a device, which has an index."""
-    key = (_native.process_identity(), device)
+    key = (process_identity(), device)
     if key not in _streams:
         _streams[key] = torch.Stream(device=device)
     return _streams[key]
@@ -74,7 +74,7 @@ class CopyStream:
         self.device = torch.device(device.type, index)
         self._index = index
         self.stream = stream_on(self.device)
-        self._readers = _readers.setdefault((_native.process_identity(), self.device), {})
+        self._readers = _readers.setdefault((process_identity(), self.device), {})
         self._fence = torch.Event(device=self.device)
         # In the order of the stream.
         self._under_way: collections.deque[Copies] = collections.deque()

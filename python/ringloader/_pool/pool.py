@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch.multiprocessing
 
-from ringloader._pool.crew import Crew, Lease
+import ringloader._native as _native
+from ringloader._torch import select_path
 
 if TYPE_CHECKING:
+    from ringloader._pool.crew import Crew, Lease
     from ringloader._torch.protocols import TorchLoader
 
 
@@ -30,6 +32,8 @@ class WorkerPool:
     seeds and ``get_worker_info()`` are new for each iterator, as without ``persistent_workers``.
 
     Pickles of a loader, also those for its workers, have no pool; copies in the same process share it.
+
+    On other systems than Linux a pool has no processes: it only says how many workers a loader has.
 
     Args:
         num_workers: The default number of workers of a loader, and the largest.
@@ -60,6 +64,14 @@ class WorkerPool:
         self._begin()
 
     def _begin(self) -> None:
+        if not _native.SUPPORTED:
+            select_path.log_once(
+                "a WorkerPool has no processes on this system, where each iterator starts its own workers: "
+                f"{select_path.NEEDS_LINUX}"
+            )
+            return
+        from ringloader._pool.crew import Crew
+
         self._crew = Crew(self._num_workers, self._start_method)
         # At the interpreter's exit too.
         weakref.finalize(self, self._crew.end)
@@ -79,7 +91,8 @@ class WorkerPool:
 
         Calling it again does nothing. An iterator that begins afterwards is a ``RuntimeError``.
         """
-        self._own().shut_down()
+        if _native.SUPPORTED:
+            self._own().shut_down()
 
     def __enter__(self) -> WorkerPool:
         return self

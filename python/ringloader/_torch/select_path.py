@@ -8,6 +8,7 @@ from __future__ import annotations
 import collections
 import operator
 import os
+import sys
 from collections.abc import Sequence
 from multiprocessing import process
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 _logged: set[str] = set()
+
+NEEDS_LINUX = "ringloader's own workers need Linux"
 
 # The variable that sends every loader to torch's own.
 SWITCH = "RINGLOADER"
@@ -126,7 +129,7 @@ def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = Fal
         is_for_threads: True if the workers would be threads.
     """
     if not _native.SUPPORTED:
-        return Reason("this platform has no memfd; shared-memory rings need Linux")
+        return _without_rings()
     missing = internals.missing_name()
     if missing is not None:
         return _surprising(f"this torch has no {missing}, which ringloader needs")
@@ -139,6 +142,17 @@ def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = Fal
     if loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device():
         return Reason("torch's own thread pins for the device that pin_memory_device names")
     return None
+
+
+def _without_rings() -> Reason:
+    """Returns why a loader has no workers of ours in this installation."""
+    if sys.platform != "linux":
+        return Reason("this platform has no memfd; shared-memory rings need Linux")
+    # pip takes that wheel where no wheel of Linux fits.
+    return _surprising(
+        "this is ringloader's wheel for other systems than Linux, without shared-memory rings",
+        "; for ringloader's, build it here: pip install --no-binary ringloader ringloader",
+    )
 
 
 # With a part of torch that was replaced.

@@ -1,0 +1,94 @@
+"""The samples of a ``CachedDataset`` where processes cannot share them: each process has its own."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+from collections.abc import Callable
+from typing import Any
+
+# Without a `max_bytes`: what a process may keep. How much memory is left, no common way tells.
+_MOST_BYTES = 1 << 30
+
+
+class PrivateSamples:
+    """Samples of a dataset, as pickles. Has the methods of ``_native.SampleCache`` that share nothing.
+
+    Args:
+        length: The length of the dataset.
+        max_bytes: The most bytes that they take; None: 1 GiB.
+    """
+
+    def __init__(self, length: int, max_bytes: int | None) -> None:
+        self._length = length
+        self._most = _MOST_BYTES if max_bytes is None else max_bytes
+        self._lock = threading.Lock()
+        self._pickles: dict[int, bytes] = {}
+        self._nbytes = self._hits = self._misses = 0
+        self._is_full = False
+        # Indices of samples that cannot be kept, and of samples that a thread is making.
+        self._refused: set[int] = set()
+        self._making: set[int] = set()
+
+    def __len__(self) -> int:
+        return self._length
+
+    def get(self, index: int, default: object) -> Any:
+        """Returns a new object of the sample that is kept, or ``default``."""
+        found = self._pickles.get(index)
+        if found is None:
+            return default
+        with self._lock:
+            self._hits += 1
+        return pickle.loads(found)
+
+    def make(self, index: int, made: Callable[[int, bool | None], Any]) -> Any:
+        """Returns ``made(index, is_mine)``: True for the thread that keeps it, None if it cannot be kept."""
+        with self._lock:
+            is_mine = None if index in self._refused else index not in self._making
+            if is_mine:
+                self._making.add(index)
+        try:
+            return made(index, is_mine)
+        finally:
+            if is_mine:
+                with self._lock:
+                    self._making.discard(index)
+
+    def put(self, index: int, sample: object, keeps: bool) -> tuple[Any, bool]:
+        """Returns a copy of ``sample``, and True if it is too large to be kept. Keeps it if there is room."""
+        pickled = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
+        is_too_large = keeps and len(pickled) > self._most
+        if keeps:
+            with self._lock:
+                if self._nbytes + len(pickled) <= self._most:
+                    self._nbytes += len(pickled) - len(self._pickles.get(index, b""))
+                    self._pickles[index] = pickled
+                else:
+                    self._is_full = True
+            if is_too_large:
+                self.refuse(index)
+        return pickle.loads(pickled), is_too_large
+
+    def refuse(self, index: int) -> None:
+        """Notes that a sample cannot be kept."""
+        with self._lock:
+            self._refused.add(index)
+
+    def count_miss(self) -> None:
+        """Counts a sample that is made."""
+        with self._lock:
+            self._misses += 1
+
+    def clear(self) -> None:
+        """Forgets all samples."""
+        with self._lock:
+            self._pickles.clear()
+            self._refused.clear()
+            self._nbytes, self._is_full = 0, False
+
+    def stats(self) -> tuple[int, int, int, int, int, bool]:
+        """Returns items, bytes, bound, hits, misses, and True if a sample had no room."""
+        with self._lock:
+            kept = len(self._pickles), self._nbytes, self._most
+            return *kept, self._hits, self._misses, self._is_full
