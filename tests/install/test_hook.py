@@ -16,7 +16,7 @@ import ringloader
 from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._options.table import DEFAULTS, TABLE
+from ringloader._options.table import DEFAULTS, TABLE, Options
 from ringloader._torch import hook, own_iterators, select_path
 from ringloader._transport import processes
 

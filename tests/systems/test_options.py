@@ -27,6 +27,7 @@ EXAMPLES = {
     "seeding": {"seeding": "sample"},
     "seed": {"seed": 7, "seeding": "batch"},
     "restart_workers": {"restart_workers": 1},
+    "sample_timeout": {"sample_timeout": 60.0},
     "on_error": {"on_error": "skip"},
     "max_errors": {"max_errors": 2, "on_error": "skip"},
     "watchdog": {"watchdog": 5.0},
@@ -36,7 +37,8 @@ EXAMPLES = {
 NEED_WORKERS = {"worker_prefetch", "main_prefetch", "prefetch_epochs"}
 ERRORS = {"worker_method", "worker_reset_fn", "reseed_workers", "seeding", "seed", "on_error", "max_errors"}
 LEFT_OUT = {
-    *("max_shared_bytes", "device_prefetch", "main_prefetch", "restart_workers", "watchdog", "stats"),
+    *("max_shared_bytes", "device_prefetch", "main_prefetch", "restart_workers", "sample_timeout"),
+    *("watchdog", "stats"),
     "prefetch_epochs",
 }
 

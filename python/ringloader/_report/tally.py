@@ -229,5 +229,6 @@ def _forget() -> None:
     _dropped[0] = 0
 
 
-# Loaders of the parent process are not the child's.
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):
+    # Loaders of the parent process are not the child's.
+    os.register_at_fork(after_in_child=_forget)
