@@ -16,7 +16,7 @@ import ringloader
 from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._options.table import TABLE, Options
+from ringloader._options.table import DEFAULTS, TABLE, Options
 from ringloader._torch import hook, own_iterators, select_path
 from ringloader._transport import processes
 
@@ -375,7 +375,7 @@ def test_the_options_are_the_loaders_own_arguments() -> None:
     )
     added = {name: ours[name].default for name in ours if name not in torchs}
     of_states = {name for name, about in TABLE.items() if about.is_of_states}
-    assert added == {name: value for name, value in vars(Options()).items() if name not in of_states}
+    assert added == {name: default for name, default in DEFAULTS.items() if name not in of_states}
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -391,3 +391,10 @@ def test_datapipes_too() -> None:
         loader = Loader(IterableWrapper(range(4)), num_workers=1)
         assert [batch.tolist() for batch in loader] == [[0], [1], [2], [3]]
         assert ringloader.report(loader).path == harness.expected_path
+
+
+def test_the_list_of_options_has_none_that_is_refused() -> None:
+    with pytest.raises(TypeError, match="there are: ") as caught:
+        ringloader.install(other=1)
+    for name in str(caught.value).partition("there are: ")[2].split(", "):
+        assert TABLE[name].instead is None
