@@ -124,3 +124,15 @@ def __getattr__(name: str) -> object:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _check_environment() -> None:
+    import os
+
+    if os.environ.get("RINGLOADER_INSTALL", "0") not in ("", "0"):
+        from ringloader._patch import on_import
+
+        on_import.say_if_missing()
+
+
+_check_environment()

@@ -1,4 +1,4 @@
-"""``python -m ringloader``: runs a program with ringloader, measures a loader, or says what is here."""
+"""``python -m ringloader``: runs a program with ringloader, measures a loader, or checks this machine."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from typing import NoReturn
 import ringloader
 from ringloader._common import output
 from ringloader._options import checks
+from ringloader._options.about import About
 from ringloader._options.table import TABLE
 from ringloader._patch import by_name, on_import, run, stateful
 from ringloader._report import asked, watching
 
 # Not the docstring, which `python -OO` leaves out.
-_ABOUT = "runs a program with ringloader, measures a loader, or says what is here."
+_ABOUT = "runs a program with ringloader, measures a loader, or checks this machine."
 _HELP = """\
 Runs a program as python does, and every torch DataLoader in it over ringloader. Forked children are
 reached too. Processes that start a Python of their own (spawn, forkserver, subprocess, torchrun) are reached
@@ -56,14 +57,14 @@ def main() -> None:
             default=argparse.SUPPRESS,
             metavar="VALUE",
             # One that is not offered gets an error that says why.
-            help="as the argument of ringloader.DataLoader" if offered else argparse.SUPPRESS,
+            help=_help_of(about) if offered else argparse.SUPPRESS,
         )
     command.add_argument(
         f"--{by_name.STATEFUL}",
         type=by_name.value_of,
         default=argparse.SUPPRESS,
         metavar="VALUE",
-        help="as the argument of ringloader.install",
+        help="puts ringloader.StatefulDataLoader in the place of torchdata's (True, False; default: False)",
     )
     command.add_argument(
         "--report",
@@ -72,7 +73,9 @@ def main() -> None:
     )
     command.add_argument("-m", dest="is_module", action="store_true", help="a module, as with python -m")
     command.add_argument("program", help="file, folder, zip file or module")
-    command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
+    rest = command.add_argument("arguments", nargs=argparse.REMAINDER, help="the program's own arguments")
+    # Of argparse's REMAINDER only the usage says that it may be empty.
+    rest.required = False
     given = vars(parser.parse_args())
     if given.pop("version"):
         output.write(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
@@ -91,7 +94,7 @@ def main() -> None:
     is_stateful = given.pop(by_name.STATEFUL, False)
     try:
         checks.boolean(by_name.STATEFUL, is_stateful)
-        options = by_name.checked("ringloader run", given)
+        options = by_name.checked_words("ringloader run", given)
         if is_stateful:
             stateful.check("ringloader run")
     except (TypeError, ValueError, ModuleNotFoundError, RuntimeError) as error:
@@ -106,6 +109,12 @@ def main() -> None:
         run.run_module(program, arguments)
     else:
         run.run_script(program, arguments)
+
+
+def _help_of(about: About) -> str:
+    """Returns a sentence, the values and the default of an option, in plain text."""
+    text = f"{about.line.removesuffix('.')} ({about.values}; default: {about.without})"
+    return text.replace("`", "").replace("%", "%%")
 
 
 def _bench(words: list[str]) -> NoReturn:

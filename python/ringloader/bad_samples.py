@@ -85,8 +85,7 @@ def check_on_error(name: str, on_error: object) -> None:
     if isinstance(on_error, str):
         if on_error not in _WORDS:
             raise ValueError(
-                f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, which no text can "
-                f"name, not {on_error!r}"
+                f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, not {on_error!r}"
             )
     elif on_error is Retry:
         raise TypeError("on_error must be a ringloader.Retry, not the class: pass ringloader.Retry()")

@@ -154,10 +154,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             the main process, and calls ``worker_init_fn``; its generators begin anew, so random augmentation
             may differ. Workers of an ``IterableDataset`` are not restarted.
         on_error: Handling of samples that raise: raise their error, skip them, try again, or call a function
-            (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable, which no text can
-            name; default: ``"raise"``, as torch does). ``"skip"`` leaves the sample out of its batch, and
-            leaves out a batch without samples. The worker calls a function as ``on_error(index, error)``; it
-            returns another sample, or raises.
+            (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable; default:
+            ``"raise"``, as torch does). ``"skip"`` leaves the sample out of its batch, and leaves out a batch
+            without samples. The worker calls a function as ``on_error(index, error)``; it returns another
+            sample, or raises.
         max_errors: How many samples per epoch ``on_error`` may skip or replace; one more raises its error (an
             int, 0 or more, or ``None``; default: ``None``, any number). A batch that ``collate_fn`` cannot
             make counts as one.

@@ -26,6 +26,38 @@ def test_without_the_variable_nothing_is_imported(fake_torch: Python, value: str
     assert (done.stdout, done.stderr, done.returncode) == ("torch\n", "", 0)
 
 
+def test_a_missing_package_is_said_when_ringloader_is_imported(
+    without_hook: Python, fake_torch: Python, tmp_path: Path
+) -> None:
+    said = "ringloader: RINGLOADER_INSTALL has no effect: the package ringloader-autoinstall is not installed"
+    imports = "import ringloader\n"
+    for value in ("1", "stats=True"):
+        done = without_hook.run("-c", imports, install=value)
+        assert done.stderr.startswith(said) and done.stderr.count("\n") == 1
+    for value in (None, "", "0"):
+        assert without_hook.run("-c", imports, install=value).stderr == ""
+    assert fake_torch.run("-c", imports, install="1").stderr == ""
+    # Neither the command nor a process of multiprocessing says it.
+    (tmp_path / "program.py").write_text("import ringloader")
+    assert without_hook.run("-m", "ringloader", "run", tmp_path / "program.py", install="1").stderr == ""
+    assert without_hook.run("-m", "ringloader", "--version", install="1").stderr == ""
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    done = without_hook.run(tmp_path / "spawns.py", install="1")
+    assert (done.stdout, done.stderr.count("\n")) == ("child\n", 1)
+
+
+SPAWNS = """
+import multiprocessing
+import ringloader
+def work():
+    print("child", flush=True)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+"""
+
+
 def test_torch_is_not_imported_before_the_program_does(fake_torch: Python) -> None:
     text = """
 import sys

@@ -391,3 +391,10 @@ def test_datapipes_too() -> None:
         loader = Loader(IterableWrapper(range(4)), num_workers=1)
         assert [batch.tolist() for batch in loader] == [[0], [1], [2], [3]]
         assert ringloader.report(loader).path == harness.expected_path
+
+
+def test_the_list_of_options_has_none_that_is_refused() -> None:
+    with pytest.raises(TypeError, match="there are: ") as caught:
+        ringloader.install(other=1)
+    for name in str(caught.value).partition("there are: ")[2].split(", "):
+        assert TABLE[name].instead is None

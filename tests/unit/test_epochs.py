@@ -345,7 +345,7 @@ def test_seeds_are_of_the_epoch_that_was_said():
     ("options", "error", "text"),
     [
         ({"worker_reset_fn": 1}, TypeError, "worker_reset_fn must be a callable or None, not 1"),
-        ({"worker_reset_fn": "f"}, TypeError, "worker_reset_fn must be a callable, which no text can name"),
+        ({"worker_reset_fn": "f"}, TypeError, "worker_reset_fn must be a callable or None, not 'f'"),
         ({"reseed_workers": 1}, TypeError, "reseed_workers must be a bool, not 1"),
         ({"seed": 1.5}, TypeError, "seed must be an int or None, not 1.5"),
         ({"seed": -1}, ValueError, "seed must be from 0 up to and without 18446744073709551616, not -1"),

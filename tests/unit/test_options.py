@@ -71,7 +71,7 @@ WRONG = [
     (
         {"device": "cpu", "device_transform": "f"},
         TypeError,
-        "which no text can name, not 'f': pass",
+        "must be a callable or None, not 'f': pass the function itself",
     ),
     ({"device_transform": scaled}, ValueError, "device_transform needs device: pass the device"),
     ({"device": "gpu"}, ValueError, "device 'gpu' is none that torch knows, nor 'auto': "),
@@ -171,8 +171,22 @@ def test_options_as_text(text, options):
     assert by_name.from_text(by_name.to_text(made[0], True)) == (made[0], True)
 
 
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("1GB", 10**9), ("512MiB", 512 << 20), ("1.5 KiB", 1536), ("64kB", 64_000), ("2TiB", 2 << 40), ("7", 7)],
+)
+def test_a_size_as_text(text, size):
+    assert by_name.from_text(f"max_shared_bytes={text}") == (Options(max_shared_bytes=size), False)
+
+
+@pytest.mark.parametrize("text", ["1gb", "GB", "1 GB of", "-1GB", "1B", "1e3MB", "٣GB"])
+def test_what_is_no_size(text):
+    with pytest.raises(TypeError, match="max_shared_bytes must be an int or None"):
+        by_name.from_text(f"max_shared_bytes={text}")
+
+
 def test_no_text_names_a_function():
-    with pytest.raises(TypeError, match="device_transform must be a callable, which no text can name"):
+    with pytest.raises(TypeError, match="cannot take device_transform, which no text can name: pass it to"):
         by_name.from_text("device=cuda,device_transform=scaled")
 
 

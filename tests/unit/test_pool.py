@@ -48,7 +48,7 @@ def test_wrong_arguments(args, error, text):
     ("value", "text"),
     [
         (2, "worker_pool must be a ringloader.WorkerPool or None, not 2"),
-        ("pool", "worker_pool must be a ringloader.WorkerPool, which no text can name, not 'pool'"),
+        ("pool", "worker_pool must be a ringloader.WorkerPool or None, not 'pool': pass"),
         (WorkerPool, "worker_pool must be a ringloader.WorkerPool or None"),
     ],
 )

@@ -416,3 +416,16 @@ def test_the_default_budget_is_a_quarter_shared_by_all_processes(monkeypatch):
     assert budget.share_per_worker(4, None, 16 << 30) == 1 << 30
     assert budget.share_per_worker(64, None, 0) == 1 << 20
     assert budget.share_per_worker(3, 100, 0) == 33
+
+
+def test_a_prompt_shows_the_text():
+    loader = DataLoader(range(8), stats=True)
+    list(loader)
+    found = ringloader.report(loader)
+    assert repr(found) == str(found) == "single-process: num_workers is 0"
+    stats = loader.epoch_stats()
+    assert repr(stats) == str(stats)
+    assert str(stats).startswith("8 batches in ")
+    diagnosis = ringloader.doctor(rate=False)
+    assert repr(diagnosis) == str(diagnosis)
+    assert str(diagnosis).startswith("ringloader ")

@@ -124,14 +124,23 @@ def test_options_that_decide_where_batches_arrive_keep_their_meaning():
         assert loader.num_workers == 2
 
 
-@pytest.mark.parametrize("value", ["0", "torch"])
+@pytest.mark.parametrize("value", ["0", "false"])
+def test_other_words_for_off(monkeypatch, value):
+    monkeypatch.setenv("RINGLOADER", value)
+    loader = DataLoader(Made(drawn, 6))
+    iter(loader)
+    report = ringloader.report(loader)
+    assert (report.path, report.reason) == ("torch", f"RINGLOADER={value} is set")
+
+
+@pytest.mark.parametrize("value", ["2", "torch"])
 def test_a_value_without_a_meaning_is_an_error(monkeypatch, value):
     monkeypatch.setenv("RINGLOADER", value)
     with pytest.raises(ValueError, match=f"RINGLOADER='{value}': set it to off"):
         iter(DataLoader(Made(drawn, 6)))
 
 
-@pytest.mark.parametrize("value", ["", "on"])
+@pytest.mark.parametrize("value", ["", "on", "1", "true"])
 def test_on_is_the_default(monkeypatch, value):
     monkeypatch.setenv("RINGLOADER", value)
     loader = DataLoader(Made(drawn, 6))

@@ -56,10 +56,7 @@ def one_of(*words: str) -> Check:
 
 def callable_or_none(name: str, value: Any) -> None:
     if isinstance(value, str):
-        raise TypeError(
-            f"{name} must be a callable, which no text can name, not {value!r}: pass the function itself to "
-            "DataLoader, install() or convert()"
-        )
+        raise TypeError(f"{name} must be a callable or None, not {value!r}: pass the function itself")
     if value is not None and not callable(value):
         raise TypeError(f"{name} must be a callable or None, not {value!r}")
 
@@ -87,8 +84,7 @@ def device(name: str, value: Any) -> None:
 def worker_pool(name: str, value: Any) -> None:
     if isinstance(value, str):
         raise TypeError(
-            f"{name} must be a ringloader.WorkerPool, which no text can name, not {value!r}: pass the pool "
-            "itself to DataLoader, install() or convert()"
+            f"{name} must be a ringloader.WorkerPool or None, not {value!r}: pass the pool itself"
         )
     if value is not None and getattr(type(value), "_is_worker_pool", None) is not True:
         raise TypeError(f"{name} must be a ringloader.WorkerPool or None, not {value!r}")

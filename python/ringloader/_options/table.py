@@ -275,7 +275,7 @@ class Options:
     on_error: bad_samples.OnError = _option(
         bad_samples.RAISE,
         topic="Errors",
-        values='`"raise"`, `"skip"`, `"retry"`, a `ringloader.Retry`, or a callable, which no text can name',
+        values='`"raise"`, `"skip"`, `"retry"`, a `ringloader.Retry`, or a callable',
         without='`"raise"`, as torch does',
         line="Handling of samples that raise: raise their error, skip them, try again, or call a function.",
         details='`"skip"` leaves the sample out of its batch, and leaves out a batch without samples. The '

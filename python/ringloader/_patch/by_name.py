@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -28,10 +29,28 @@ def check_names(function: str, given: Iterable[str]) -> None:
     """Raises a ``TypeError`` for a name of ``given`` to ``function`` that is no option's."""
     for name in given:
         if name not in TABLE:
-            raise TypeError(f"{function} got an unknown option {name!r}; there are: {', '.join(TABLE)}")
+            taken = ", ".join(name for name, about in TABLE.items() if about.instead is None)
+            raise TypeError(f"{function} got an unknown option {name!r}; there are: {taken}")
         instead = TABLE[name].instead
         if instead is not None:
             raise TypeError(f"{function} cannot take {name}: pass it to DataLoader, or {instead}")
+
+
+def checked_words(function: str, given: Mapping[str, Any]) -> Options:
+    """Returns the options that were given to ``function`` as text.
+
+    Raises:
+        TypeError: For a name that is none, or a value of the wrong type; for an option that no text can give.
+        ValueError: For a value that is out of range.
+    """
+    check_names(function, given)
+    for name in given:
+        if not TABLE[name].is_text:
+            raise TypeError(
+                f"{function} cannot take {name}, which no text can name: pass it to DataLoader, install() or "
+                "convert()"
+            )
+    return checked(function, given)
 
 
 def from_text(text: str) -> tuple[Options, bool]:
@@ -55,7 +74,7 @@ def from_text(text: str) -> tuple[Options, bool]:
         given[name.strip()] = value_of(value)
     stateful = given.pop(STATEFUL, False)
     checks.boolean(STATEFUL, stateful)
-    return checked(repr(text), given), stateful
+    return checked_words(repr(text), given), stateful
 
 
 def to_text(options: Options, stateful: bool = False) -> str:
@@ -64,8 +83,20 @@ def to_text(options: Options, stateful: bool = False) -> str:
     return ",".join([*parts, *([f"{STATEFUL}=True"] if stateful else [])]) or "1"
 
 
+# Decimal and binary units.
+_BYTES = {
+    unit: base**power
+    for base, units in ((1000, ("kB", "MB", "GB", "TB")), (1024, ("KiB", "MiB", "GiB", "TiB")))
+    for power, unit in enumerate(units, start=1)
+}
+_SIZE = re.compile(rf"(\d+(?:\.\d+)?) ?({'|'.join(_BYTES)})", re.ASCII)
+
+
 def value_of(text: str) -> object:
-    """Returns a number, None or a truth value if ``text`` spells one, else ``text``."""
+    """Returns a number, None or a truth value if ``text`` spells one, else ``text``. ``1GB`` is a number."""
+    size = _SIZE.fullmatch(text.strip())
+    if size is not None:
+        return int(float(size[1]) * _BYTES[size[2]])
     try:
         return ast.literal_eval(text.strip())
     except (SyntaxError, ValueError):

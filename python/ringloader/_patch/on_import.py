@@ -61,7 +61,27 @@ def _install(text: str) -> None:
     stateful.put(is_stateful, _log)
 
 
+def say_if_missing() -> None:
+    """Says that the environment asks for ringloader, where the package that reads it is missing."""
+    # `python -m ringloader` needs no package, and for processes of multiprocessing their parent has said so.
+    is_child = any(word.startswith("from multiprocessing.") for word in sys.orig_argv)
+    if is_child or getattr(sys, "argv", [])[:1] == ["-m"]:
+        return
+    import importlib.util
+
+    if importlib.util.find_spec(_PACKAGE) is None:
+        _say("the package ringloader-autoinstall is not installed here, which reads it when Python starts")
+
+
+# The module of that package.
+_PACKAGE = "ringloader_autoinstall"
+
+
 def _log(error: Exception) -> None:
+    _say(f"{type(error).__name__}: {error}")
+
+
+def _say(why: str) -> None:
     if sys.stderr is not None:
-        text = f"ringloader: {VARIABLE} has no effect: {type(error).__name__}: {error}"
+        text = f"ringloader: {VARIABLE} has no effect: {why}"
         print(text.replace("\n", " "), file=sys.stderr)  # noqa: T201

@@ -55,7 +55,8 @@ class PathReport:
     reason: str
     counters: Mapping[str, int]
 
-    def __str__(self) -> str:
+    # What a prompt and a notebook show, and `str` too.
+    def __repr__(self) -> str:
         lines = [_LINES[name].format(f"{count:,}") for name, count in self.counters.items() if count]
         return "\n  ".join([f"{self.path}: {self.reason}", *lines])
 

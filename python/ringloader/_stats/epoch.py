@@ -145,7 +145,8 @@ class EpochStats:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trace": None}
 
-    def __str__(self) -> str:
+    # What a prompt and a notebook show, and `str` too.
+    def __repr__(self) -> str:
         main = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.main.items())
         where = f"path {self.path}, num_workers={self.num_workers}"
         lines = [self._summary(f" ({where})"), f"main process: {main}"]

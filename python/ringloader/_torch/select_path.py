@@ -29,8 +29,10 @@ _logged: set[str] = set()
 
 NEEDS_LINUX = "ringloader's own workers need Linux"
 
-# The variable that sends every loader to torch's own.
+# The variable that sends every loader to torch's own, and its values.
 SWITCH = "RINGLOADER"
+_OFF = ("off", "0", "false")
+_ON = ("on", "1", "true")
 # Methods of torch's iterators that ringloader's mirror. `__next__` is not among them: tools put their own
 # there, which ringloader's iterators call.
 _WITH_WORKERS = (
@@ -69,7 +71,7 @@ class Reason(NamedTuple):
 
 def is_off() -> bool:
     """True if no loader of this process may be ours."""
-    return os.environ.get(SWITCH) == "off"
+    return os.environ.get(SWITCH) in _OFF
 
 
 def reason_of_user() -> Reason | None:
@@ -79,9 +81,9 @@ def reason_of_user() -> Reason | None:
         ValueError: If the variable has a value without a meaning.
     """
     value = os.environ.get(SWITCH, "")
-    if value == "off":
-        return Reason("RINGLOADER=off is set")
-    if value not in ("", "on"):
+    if value in _OFF:
+        return Reason(f"{SWITCH}={value} is set")
+    if value and value not in _ON:
         raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
     return None
 
