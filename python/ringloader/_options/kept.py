@@ -1,4 +1,4 @@
-"""The options of a loader: the attribute that has them, and the attributes that show them and cannot be set."""
+"""The options of a loader: the attribute that has them, and those that show them and cannot be set."""
 
 from __future__ import annotations
 
