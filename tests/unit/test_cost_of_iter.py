@@ -22,7 +22,7 @@ def instructions_of_iter(loader: torch.utils.data.DataLoader) -> int:
         count += event == "opcode"
         return trace
 
-    # What the first iterators find is kept.
+    # The first iterators note parts of torch.
     for _ in range(20):
         iter(loader)
     before = sys.gettrace()

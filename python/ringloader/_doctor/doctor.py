@@ -46,7 +46,7 @@ class Diagnosis:
         """The findings with which loaders fail, or leave the native path."""
         return tuple(one for one in self.findings if one.verdict == "problem")
 
-    # What a prompt and a notebook show, and `str` too.
+    # The text that a prompt and a notebook show, and that `str` gives.
     def __repr__(self) -> str:
         widest = max((len(one.subject) for one in self.findings), default=0)
         return "\n".join(line for one in self.findings for line in _lines(one, widest))

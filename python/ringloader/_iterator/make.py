@@ -12,7 +12,7 @@ import ringloader._native as _native
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator.stages import Stages, Transform
-from ringloader._options import conflicts, epochs, handling, seeding
+from ringloader._options import conflicts, epochs, seeding
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._report import asked, report, tally
@@ -205,6 +205,9 @@ def _worker_options(loader: TorchLoader, options: Options, timed: Any) -> Sequen
         options: Its options.
         timed: The option that notes times there, with ``stats``.
     """
+    # A torch without a private name that it needs has torch's path. In this form an import is cheap.
+    import ringloader._options.handling as handling
+
     kept = states.of(loader)
     return in_order(
         gather.option_for(loader),

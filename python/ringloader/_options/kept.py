@@ -1,4 +1,4 @@
-"""The attributes of a loader that have its options, and those that show them, which cannot be set."""
+"""The options of a loader: the attribute that has them, and those that show them and cannot be set."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def callables_of(loader: object) -> dict[str, Any]:
 
 def theirs(loader: object) -> tuple[str, ...]:
     """Returns the options of a converted loader whose attribute is another thing of its own."""
-    # Not by getattr: a miss is dear, and each iter() asks.
+    # Each iter() asks, and a miss of getattr takes long.
     found: tuple[str, ...] = vars(loader).get(THEIRS, ())
     return found
 

@@ -55,7 +55,7 @@ class PathReport:
     reason: str
     counters: Mapping[str, int]
 
-    # What a prompt and a notebook show, and `str` too.
+    # The text that a prompt and a notebook show, and that `str` gives.
     def __repr__(self) -> str:
         lines = [_LINES[name].format(f"{count:,}") for name, count in self.counters.items() if count]
         return "\n  ".join([f"{self.path}: {self.reason}", *lines])

@@ -145,7 +145,7 @@ class EpochStats:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trace": None}
 
-    # What a prompt and a notebook show, and `str` too.
+    # The text that a prompt and a notebook show, and that `str` gives.
     def __repr__(self) -> str:
         main = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.main.items())
         where = f"path {self.path}, num_workers={self.num_workers}"

@@ -82,7 +82,7 @@ def reason_of_user() -> Reason | None:
     """
     value = os.environ.get(SWITCH, "")
     if value in _OFF:
-        return Reason(f"{SWITCH}={value} is set")
+        return Reason(f"RINGLOADER={value} is set")
     if value and value not in _ON:
         raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
     return None
