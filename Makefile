@@ -23,6 +23,8 @@ RELEASE_STAMP := $(VENV)/.wheel-release
 # What builds and checks what is published; the versions of CPython that run it.
 TOOLS_VENV ?= .venv-tools
 TOOLS_PIP := $(TOOLS_VENV)/bin/python -m pip --disable-pip-version-check -q
+# Another machine that a wheel is for: TARGET=aarch64.
+TARGET ?=
 WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
 DIST_STAMP := build/dist.checked
 
@@ -31,7 +33,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems wheel wheel-pythons workflows clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -108,8 +110,8 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
 	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable systems"
 
-test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheel
-	ci/gates.py python-test-slow "storm-fast wheel asan"
+test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheels
+	ci/gates.py python-test-slow "storm-fast wheel asan aarch64"
 
 test-fast: rust-test python-test-fast ## while working
 
@@ -218,8 +220,17 @@ miri: ## the parts without system calls and threads, in an interpreter that find
 deny: ## the crates: known vulnerabilities, licenses, sources; needs cargo-deny, and GitHub
 	cargo deny --locked check
 
-wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand
+ifeq ($(TARGET),)
+wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand; TARGET=aarch64: for that machine, into build/dist-aarch64, built and checked
 	ci/wheel.sh run $(BIN)/python $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+else
+wheel: $(TOOLS_VENV)/.wheel
+	ci/$(TARGET).sh --require wheel $(TOOLS_VENV)/bin
+endif
+
+aarch64: $(TOOLS_VENV)/.wheel ## the core's unit tests and the wheel for Linux on aarch64, with a cross compiler and qemu, where they are
+	ci/aarch64.sh core
+	ci/aarch64.sh wheel $(TOOLS_VENV)/bin
 
 wheel-pythons: $(DIST_STAMP) ## the same wheel, run by each CPython of WHEEL_PYTHONS beside a torch of its own
 	for python in $(WHEEL_PYTHONS); do ci/wheel.sh run $$python || exit 1; done

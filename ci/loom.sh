@@ -78,6 +78,10 @@ FAULTS=(
   'loom_cache|two_indices_of_one_bucket_have_an_entry_each|key_by_store|an index is taken for another'
   'loom_cache|clearing_leaves_no_bytes_and_no_sample_of_before|floor_ignored|a sample of before is there'
   'loom_cache|clearing_leaves_no_bytes_and_no_sample_of_before|cleared_bytes_ignored|bytes are left'
+  'loom_cache|a_record_that_is_cleared_while_it_is_read_is_not_taken|raised_without_fence|bytes that are gone'
+  'loom_cache|a_record_that_is_cleared_while_it_is_read_is_not_taken|looked_without_fence|bytes that are gone'
+  'loom_cache|a_word_that_is_written_after_a_clear_does_not_stay|published_without_acquire|bytes are left'
+  'loom_cache|a_word_that_is_written_after_a_clear_does_not_stay|raised_without_fence|bytes are left'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

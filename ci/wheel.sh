@@ -1,12 +1,15 @@
 #!/usr/bin/env bash
 # What is published: the source distribution and the wheel that is built from it.
 #
-#   ci/wheel.sh build TOOLS [ARGUMENTS]  both into build/dist; the arguments go to maturin. The wheel for macOS
-#                                        and Windows too, which is made of the Linux wheel
+#   ci/wheel.sh build TOOLS [ARGUMENTS]  both into build/dist; the arguments go to maturin: --target TRIPLE for another
+#                                        machine. The wheel for macOS and Windows too, which is made of the Linux
+#                                        wheel
 #   ci/wheel.sh check TOOLS [--release]  what must hold of all that lies in build/dist; --release: it is to be
 #                                        published
 #   ci/wheel.sh run PYTHON [SITE]        a new environment of PYTHON runs the wheel, without cargo; torch comes
 #                                        from SITE, a folder of packages, or from an index (TORCH_INDEX=<url>)
+#
+# DIST=<folder> is another one than build/dist.
 #
 # TOOLS is the bin folder of an environment with pyproject's group `wheel`. zig links against the oldest glibc
 # that is supported, so that no container is needed.
@@ -14,7 +17,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 GLIBC=manylinux_2_28
-DIST=build/dist
+DIST=${DIST:-build/dist}
 
 build() {
   local tools=$1 flags='' sources
@@ -25,9 +28,10 @@ build() {
   done
   # From the beginning: the files of a source distribution have one fixed time, so that cargo would take what
   # it built before for theirs.
-  rm -rf "$DIST" target/wheel
+  local target=target/wheel-${DIST##*/}
+  rm -rf "$DIST" "$target"
   PATH="$(realpath "$tools"):$PATH" RUSTFLAGS="${flags# }" "$tools/maturin" build --release --locked --sdist --zig \
-    --compatibility "$GLIBC" --target-dir target/wheel --out "$DIST" "${@:2}"
+    --compatibility "$GLIBC" --target-dir "$target" --out "$DIST" "${@:2}"
   "$tools/python" ci/portable_wheel.py "$DIST"/*"$GLIBC"*.whl "$DIST"
 }
 
@@ -76,5 +80,5 @@ run() {
 
 case "${1:-}" in
   build | check | run) "$@" ;;
-  *) sed -n '2,11s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

@@ -7,7 +7,7 @@ mod support;
 use loom::sync::Mutex;
 use ringloader_core::{
     cache::{ALIGN, FIRST, Seen, State, Table, TableMemory},
-    sync::{Arc, AtomicU64, thread},
+    sync::{Arc, AtomicU64, Ordering, thread},
     testing::crash::killed_after,
 };
 use support::{
@@ -93,6 +93,22 @@ impl Shared {
             self.give_back(at, ALIGN);
         }
         Some(is_kept)
+    }
+
+    /// Clears the table, and takes bytes of before as the system does: they are zero after, and nothing orders that but
+    /// what [`Table::clear`] does.
+    fn clear(&self, bytes: std::ops::Range<u64>) -> u64 {
+        let cleared = self.table().clear(0);
+        assert!(cleared.start <= bytes.start && bytes.end <= cleared.end);
+        for word in self.words_in(bytes) {
+            // A swap: a page that was taken is not there for an earlier store.
+            word.swap(0, Ordering::Relaxed);
+        }
+        cleared.end
+    }
+
+    fn words_in(&self, bytes: std::ops::Range<u64>) -> &[AtomicU64] {
+        &self.words[bytes.start as usize / 8..bytes.end as usize / 8]
     }
 
     /// The place of the record that is found, which is whole.
@@ -203,6 +219,52 @@ fn clearing_leaves_no_bytes_and_no_sample_of_before() {
             _ => seen.note("cleared"),
         }
         assert!(!blocks[..number(cleared.end)].contains(&true), "bytes are left that nobody names");
+    });
+}
+
+/// The bytes of a record are a seqlock's: they are read, and then the floor.
+#[test]
+fn a_record_that_is_cleared_while_it_is_read_is_not_taken() {
+    let situations = ["there", "cleared after it was read", "cleared before"];
+    explore_all("a_record_that_is_cleared_while_it_is_read_is_not_taken", &situations, |seen| {
+        let shared = Shared::with_table();
+        assert_eq!(shared.store(0), Some(true));
+        let State::At(at) = shared.table().look(0).0 else { panic!("it is kept") };
+        // A part of the record: two pages, of one word each.
+        let part = at..at + 16;
+        shared.words_in(part.clone()).iter().for_each(|word| word.store(7, Ordering::Relaxed));
+        let (peer, bytes) = (Arc::clone(&shared), part.clone());
+        let clearing = thread::spawn(move || peer.clear(bytes));
+        let is_whole = shared.words_in(part).iter().all(|word| word.load(Ordering::Relaxed) == 7);
+        let was_cleared = shared.table().was_cleared(at);
+        assert!(was_cleared || is_whole, "bytes that are gone are taken for a record");
+        seen.note(match (was_cleared, is_whole) {
+            (false, _) => "there",
+            (true, true) => "cleared after it was read",
+            (true, false) => "cleared before",
+        });
+        clearing.join().expect("no panic");
+    });
+}
+
+/// The store of a word can bring a page back that was given back; the system does not tell.
+#[test]
+fn a_word_that_is_written_after_a_clear_does_not_stay() {
+    let situations = ["gone", "given back"];
+    explore_all("a_word_that_is_written_after_a_clear_does_not_stay", &situations, |seen| {
+        let shared = Shared::with_table();
+        let (_, entry) = shared.table().enter(0, |_| u64::MAX).expect("there is room");
+        let at = shared.table().reserve(ALIGN, u64::MAX).expect("there is room");
+        let peer = Arc::clone(&shared);
+        // The table is the first place.
+        let clearing = thread::spawn(move || peer.clear(ALIGN..2 * ALIGN));
+        let is_kept = shared.table().publish(entry, at);
+        let end = clearing.join().expect("no panic");
+        // A model's plain load may find an older value than the last.
+        let last = |word: &AtomicU64| word.fetch_add(0, Ordering::AcqRel);
+        let is_back = shared.words_in(0..end).iter().any(|word| last(word) == at);
+        assert!(!(is_back && is_kept), "bytes are left that nobody names");
+        seen.note(if is_back { "given back" } else { "gone" });
     });
 }
 

@@ -13,7 +13,10 @@ use ringloader_core::pool::{
 use ringloader_core::sync::Ordering::Relaxed;
 
 const SLOTS: u32 = 6;
-const LIMITS: Limits = Limits { share: (600 << 10) + 1000, window: 512 << 10, page: 4 << 10 };
+
+fn limits(page: u64) -> Limits {
+    Limits { share: (600 << 10) + 1000, window: 512 << 10, page }
+}
 
 #[derive(Clone, Debug)]
 enum Step {
@@ -61,13 +64,14 @@ struct Memory {
     used: [u64; SLOTS as usize],
     registered: [u64; SLOTS as usize],
     in_use: BTreeSet<SlotId>,
+    page: u64,
 }
 
 impl Pages for Memory {
     fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> ringloader_core::Result<()> {
         assert!(!self.in_use.contains(&slot), "punched slot {slot}, which is in use");
         assert!(bytes.start >= self.registered[slot.index()], "punched slot {slot}, which is registered");
-        assert!(bytes.start.is_multiple_of(4096) && bytes.end.is_multiple_of(4096));
+        assert!(bytes.start.is_multiple_of(self.page) && bytes.end.is_multiple_of(self.page));
         self.used[slot.index()] = self.used[slot.index()].min(bytes.start);
         Ok(())
     }
@@ -78,6 +82,7 @@ impl Pages for Memory {
 }
 
 struct Model<'a> {
+    limits: Limits,
     words: SlotWords<'a>,
     leases: Leases,
     worker: WorkerSlots,
@@ -99,11 +104,12 @@ fn pick<T>(from: &mut Vec<T>, index: &Index) -> Option<T> {
 }
 
 impl<'a> Model<'a> {
-    fn new(words: SlotWords<'a>) -> Self {
+    fn new(words: SlotWords<'a>, limits: Limits) -> Self {
         Self {
+            limits,
             words,
-            leases: Leases::new(LIMITS, SLOTS),
-            worker: WorkerSlots::new(words, LIMITS),
+            leases: Leases::new(limits, SLOTS),
+            worker: WorkerSlots::new(words, limits),
             used: [0; SLOTS as usize],
             registered: [0; SLOTS as usize],
             filling: Vec::new(),
@@ -131,7 +137,8 @@ impl<'a> Model<'a> {
         let kept: u64 = in_use.iter().map(|slot| self.touched(*slot)).sum();
         let free = (0..SLOTS).map(SlotId::new).filter(|slot| !in_use.contains(slot));
         let fixed: u64 = free.map(|slot| self.registered[slot.index()]).sum();
-        let mut memory = Memory { used: self.used, registered: self.registered, in_use };
+        let mut memory =
+            Memory { used: self.used, registered: self.registered, in_use, page: self.limits.page };
         let growth = self.worker.grow(self.words, slot, end, &mut memory).unwrap();
         self.used = memory.used;
         let alone = self.filling == [slot]
@@ -142,14 +149,19 @@ impl<'a> Model<'a> {
             && self.lost.is_empty();
         match growth {
             Growth::Ready => {
-                assert!(end <= LIMITS.half() && end <= self.touched(slot));
-                self.used[slot.index()] = self.used[slot.index()].max(end);
-                assert!(self.worker.resident() <= LIMITS.share);
+                assert!(end <= self.limits.half() && end <= self.touched(slot));
+                // A page that is touched is there whole.
+                let there = end.next_multiple_of(self.limits.page);
+                self.used[slot.index()] = self.used[slot.index()].max(there);
+                assert!(self.worker.resident() <= self.limits.share);
             }
-            Growth::Oversize => assert!(end > LIMITS.half()),
+            Growth::Oversize => assert!(end > self.limits.half()),
             Growth::NoRoom => {
                 let rounded = end.next_multiple_of(64 << 10);
-                assert!(end <= LIMITS.half() && kept + fixed + rounded > LIMITS.share + self.touched(slot));
+                assert!(
+                    end <= self.limits.half()
+                        && kept + fixed + rounded > self.limits.share + self.touched(slot)
+                );
                 assert!(!alone, "leases alone have starved the worker");
             }
         }
@@ -162,7 +174,7 @@ impl<'a> Model<'a> {
         self.leases.hold(self.words, slot);
         let (slots, bytes) = (self.leases.leased_slots(), self.leases.leased_bytes());
         let cost = self.leases.try_lease(self.words, slot);
-        let fits = slots < SLOTS / 2 && bytes + self.touched(slot) <= LIMITS.half();
+        let fits = slots < SLOTS / 2 && bytes + self.touched(slot) <= self.limits.half();
         assert_eq!(cost, fits.then(|| self.touched(slot)));
         self.held.push((slot, cost));
     }
@@ -180,7 +192,7 @@ impl<'a> Model<'a> {
         self.lost = unsure.filter(|slot| !bit_is_there(*slot)).collect();
         self.filling.clear();
         self.own_leases.clear();
-        self.worker = WorkerSlots::take_over(self.words, LIMITS, &Leases::busy(self.words));
+        self.worker = WorkerSlots::take_over(self.words, self.limits, &Leases::busy(self.words));
     }
 
     fn apply(&mut self, step: &Step) {
@@ -217,8 +229,8 @@ impl<'a> Model<'a> {
             Step::Register(index, bytes) if !self.held.is_empty() => {
                 let (slot, _) = self.held[index.index(self.held.len())];
                 let others = self.leases.registered_bytes() - self.registered[slot.index()];
-                let bytes_there = bytes.next_multiple_of(4096);
-                let fits = bytes_there <= self.touched(slot) && others + bytes_there <= LIMITS.share / 2;
+                let bytes_there = bytes.next_multiple_of(self.limits.page);
+                let fits = bytes_there <= self.touched(slot) && others + bytes_there <= self.limits.share / 2;
                 let less = bytes_there <= self.registered[slot.index()];
                 assert_eq!(self.leases.set_registered(self.words, slot, *bytes), fits || less);
                 if fits {
@@ -259,7 +271,7 @@ impl<'a> Model<'a> {
         let touched = || (0..SLOTS).map(|slot| self.touched(SlotId::new(slot)));
         assert_eq!(self.worker.resident(), touched().sum::<u64>());
         assert_eq!(self.words.resident.load(Relaxed), self.worker.resident());
-        assert!(self.worker.resident() <= LIMITS.share);
+        assert!(self.worker.resident() <= self.limits.share);
         for (used, touched) in self.used.iter().zip(touched()) {
             assert!(*used <= touched, "{used} bytes are there, {touched} counted");
         }
@@ -271,7 +283,7 @@ impl<'a> Model<'a> {
         let costs = self.held.iter().filter_map(|(_, cost)| *cost);
         assert_eq!(self.leases.leased_bytes(), costs.clone().sum::<u64>());
         assert_eq!(self.leases.leased_slots() as usize, costs.count());
-        assert!(self.leases.leased_bytes() <= LIMITS.half());
+        assert!(self.leases.leased_bytes() <= self.limits.half());
         assert!(self.leases.leased_slots() <= SLOTS / 2);
     }
 }
@@ -284,9 +296,12 @@ proptest! {
     })]
 
     #[test]
-    fn slots_and_bytes_agree_with_sets(steps in prop::collection::vec(step(), 0..150)) {
+    fn slots_and_bytes_agree_with_sets(
+        steps in prop::collection::vec(step(), 0..150),
+        page in prop::sample::select(&[4u64 << 10, 16 << 10, 64 << 10]),
+    ) {
         let heap = HeapWords::new(SLOTS);
-        let mut model = Model::new(heap.words());
+        let mut model = Model::new(heap.words(), limits(page));
         for step in &steps {
             model.apply(step);
         }

@@ -19,7 +19,7 @@ mod sealed;
 
 pub use entries::{FIRST, TABLES};
 
-use crate::sync::{AtomicU64, Ordering, release_unless};
+use crate::sync::{AtomicU64, Ordering, fence, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
@@ -157,13 +157,17 @@ impl<R: TableMemory> Table<'_, R> {
             word.store(at, order);
             return true;
         }
+        // ORDERING floor: a word that was given back, and that this brings back, shows the floor that was raised before.
+        let order = match order {
+            Ordering::Release if !fault("published_without_acquire") => Ordering::AcqRel,
+            order => order,
+        };
         if word.compare_exchange(seen.word, at, order, Ordering::Relaxed).is_err() {
             return false;
         }
         failpoint("sample-published");
-        // A table that is cleared gives back what lies below its floor after it has raised the floor. The system
-        // orders that with the writing of the record, and of the word: whichever comes later sees what the other has
-        // done.
+        // A table that is cleared gives back what lies below its floor after it has raised the floor. A lock of the
+        // system orders that with the writing of the record: whichever comes later sees what the other has done.
         if fault("cleared_bytes_ignored") || at.min(seen.entry) >= self.floor() {
             return true;
         }
@@ -190,8 +194,12 @@ impl<R: TableMemory> Table<'_, R> {
         self.room.words(seen.entry, 2).filter(|_| seen.entry > 0).map(|words| &words[1])
     }
 
-    /// Forgets all records and tables. Returns the range of their bytes, which the caller gives back to the system.
-    /// `end` is the end of all bytes that are there, because a damaged tail does not say it.
+    /// Forgets all records and tables. Returns the range of their bytes, which the caller gives back to the system
+    /// after this. `end` is the end of all bytes that are there, because a damaged tail does not say it.
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "what it orders are plain bytes, which ThreadSanitizer does not judge by fences"
+    )]
     pub fn clear(&self, end: u64) -> std::ops::Range<u64> {
         let end = loop {
             let seen = self.tail.load(Ordering::Relaxed);
@@ -203,6 +211,11 @@ impl<R: TableMemory> Table<'_, R> {
             }
         };
         let start = sealed::raise(self.floor, end).unwrap_or(0);
+        // ORDERING floor: a call of the system is no fence. Without this one, a weakly ordered machine may show that the
+        // bytes are gone before it shows the floor.
+        if !fault("raised_without_fence") {
+            fence(Ordering::Release);
+        }
         for word in self.tables.iter().chain([self.full]) {
             // Mends a damaged one.
             sealed::raise(word, 0);
@@ -214,6 +227,22 @@ impl<R: TableMemory> Table<'_, R> {
     #[must_use]
     pub fn is_cleared(&self, at: u64) -> bool {
         at < self.floor()
+    }
+
+    /// True if a record that was read may have been cleared before its last byte was read.
+    #[must_use]
+    #[expect(
+        clippy::disallowed_methods,
+        reason = "what it orders are plain bytes, which ThreadSanitizer does not judge by fences"
+    )]
+    pub fn was_cleared(&self, at: u64) -> bool {
+        // ORDERING floor: whoever read a byte that was given back finds the floor that was raised before. The thread
+        // that had the fault, which the system orders with the giving back, may be another one of this process: it
+        // proves nothing.
+        if !fault("looked_without_fence") {
+            fence(Ordering::Acquire);
+        }
+        self.is_cleared(at)
     }
 
     /// Bytes that are used: records and tables, and what was lost by deaths.

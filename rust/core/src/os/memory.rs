@@ -252,7 +252,7 @@ pub(crate) fn address_space_left() -> Option<u64> {
     let most = rustix::process::getrlimit(rustix::process::Resource::As).current?;
     let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
     let pages: u64 = statm.split_whitespace().next()?.parse().ok()?;
-    Some(most.saturating_sub(pages.saturating_mul(super::segment::page_size())))
+    Some(most.saturating_sub(pages.saturating_mul(super::page::page_size())))
 }
 
 /// A file with one number; `None` where it is missing or says `max`.

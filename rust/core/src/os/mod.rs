@@ -2,6 +2,7 @@
 //!
 //! | module | about |
 //! |---|---|
+//! | `page` | the size of the machine's pages |
 //! | [`segment`] | one memfd, mapped |
 //! | [`frozen`] | one memfd, written once and then only read |
 //! | [`word_file`] | a file of which words are atomics, and whose other bytes are read and written |
@@ -15,7 +16,7 @@
 //! | [`parent_death`] | the end of this process soon after that of its parent |
 //! | [`process`] | handles of processes, and pipes that tell of a child's end |
 //! | `waiting` | waiting for descriptors |
-//! | [`mod@read_ahead`] | files' pages, fetched before they are read |
+//! | [`read_ahead`] | files' pages, fetched before they are read |
 
 pub mod clock;
 pub mod eventfd;
@@ -23,6 +24,7 @@ pub mod fd_passing;
 #[allow(unsafe_code, reason = "maps memory that nobody writes to, and refers to it")]
 pub mod frozen;
 pub mod memory;
+pub(crate) mod page;
 #[allow(unsafe_code, reason = "handles a signal, and has a timer kill the process")]
 pub mod parent_death;
 pub mod poller;
@@ -40,7 +42,6 @@ mod windows;
 #[allow(unsafe_code, reason = "maps words, and refers to them")]
 pub mod word_file;
 
-pub use read_ahead::read_ahead;
 pub use segment::Segment;
 
 use std::os::fd::OwnedFd;

@@ -16,6 +16,7 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::page::page_size;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, Ordering};
 
@@ -198,11 +199,6 @@ impl Segment {
         }
         .map_err(|errno| Error::os("munmap", errno))
     }
-}
-
-/// Bytes of a page of this machine.
-pub(crate) fn page_size() -> u64 {
-    rustix::param::page_size() as u64
 }
 
 /// The start of a page that is this process's own: zero at first, and zero again in a child that is forked. It

@@ -14,7 +14,7 @@ use rustix::fs::{FallocateFlags, FileType, SealFlags};
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::segment::page_size;
+use super::page::{pages_around, pages_within};
 use super::windows::Windows;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
@@ -156,14 +156,13 @@ impl WordFile {
     /// Gives the pages that lie wholly in a range back to the system, where it takes them; they read as zero after. A
     /// process that reads them from a mapping meanwhile faults first: the system unmaps them before it takes them.
     pub fn punch(&self, at: u64, len: u64) {
-        let page = page_size();
-        let (start, end) = (at.next_multiple_of(page), at.saturating_add(len) / page * page);
+        let pages = pages_within(at, at.saturating_add(len));
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        if start < end
+        if !pages.is_empty()
             && let Ok(fd) = self.fd()
         {
             // Refused, as by some network file systems, they go with the file.
-            let _ = rustix::fs::fallocate(fd, flags, start, end - start);
+            let _ = rustix::fs::fallocate(fd, flags, pages.start, pages.end - pages.start);
         }
     }
 
@@ -233,7 +232,8 @@ pub fn empty(fd: &OwnedFd) -> Result<()> {
     rustix::fs::ftruncate(fd, 0).map_err(|errno| Error::os("ftruncate", errno))
 }
 
-/// Gives a range of a file its blocks; bytes past the file's end become zero.
+/// Gives a range of a file its blocks; bytes past the file's end become zero. Blocks can be smaller than pages, and the
+/// first store to a mapped page asks for all blocks of the page: those of its other bytes are given too.
 ///
 /// # Errors
 /// [`Error::Os`] when the system refuses: a full disk.
@@ -246,7 +246,14 @@ pub fn allocate(fd: impl AsFd, at: u64, len: u64) -> Result<()> {
             let start = at.max(stat.st_size as u64).min(at + len);
             zero(fd, start, at + len - start)
         }
-        other => other.map_err(|errno| Error::os("allocating a table of samples", errno)),
+        other => other
+            .and_then(|()| match pages_around(at, at + len) {
+                pages if pages == (at..at + len) => Ok(()),
+                pages => {
+                    rustix::fs::fallocate(fd, FallocateFlags::KEEP_SIZE, pages.start, pages.end - pages.start)
+                }
+            })
+            .map_err(|errno| Error::os("allocating a table of samples", errno)),
     }
 }
 
@@ -305,6 +312,7 @@ pub fn write_at(fd: BorrowedFd<'_>, mut bytes: &[u8], mut at: u64) -> Result<()>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::os::page::page_size;
 
     #[test]
     fn words_and_bytes_are_those_of_the_file() {

@@ -23,7 +23,7 @@
 //!   get it makes the sample for itself and keeps none, so a dataset may read its own cache. A fork does not inherit
 //!   the locks, and they need no open file of their own. Closing any descriptor of the file drops them; then a sample
 //!   is made twice, and the second to publish gives its bytes back.
-//! - **No SIGBUS.** Header and tables have their blocks before they are mapped. A memfd is sealed against shrinking, so
+//! - **No SIGBUS.** Header and tables have the blocks of all their pages before they are mapped. A memfd is sealed against shrinking, so
 //!   its records may be mapped too: reading a large one by `pread` takes three times as long. A file with a name is
 //!   read by `pread`, so that a damaged disk is an error, and the sample is made again.
 //! - **A name.** A file is opened under a lock of the open file, which excludes threads too. `tail` is at least the
@@ -47,20 +47,19 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use crate::cache::{FIRST, Seen, State, TABLES, Table, TableMemory};
 use crate::error::{Error, Result};
+use crate::os::page::page_size;
 use crate::os::record_lock;
-use crate::os::segment::page_size;
 use crate::os::word_file::WordFile;
-use crate::sync::{AtomicU64, Ordering, fence};
+use crate::sync::{AtomicU64, Ordering};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
 pub use bound::Bound;
 
 const WORD: usize = 8;
-const PAGE: usize = 4096;
-const HEADER_WORDS: usize = PAGE / WORD;
-/// Bytes of the header.
-const HEADER: u64 = PAGE as u64;
+/// Bytes of the header, whatever the size of pages: a file with a name outlives the kernel that made it.
+const HEADER: u64 = 4096;
+const HEADER_WORDS: usize = HEADER as usize / WORD;
 
 /// Words of the header.
 mod at {
@@ -232,21 +231,14 @@ impl Samples {
     /// of its last part, as [`seal`](Self::seal) got it. `None`: it was cleared meanwhile, or is damaged, and is not
     /// kept any more; or it cannot be read here.
     #[must_use]
-    #[expect(
-        clippy::disallowed_methods,
-        reason = "no atomic is read before it, which ThreadSanitizer would see"
-    )]
     pub fn read<'a>(&self, found: &RecordRef, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
         let bytes = self.file.read_at(into, found.at).ok()?;
         let whole = Some(bytes).filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
             let last = record::check(bytes, found.index, self.is_on_disk())?;
             Some((&*bytes, last))
         });
-        // ORDERING floor: this look comes after the bytes are read: `clear` raises the floor before it gives the bytes
-        // back, and the system orders that with the fault of the thread that reads them first, which may be another one
-        // of this process.
-        fence(Ordering::Acquire);
-        let is_there = !self.table().is_cleared(found.at) || fault("cleared_while_read");
+        // ORDERING floor: this look comes after the bytes are read.
+        let is_there = !self.table().was_cleared(found.at) || fault("cleared_while_read");
         if whole.is_none() || !is_there {
             self.forget(found);
             return None;
@@ -334,7 +326,7 @@ impl Samples {
     /// # Errors
     /// [`Error::Os`] when the disk does not take it: the samples may be there again after the machine has stopped.
     pub fn clear(&self) -> Result<()> {
-        // ORDERING floor: it is raised before the bytes are given back.
+        // ORDERING floor: it is raised before the bytes are given back, which is after this.
         let cleared = self.table().clear(self.file.file_len().unwrap_or(0));
         let synced = if self.bound.is_on_disk() { self.file.sync() } else { Ok(()) };
         // The page in which the floor was is given back too, but for the header's.
@@ -399,3 +391,6 @@ impl Samples {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,8 +22,6 @@ use super::worker;
 /// Nothing here takes longer unless it hangs.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
-const PAGE: u64 = 4096;
-
 /// Counts of what a run has seen, for its assertions and the gate.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Seen {
@@ -363,7 +361,9 @@ impl Parent {
         let resident = self.resident();
         let workers = self.peers.len() as u64;
         let tasks = (u64::from(self.max_tasks) + 2) * 1024;
-        let budget = workers * (self.engine.share() + tasks.next_multiple_of(PAGE)) + self.control_bytes();
+        let budget = workers
+            * (self.engine.share() + tasks.next_multiple_of(rustix::param::page_size() as u64))
+            + self.control_bytes();
         assert!(resident <= budget, "{resident} bytes are resident, the budget is {budget}");
         self.seen.shrunk += u64::from(resident < self.last_resident);
         self.last_resident = resident;

@@ -7,7 +7,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
-use ringloader_core::os::read_ahead;
+use ringloader_core::os::read_ahead::{one_of_each_page, read_ahead};
 use ringloader_core::testing::fault::fault;
 
 use super::batch_memory::{Allocator, BatchMemory};
@@ -271,7 +271,7 @@ impl Column {
     fn fetch(&self, mut addresses: impl Iterator<Item = usize>) {
         while let Some(address) = addresses.next() {
             let begin = Instant::now();
-            for at in (address..address + self.len).step_by(LEAST_PAGE) {
+            for at in one_of_each_page(address, self.len) {
                 // SAFETY: a byte of a row, which lies within `_owner`; read as one that others may write to.
                 unsafe { (at as *const u8).read_volatile() };
             }
@@ -329,9 +329,6 @@ impl Column {
         if self.is_mapped || nbytes >= DETACH { without_interpreter(py, copy) } else { copy() }
     }
 }
-
-/// No machine has smaller pages.
-const LEAST_PAGE: usize = 4096;
 
 /// A row of a file takes so long only where it is not in memory.
 const SLOW: Duration = Duration::from_micros(50);

@@ -8,7 +8,7 @@ use super::geometry::{GRANULE, Geometry, SegmentOffsets};
 use super::gone::Gone;
 use crate::error::{Error, Result};
 use crate::os::Segment;
-use crate::os::segment::page_size;
+use crate::os::page::page_size;
 use crate::pool::{Limits, SlotId};
 use crate::process::Process;
 use crate::sync::{Ordering, WaitFlag};

@@ -7,6 +7,7 @@ use super::structures::SegmentHeader;
 use super::{Control, Geometry};
 use crate::error::{Error, Result};
 use crate::os::Segment;
+use crate::os::page::tests::{for_each_page_size, for_page_size};
 use crate::pool::{SlotId, retire};
 use crate::sync::Ordering;
 
@@ -153,4 +154,29 @@ fn a_foreign_segment_is_refused() {
         word.store(held, Ordering::Relaxed);
     }
     assert!(attach(&fd).is_ok());
+}
+
+#[test]
+fn parts_begin_and_end_with_pages_of_every_size() {
+    for_each_page_size(|page| {
+        let (control, fd) = create(Geometry::new(3, 40, 100_000).unwrap());
+        assert_eq!(control.limits(1 << 20).page, page);
+        let window = control.window(2, SlotId::new(5));
+        for part in [control.arena(1), window.clone()] {
+            assert!(part.start.is_multiple_of(page) && part.end.is_multiple_of(page));
+        }
+        let blocks = || rustix::fs::fstat(&fd).unwrap().st_blocks as u64 * 512;
+        let before = blocks();
+        control.segment().copy_in(window.start, &vec![7; 3 * page as usize]).unwrap();
+        control.segment().punch(window.start + 1, 3 * page - 1).unwrap();
+        assert_eq!(blocks(), before + page, "the first page is not wholly inside");
+    });
+}
+
+#[test]
+fn larger_pages_than_any_machine_has_are_refused() {
+    for_page_size(2 * GRANULE, || {
+        let refused = Control::create(Geometry::new(1, 6, 1 << 20).unwrap());
+        assert!(matches!(refused, Err(Error::Config(_))));
+    });
 }
