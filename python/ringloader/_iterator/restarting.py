@@ -63,6 +63,8 @@ class Restarting:
         lost.join(1.0)
         if worker in self._unknown or self._left == 0 or self._is_iterable or not self._is_deserted(worker):
             return None
+        if self._transport.is_without_guard(lost):
+            return None
         self._left -= 1
         self._log(lost, worker, in_hand)
         try:

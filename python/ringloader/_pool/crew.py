@@ -16,7 +16,7 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._pool.objects import Entry, Parcel, PoolObjects
 from ringloader._pool.process import Assigned, PoolProcess
-from ringloader._start import spawn
+from ringloader._start import guard, spawn
 from ringloader._start.main_module import Look, look_for
 from ringloader._start.pickled import NotForAllError
 from ringloader._start.processes import Group, preload_fork_server
@@ -30,6 +30,9 @@ _ENDS_WITHIN = 5.0
 
 class Lease:
     """The processes that an iterator has on lease."""
+
+    # The argument by which they are forked, for people.
+    fork = "start_method='fork' to the WorkerPool"
 
     def __init__(
         self,
@@ -215,7 +218,8 @@ class Crew:
     def lend(self, loader: TorchLoader) -> Lease:
         """Processes for an iterator of ``loader``: those that are idle, and new ones for the rest."""
         context = self.context
-        look = look_for(context, "start_method='fork' to the WorkerPool")
+        guard.refuse_in_import(context, Lease.fork)
+        look = look_for(context, Lease.fork)
         preload_fork_server(context)
         spawn.keep_server(self, context)
         _look_up_torch()
@@ -300,7 +304,7 @@ class Crew:
 
     def _start(self, inherited: dict[int, Any], moment: int) -> PoolProcess:
         channels = [process.channel for process in self._processes]
-        process = PoolProcess(self.context, dict(inherited), channels, moment)
+        process = PoolProcess(self.context, dict(inherited), channels, moment, Lease.fork)
         self._processes.append(process)
         return process
 

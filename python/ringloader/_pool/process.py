@@ -16,7 +16,7 @@ from typing import Any
 from ringloader._common import memory_file
 from ringloader._pool import main as pooled
 from ringloader._pool.objects import Entry, Parcel
-from ringloader._start import processes, spawn
+from ringloader._start import guard, processes, spawn
 from ringloader._start.main_module import Look
 
 # Seconds between two looks whether a process that is waited for has left or ended.
@@ -32,10 +32,16 @@ class PoolProcess:
         others: Ends of the sockets of the pool's other processes.
         moment: When it is forked. Processes of one moment inherited their objects in one state. Processes
             that are sent their objects all have the same moment.
+        fork: The argument by which it would be forked, for people.
     """
 
     def __init__(
-        self, context: Any, inherited: dict[int, Any], others: Sequence[socket.socket], moment: int
+        self,
+        context: Any,
+        inherited: dict[int, Any],
+        others: Sequence[socket.socket],
+        moment: int,
+        fork: str = guard.FORK,
     ) -> None:
         self.numbers = set(inherited)
         self.moment = moment
@@ -54,7 +60,8 @@ class PoolProcess:
                 end = pooled.Assignments(theirs, parent, [*others, self.channel])
                 made = context.Process(target=pooled.main, args=(end, inherited), daemon=True)
                 self.process = spawn.by_server(made)
-                self.process.start()
+                with guard.told(context, fork):
+                    self.process.start()
                 processes.note_started(self.process)
             except BaseException:
                 self.channel.close()

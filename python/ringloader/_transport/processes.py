@@ -21,7 +21,7 @@ from ringloader._options.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import main_module, pickled, processes, spawn
+from ringloader._start import guard, main_module, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Transport
@@ -75,7 +75,8 @@ class ProcessTransport(Transport):
         self._workers = workers
         self._keeps_work = False
         self._work: dict[int, Work] = {}
-        self._context = context
+        self._context = context if lease is None else lease.context
+        self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
         # A pool looks itself.
         self._look = None if lease is not None else main_module.look_for(context)
@@ -94,7 +95,8 @@ class ProcessTransport(Transport):
         process = self._process(channel.WorkerEndpoint(self.engine, work.worker, self.options), work)
         process.daemon = True
         try:
-            process.start()
+            with guard.told(self._context, self._fork):
+                process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             if internals.warns_of_pickle_errors():
                 warnings.warn(_PICKLE_WARNING, stacklevel=2)
@@ -163,6 +165,10 @@ class ProcessTransport(Transport):
             processes.kill(process)
         return process
 
+    def is_without_guard(self, process: Any) -> bool:
+        """True if a process has ended because the main file has no guard: so would any other."""
+        return guard.is_missing(self._context.get_start_method(), process.exitcode)
+
     def process_of(self, worker: int) -> Any:
         """Returns the process that was started last as a worker; None before."""
         return self._processes.get(worker)
@@ -188,8 +194,10 @@ class ProcessTransport(Transport):
     def error_of_lost(
         self, _worker: int, handle: Any, in_hand: overdue.Late | None, *notes: str
     ) -> RuntimeError:
-        """Returns torch's error for a worker whose process has ended."""
+        """Returns torch's error for a worker whose process has ended, or ours if the guard is missing."""
         handle.join(1.0)
+        if self.is_without_guard(handle):
+            return guard.error_of(self._context.get_start_method(), self._fork)
         return overdue.error_of_lost(handle, in_hand, *notes)
 
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
@@ -291,6 +299,7 @@ def make_transport(
     held_memory.tell_of_forks()
     held_memory.drop_unread()
     if lease is None:
+        guard.refuse_in_import(context)
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     most_tasks = _most_tasks(loader, in_turn)
