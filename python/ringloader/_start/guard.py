@@ -22,7 +22,7 @@ from typing import Any
 EXIT_CODE = 167
 # multiprocessing's name for the main module where it is run again.
 _AGAIN = "__mp_main__"
-# The argument by which a loader's workers are forked.
+# A loader's argument for workers that fork.
 FORK = "multiprocessing_context='fork'"
 # Seconds in which a fork server that has closed its connections ends.
 _ENDS_WITHIN = 2.0
@@ -79,7 +79,7 @@ def error_of(method: str, fork: str = FORK) -> RuntimeError:
 
 @contextlib.contextmanager
 def told(context: Any, fork: str = FORK) -> Iterator[None]:
-    """Starts a process in its block, and tells if the fork server has ended for want of a guard.
+    """Raises our error where a block starts a process, and the fork server has ended without a guard.
 
     Args:
         context: The ``multiprocessing`` context of the process.

@@ -21,7 +21,7 @@ workers each time that it is run. Put what the program does into a function, and
 or pass {fork}
 """
 
-# As the server of Python 3.14 does it. The older ones have the code, and do not come to it.
+# Makes any fork server run the main file, as that of Python 3.14 does.
 PRELOAD_MAIN = """
     from multiprocessing import spawn
 
