@@ -21,7 +21,7 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch import dataset, stream
 from ringloader._dispatch.consumers import WHERE, Consumer, Holding
-from ringloader._start import fallback, main_module, pickled, processes, spawn
+from ringloader._start import fallback, guard, main_module, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._worker import entry
 
@@ -63,7 +63,8 @@ class Dispatching:
             made = context.Process(target=run_dispatcher, args=arguments)
             made.daemon = True
             self._process = spawn.by_server(made)
-            self._process.start()
+            with guard.told(context):
+                self._process.start()
             processes.record_start(self._process)
             del made, arguments
         except BaseException:

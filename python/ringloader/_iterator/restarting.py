@@ -68,7 +68,7 @@ class Restarting:
         is_late = self._is_late(lost, worker, in_hand)
         if worker in self._unknown or not (self._left or is_late) or self._is_iterable:
             return None
-        if not self._is_deserted(worker):
+        if self._transport.is_without_guard(lost) or not self._is_deserted(worker):
             return None
         if is_late:
             self._log_late(lost, worker, in_hand)

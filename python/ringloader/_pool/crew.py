@@ -14,7 +14,7 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._pool.objects import PoolObjects, Record
 from ringloader._pool.process import Assigned, PoolProcess
-from ringloader._start import definitions, spawn
+from ringloader._start import definitions, guard, spawn
 from ringloader._start.main_module import Look, look_for
 from ringloader._start.processes import Group, preload_fork_server
 
@@ -27,6 +27,9 @@ _ENDS_WITHIN = 5.0
 
 class Lease:
     """The processes that an iterator has on lease."""
+
+    # The argument by which they are forked, for people.
+    fork = "start_method='fork' to the WorkerPool"
 
     def __init__(self, crew: Crew, loader: TorchLoader, record: Record, look: Look | None = None) -> None:
         self._crew = crew
@@ -184,7 +187,8 @@ class Crew:
     def lend(self, loader: TorchLoader) -> Lease:
         """Lends processes to an iterator of ``loader``: idle ones, and new ones for the rest."""
         context = self.context
-        look = look_for(context, "start_method='fork' to the WorkerPool")
+        guard.refuse_in_import(context, Lease.fork)
+        look = look_for(context, Lease.fork)
         preload_fork_server(context)
         spawn.start_server(self, context)
         _look_up_torch()
@@ -254,7 +258,7 @@ class Crew:
             self._end(process)
 
     def _start(self) -> PoolProcess:
-        process = PoolProcess(self.context, [process.channel for process in self._processes])
+        process = PoolProcess(self.context, [process.channel for process in self._processes], Lease.fork)
         self._processes.append(process)
         return process
 

@@ -16,7 +16,7 @@ from typing import Any
 from ringloader._common import memory_file
 from ringloader._pool import main as pooled
 from ringloader._pool.objects import Record
-from ringloader._start import definitions, pickled, processes, spawn
+from ringloader._start import definitions, guard, pickled, processes, spawn
 
 # Seconds between two looks whether a process that is waited for has left or ended.
 _LOOK = 0.05
@@ -28,9 +28,10 @@ class PoolProcess:
     Args:
         context: The ``multiprocessing`` context that starts it.
         others: Ends of the sockets of the pool's other processes.
+        fork: The argument by which it would be forked, for people.
     """
 
-    def __init__(self, context: Any, others: Sequence[socket.socket]) -> None:
+    def __init__(self, context: Any, others: Sequence[socket.socket], fork: str = guard.FORK) -> None:
         # Of the records that it holds.
         self.numbers: set[int] = set()
         # The main module's that it has. None: it finds them itself.
@@ -49,7 +50,8 @@ class PoolProcess:
                 end = pooled.Assignments(theirs, parent, [*others, self.channel])
                 made = context.Process(target=pooled.main, args=(end,), daemon=True)
                 self.process = spawn.by_server(made)
-                self.process.start()
+                with guard.told(context, fork):
+                    self.process.start()
                 processes.record_start(self.process)
             except BaseException:
                 self.channel.close()

@@ -22,7 +22,7 @@ from ringloader._options.table import Options
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import fallback, main_module, pickled, processes, spawn
+from ringloader._start import fallback, guard, main_module, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Transport
@@ -78,7 +78,8 @@ class ProcessTransport(Transport):
         self._workers = workers
         self._keeps_work = False
         self._work: dict[int, Work] = {}
-        self._context = context
+        self._context = context if lease is None else lease.context
+        self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
         # Looks through what is sent. A pool does that itself, and a forked process is sent nothing.
         self._look: Callable[[Any], None] | None = None
@@ -98,7 +99,8 @@ class ProcessTransport(Transport):
         process = self._process(channel.WorkerEndpoint(self.engine, work.worker, self.options), work)
         process.daemon = True
         try:
-            process.start()
+            with guard.told(self._context, self._fork):
+                process.start()
         except (TypeError, AttributeError, pickle.PicklingError):
             if internals.warns_of_pickle_errors():
                 warnings.warn(_PICKLE_WARNING, stacklevel=2)
@@ -167,6 +169,10 @@ class ProcessTransport(Transport):
             processes.kill(process)
         return process
 
+    def is_without_guard(self, process: Any) -> bool:
+        """True if a process has ended because the main file has no guard: so would any other."""
+        return guard.is_missing(self._context.get_start_method(), process.exitcode)
+
     def process_of(self, worker: int) -> Any:
         """Returns the process that was started last as a worker; None before."""
         return self._processes.get(worker)
@@ -192,8 +198,10 @@ class ProcessTransport(Transport):
     def error_of_lost(
         self, _worker: int, handle: Any, in_hand: overdue.Late | None, *notes: str
     ) -> RuntimeError:
-        """Returns torch's error for a worker whose process has ended."""
+        """Returns torch's error for a worker whose process has ended, or ours if the guard is missing."""
         handle.join(1.0)
+        if self.is_without_guard(handle):
+            return guard.error_of(self._context.get_start_method(), self._fork)
         return overdue.error_of_lost(handle, in_hand, *notes)
 
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
@@ -297,6 +305,7 @@ def make_transport(
     held_memory.tell_of_forks()
     held_memory.drop_unread()
     if lease is None:
+        guard.refuse_in_import(context)
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     most_tasks = _most_tasks(loader, in_turn)
