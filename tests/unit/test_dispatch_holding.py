@@ -8,6 +8,7 @@ import random
 import signal
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.utils.data
@@ -266,3 +267,20 @@ def test_all_items_of_a_worker_may_raise(dataset, snapshot):
     assert len(found) == 250
     del loader
     snapshot.assert_nothing_left()
+
+
+class Refills:
+    """Arrays over one memory that is filled anew for each."""
+
+    def __iter__(self):
+        array = np.zeros(1 << 12)
+        for number in range(400):
+            array[:] = number
+            yield array
+
+
+def test_bytes_of_items_that_are_held_stay_what_they_were():
+    # The items of one worker are dropped, so those of the other are held.
+    dataset = Dispatch(Refills(), prefetch=2).filter(Keeps(2, 0, {1}))
+    loader = DataLoader(dataset, batch_size=2, num_workers=2, timeout=60)
+    assert firsts(loader) == [[number, number + 2] for number in range(0, 400, 4)]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import os
+import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -122,9 +123,7 @@ class Holding:
             one.send_held(self._epoch)
             if one.allowance and not one.held:
                 return
-            self._look_at_all()
-            # A hungry worker takes what it was sent, and then tells, so it is waited for.
-            if not one.is_hungry and any(other.is_hungry for other in self._reading()):
+            if self._is_read_on(one):
                 return
             one.receive(pause)
             pause = min(2 * pause, _LONGEST)
@@ -132,9 +131,17 @@ class Holding:
     def give(self, one: Consumer, item: object) -> bool:
         """Sends an item to ``one``, or holds it. False: no more can be held, and the hungry are told."""
         one.held.append(item)
-        one.send_held(self._epoch)
-        if not one.held:
-            return True
+        pause = _SHORTEST
+        while True:
+            one.send_held(self._epoch)
+            if not one.held or not one.reads_in(self._epoch) or one.epoch != self._epoch:
+                return True
+            if self._is_read_on(one):
+                break
+            one.receive(pause)
+            pause = min(2 * pause, _LONGEST)
+        # INVARIANT: what is held is this process's own: the source may use the item's memory again.
+        one.held[-1] = _copied(item)
         held = sum(len(other.held) for other in self._consumers)
         self._unlooked += 1
         # Each time while there are few items, which may be large.
@@ -149,6 +156,12 @@ class Holding:
         for other in hungry:
             other.held.append(_too_many(held, grown, self._most))
         return False
+
+    def _is_read_on(self, one: Consumer) -> bool:
+        """True if the source must be read on, though ``one`` has no room: another worker needs an item."""
+        self._look_at_all()
+        # A hungry worker takes what it was sent, and then tells, so it is waited for.
+        return not one.is_hungry and any(other.is_hungry for other in self._reading())
 
     def finish(self) -> None:
         """Sends what is held, as there is room, and each worker the end once nothing more is held for it."""
@@ -191,6 +204,14 @@ def _too_many(held: int, nbytes: int, most: int) -> object:
         )
     except RuntimeError:
         return internals.ExceptionWrapper(where=WHERE)
+
+
+def _copied(item: object) -> object:
+    """Returns a copy of an item; the item itself if it cannot be pickled, which sending it will say."""
+    try:
+        return pickle.loads(pickle.dumps(item))
+    except Exception:
+        return item
 
 
 def _resident_bytes() -> int:
