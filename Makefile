@@ -3,8 +3,8 @@
 PYTHON ?= python3
 # Which torch: a version (TORCH=2.6.0), and an index for those who want another build than PyPI's.
 TORCH ?=
-# Each version has an environment of its own.
-VENV ?= .venv$(if $(TORCH),-$(TORCH))
+# Each version of it, and each Python that is named, has an environment of its own.
+VENV ?= .venv$(if $(TORCH),-$(TORCH))$(if $(filter-out python python3,$(PYTHON)),-$(notdir $(PYTHON)))
 TORCH_INDEX ?=
 
 # For the benchmark's loader that needs a newer Python.
