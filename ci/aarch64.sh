@@ -76,8 +76,9 @@ core() {
 
 run() {
   local root=${1:-${AARCH64_ROOT:-}} packages python
-  [[ -x $root/usr/bin/python3 ]] || lacks "run: there is no aarch64 system with python3, torch and numpy: name its folder by AARCH64_ROOT"
+  [[ -n $root && -x $root/usr/bin/python3 && $(realpath "$root") != / ]] || lacks "run: there is no aarch64 system with python3, torch and numpy: name its folder by AARCH64_ROOT"
   need_qemu
+  compgen -G "build/dist-aarch64/*.whl" >/dev/null || lacks "run: there is no wheel in build/dist-aarch64"
   root=$(realpath "$root")
   python=$root/usr/bin/python-in-qemu packages=$root/usr/lib/python3/dist-packages
   # Called by its own name, so that a worker that Python starts by it is in qemu too.
