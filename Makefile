@@ -228,9 +228,10 @@ wheel: $(TOOLS_VENV)/.wheel
 	ci/$(TARGET).sh --require wheel $(TOOLS_VENV)/bin
 endif
 
-aarch64: $(TOOLS_VENV)/.wheel ## the core's unit tests and the wheel for Linux on aarch64, with a cross compiler and qemu, where they are
+aarch64: $(TOOLS_VENV)/.wheel ## Linux on aarch64: the core's unit tests in qemu, the wheel, and a program with torch (AARCH64_ROOT); skips what lacks a tool
 	ci/aarch64.sh core
 	ci/aarch64.sh wheel $(TOOLS_VENV)/bin
+	ci/aarch64.sh run
 
 wheel-pythons: $(DIST_STAMP) ## the same wheel, run by each CPython of WHEEL_PYTHONS beside a torch of its own
 	for python in $(WHEEL_PYTHONS); do ci/wheel.sh run $$python || exit 1; done

@@ -3,6 +3,8 @@
 #
 #   ci/aarch64.sh wheel TOOLS   the wheel into build/dist-aarch64, checked; TOOLS as for ci/wheel.sh
 #   ci/aarch64.sh core          the core's unit tests, in qemu's user mode
+#   ci/aarch64.sh run [ROOT]    that wheel beside torch, in qemu's user mode. ROOT, or the variable AARCH64_ROOT, is a
+#                               folder with the files of an aarch64 system, in which usr/bin/python3 has torch and numpy
 #
 # A machine that lacks a tool says which, and does nothing; with --require, as the first argument, that is an error.
 #
@@ -72,7 +74,25 @@ core() {
     cargo test -q -p ringloader-core --target "$TARGET" --lib -- --test-threads=2 "${SKIPPED[@]/#/--skip=}"
 }
 
+run() {
+  local root=${1:-${AARCH64_ROOT:-}} packages python
+  [[ -n $root && -x $root/usr/bin/python3 && $(realpath "$root") != / ]] || lacks "run: there is no aarch64 system with python3, torch and numpy: name its folder by AARCH64_ROOT"
+  need_qemu
+  compgen -G "build/dist-aarch64/*.whl" >/dev/null || lacks "run: there is no wheel in build/dist-aarch64"
+  root=$(realpath "$root")
+  python=$root/usr/bin/python-in-qemu packages=$root/usr/lib/python3/dist-packages
+  # Called by its own name, so that a worker that Python starts by it is in qemu too.
+  printf '#!/bin/sh\nPYTHONHOME=%s PYTHONNOUSERSITE=1 exec %s -L %s -0 %s %s "$@"\n' \
+    "$root/usr" "$(command -v "$QEMU")" "$root" "$python" "$(realpath "$root/usr/bin/python3")" >"$python"
+  chmod +x "$python"
+  rm -rf "$packages"/ringloader*
+  mkdir -p "$packages"
+  unzip -q build/dist-aarch64/ringloader-*_aarch64.whl -d "$packages"
+  # qemu takes no memory back (MADV_REMOVE), and ringloader says so.
+  (cd "$root" && env -i HOME="$HOME" PATH=/usr/bin:/bin "$python" "$OLDPWD/ci/smoke.py")
+}
+
 case "${1:-}" in
-  wheel | core) "$@" ;;
-  *) sed -n '2,12s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
+  wheel | core | run) "$@" ;;
+  *) sed -n '2,14s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac

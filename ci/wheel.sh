@@ -41,6 +41,13 @@ check() {
   "$tools/twine" check --strict "$DIST"/*
   for wheel in "$DIST"/*"$GLIBC"*.whl; do
     arch=${wheel##*"$GLIBC"_} arch=${arch%.whl}
+    if [[ $arch != $(uname -m) ]]; then
+      # Nothing is repaired for another machine. The tag says which symbols and libraries the wheel needs.
+      "$tools/auditwheel" show "$wheel" | tee build/shown
+      tr -s '\n ' ' ' <build/shown | grep -q "consistent with the following platform tag: \"${GLIBC}_$arch\"" ||
+        { echo "wheel: $wheel needs more than ${GLIBC}_$arch" >&2; exit 1; }
+      continue
+    fi
     # Repairing fails where a symbol is newer than the platform, and copies in what the platform lacks.
     PATH="$(realpath "$tools"):$PATH" "$tools/auditwheel" repair --plat "${GLIBC}_$arch" -w build/repaired "$wheel" \
       >/dev/null 2>&1 || { "$tools/auditwheel" show "$wheel" >&2; exit 1; }
