@@ -125,7 +125,8 @@ PROGRAM = """
             fails = None
 
 
-    loader = DataLoader(Samples(), batch_size=None, collate_fn=as_it_is, num_workers=1, **OPTIONS)
+    loader = DataLoader(Samples(), batch_size=None, collate_fn=as_it_is, num_workers=1,
+                        multiprocessing_context="fork", **OPTIONS)
     gc.disable()
     fails, step = None, failing(next)
     for stops in (1, 0):
@@ -223,6 +224,7 @@ LIMITED = """
 
     loader = DataLoader(
         Samples(), batch_size=None, collate_fn=as_it_is, num_workers=1, prefetch_factor=1,
+        multiprocessing_context="fork",
         max_shared_bytes=256 << 20,
     )
     iterator = iter(loader)

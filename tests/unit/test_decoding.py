@@ -184,7 +184,8 @@ class Slow:
     def __getstate__(self):
         return {"a": bytes(3000)}
 iterator = iter(DataLoader([Slow()] * 20, batch_size=None, collate_fn=lambda one: one, num_workers=1,
-                           prefetch_factor=8, main_prefetch=8, persistent_workers=PERSISTENT))
+                           multiprocessing_context="fork", prefetch_factor=8, main_prefetch=8,
+                           persistent_workers=PERSISTENT))
 time.sleep(1)
 next(iterator)
 print("end", flush=True)
