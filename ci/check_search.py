@@ -42,7 +42,7 @@ EXPECTED = {
     "restart_workers": "options.html#restart_workers",
     "resume": "guides/resuming.html",
     "rollback": "guides/production.html#rollback-ringloaderoff",
-    "seed": "epochs.html",
+    "seed": "seeds.html",
     "shm": "limits.html#a-small-devshm-a-full-disk",
     "streaming": "dispatch.html",
     "timeout": "watchdog.html",

@@ -22,7 +22,9 @@ class Consumer:
         self.is_hungry = is_hungry
         self.held: collections.deque[Any] = collections.deque()
 
-    def receive(self, _timeout: float) -> bool:
+    def receive(self, _timeout: float | None) -> bool:
+        # A worker whose item the process waits to send takes one.
+        self.room += bool(_timeout)
         return False
 
     def reads_in(self, _epoch: int) -> bool:

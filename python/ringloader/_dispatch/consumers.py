@@ -9,11 +9,14 @@ held, so that the source can be read on, and each item still goes to the worker 
 from __future__ import annotations
 
 import collections
+import copy
 import os
-import pickle
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy
+import torch
 
 import ringloader._native as _native
 from ringloader._torch import internals
@@ -206,11 +209,20 @@ def _too_many(held: int, nbytes: int, most: int) -> object:
         return internals.ExceptionWrapper(where=WHERE)
 
 
-def _copied(item: object) -> object:
-    """Returns a copy of an item; the item itself if it cannot be pickled, which sending it will say."""
+def _copied(item: Any) -> Any:
+    """Returns a copy of an item: of a view, only its own elements."""
+    if isinstance(item, torch.Tensor):
+        return item.detach().clone().requires_grad_(item.requires_grad)
+    if type(item) is numpy.ndarray:
+        return item.copy()
+    if type(item) is dict:
+        return {key: _copied(value) for key, value in item.items()}
+    if type(item) in (list, tuple):
+        return type(item)(map(_copied, item))
     try:
-        return pickle.loads(pickle.dumps(item))
+        return copy.deepcopy(item)
     except Exception:
+        # Sending it copies it, or says why it cannot be sent.
         return item
 
 
