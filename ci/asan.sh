@@ -22,7 +22,7 @@ FAULTS=(
   'storage_too_small|tests/faults/test_moved_storages.py -k larger|heap-buffer-overflow'
 )
 
-RUN_LIMIT_S=600
+RUN_LIMIT_S=1800
 # The sanitizer flags are unstable: this lets the pinned stable compiler take them.
 export RUSTC_BOOTSTRAP=1
 target=$(rustc -vV | sed -n 's/^host: //p')
