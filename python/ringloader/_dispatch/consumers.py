@@ -134,15 +134,14 @@ class Holding:
     def give(self, one: Consumer, item: object) -> bool:
         """Sends an item to ``one``, or holds it. False: no more can be held, and the hungry are told."""
         one.held.append(item)
-        pause = _SHORTEST
         while True:
             one.send_held(self._epoch)
             if not one.held or not one.reads_in(self._epoch) or one.epoch != self._epoch:
                 return True
             if self._is_read_on(one):
                 break
-            one.receive(pause)
-            pause = min(2 * pause, _LONGEST)
+            # No message tells of room.
+            one.receive(_SHORTEST)
         # INVARIANT: what is held is this process's own: the source may use the item's memory again.
         one.held[-1] = _copied(item)
         held = sum(len(other.held) for other in self._consumers)

@@ -37,6 +37,8 @@ from ringloader._worker.options import (
 # and the call that it makes for it. OF: the batch in which calls took too long. MANY: how many did. Then each
 # of them, and how often.
 _EXCEEDED, _BATCH, _CALL, _OF, _MANY, _FIRST = range(6)
+# Seconds that no run takes: infinity is none that the native side knows.
+_LONGEST = 1e9
 # Calls of one batch that are known to take too long, at most.
 _MOST = 250
 _WORDS = _FIRST + 2 * _MOST
@@ -86,6 +88,8 @@ class SampleTimeouts:
             return True
         if record[_OF] != batch:
             record[_OF], record[_MANY] = batch, 0
+        # A worker may have written anything there.
+        record[_MANY] = min(max(record[_MANY], 0), _MOST)
         for at in range(record[_MANY]):
             if record[_FIRST + 2 * at] == call:
                 record[_FIRST + 2 * at + 1] += 1
@@ -159,7 +163,7 @@ class _Timed(WorkerOption):
         try:
             self._records = _Records(fd)
             self._record = self._records.of(worker)
-            self._deadline = _native.Deadline(fd, 8 * _WORDS * worker, self._seconds)
+            self._deadline = _native.Deadline(fd, 8 * _WORDS * worker, min(self._seconds, _LONGEST))
         finally:
             os.close(fd)
 

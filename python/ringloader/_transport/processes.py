@@ -314,8 +314,12 @@ def make_transport(
     share = budget.share_per_worker(workers, options.max_shared_bytes, available)
     with budget.asking(OSError, ValueError):
         engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
+    timeouts = None
     try:
         dispatching = dispatching_for(loader, context, share)
+        if options.sample_timeout is not None:
+            # No dispatching process is there: the two options exclude each other.
+            timeouts = SampleTimeouts(workers, options.sample_timeout)
     except BaseException:
         engine.close()
         if registrations is not None:
@@ -327,9 +331,7 @@ def make_transport(
     if loader.timeout or options.watchdog is not None:
         watching, answering = watchdog.of_processes(workers, options.watchdog, loader.in_order)
         worker_options = in_order(*worker_options, *answering)
-    timeouts = None
-    if options.sample_timeout is not None:
-        timeouts = SampleTimeouts(workers, options.sample_timeout)
+    if timeouts is not None:
         worker_options = in_order(*worker_options, *timeouts.options)
     return ProcessTransport(
         engine,
