@@ -44,10 +44,10 @@ __all__ = [
     "TimedFetch",
     "TimedNext",
     "Trace",
-    "Turns",
     "WorkerClock",
     "WorkerEnded",
     "WorkerFds",
+    "WorkerProgress",
     "after_fork_in_child",
     "after_fork_in_parent",
     "available_memory",
@@ -439,7 +439,7 @@ class IndexSource:
     def native(draws: Draws, ledger: Ledger | None = None, places: Places | None = None) -> IndexSource: ...
     @staticmethod
     def python(ledger: Ledger | None = None, places: Places | None = None) -> IndexSource: ...
-    def count(self, turns: Turns) -> None: ...
+    def count(self, progress: WorkerProgress) -> None: ...
 
 @final
 class Ledger:
@@ -496,10 +496,10 @@ class Passing:
     def finish(self) -> None: ...
 
 @final
-class Turns:
+class WorkerProgress:
     """The batches of each worker that are passed, and whose turn it is."""
 
-    def __new__(cls, workers: int, first: int = 0) -> Turns: ...
+    def __new__(cls, workers: int, first: int = 0) -> WorkerProgress: ...
     def take(self) -> None: ...
     def raised(self, returned: int) -> int | None: ...
     def position(self, returned: int = ...) -> tuple[list[int], int]: ...

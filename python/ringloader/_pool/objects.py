@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringloader._options.kept import callables_of
-from ringloader._start import definitions, pickled
+from ringloader._start import definitions, pickled, shared_reductions
 from ringloader._start.fallback import Arguments
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Record:
         named: dict[str, weakref.ref[Any]] = {}
         try:
             return pickled.for_all(self.things(), look, named if is_forked else None), named
-        except pickled.NotForAllError:
+        except shared_reductions.NotForAllError:
             # Each of these pickles may name any of them.
             return None, definitions.of_now()
 

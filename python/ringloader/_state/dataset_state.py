@@ -60,7 +60,7 @@ class DatasetState:
         self.to_drop = begun.drop
         self._begun, self._first, self._told = begun.parts, begun.next, told
         many = len(begun.parts)
-        self.turns = _native.Turns(many, begun.next)
+        self.worker_progress = _native.WorkerProgress(many, begun.next)
         # By worker: its last batch with a state.
         self._last: list[Sent | None] = [None] * many
         # By worker: true if the next epoch finds an object that has the state.
@@ -97,7 +97,7 @@ class DatasetState:
         Returns:
             False if the state after that answer is not known, and the beginning.
         """
-        answered, passed = self.turns.when_lost(worker)
+        answered, passed = self.worker_progress.when_lost(worker)
         if not answered:
             return True, self.start_of(worker)
         last = self._last[worker]
@@ -145,13 +145,13 @@ class DatasetState:
                 pass
             self.to_drop -= 1
         # The dropped batches are passed, and were not returned.
-        self.turns.raised(iterator._num_yielded)
+        self.worker_progress.raised(iterator._num_yielded)
 
     def _has_none(self, iterator: OurWorkersIterator) -> bool:
         """True if each worker has sent a batch without a state: then none sends one in this epoch."""
         if self._is_stateful:
             return False
-        passed, _ = self.turns.position(self.returned())
+        passed, _ = self.worker_progress.position(self.returned())
         return all(many or not lives for many, lives in zip(passed, iterator._workers_status, strict=True))
 
     def _record(self, found: Sent) -> None:
@@ -163,7 +163,7 @@ class DatasetState:
 
     def record_error(self, iterator: OurIterator) -> None:
         """Records that ``next`` has raised."""
-        self.turns.raised(iterator._num_yielded)
+        self.worker_progress.raised(iterator._num_yielded)
 
     def finish(self) -> None:
         """Records that the epoch is over."""
@@ -171,7 +171,7 @@ class DatasetState:
             return
         asked = None if self._asked is None else self._asked()
         if asked is not None:
-            passed, _ = self.turns.position(self.returned())
+            passed, _ = self.worker_progress.position(self.returned())
             # The dataset did not load a state that was taken after its last sample.
             if passed[0] or not self._begun[0].is_at_end():
                 self._last[0] = asked.taken(passed[0], at_end=True)
@@ -189,12 +189,12 @@ class DatasetState:
         asked = None if self._asked is None else self._asked()
         if asked is not None:
             self._look_at(asked)
-        passed, _ = self.turns.position(self.returned())
+        passed, _ = self.worker_progress.position(self.returned())
         return [self._part(worker, many) for worker, many in enumerate(passed)]
 
     def _look_at(self, asked: Asked) -> None:
         """Takes the state of a dataset in this process, if it has made no more than the passed batches."""
-        passed, _ = self.turns.position(self.returned())
+        passed, _ = self.worker_progress.position(self.returned())
         last = self._last[0]
         if passed[0] and asked.is_after(passed[0]) and (last is None or last.asked != passed[0]):
             self._last[0] = asked.taken(passed[0])
@@ -228,7 +228,7 @@ class DatasetState:
         Raises:
             RuntimeError: If several threads share a dataset that has a state.
         """
-        passed, turn = self.turns.position(self.returned())
+        passed, turn = self.worker_progress.position(self.returned())
         if self._is_shared and any(passed) and not self._is_stateful:
             raise RuntimeError(
                 f"state_dict() of a loader whose {self.workers} threads share one dataset that has a state: "
@@ -259,7 +259,7 @@ class MapDatasetState(DatasetState):
         return not self._is_shared
 
     def _look_at(self, asked: Asked) -> None:
-        passed, _ = self.turns.position(self.returned())
+        passed, _ = self.worker_progress.position(self.returned())
         # After a batch that raised, too: its sample is asked for again.
         self._last[0] = asked.taken(passed[0])
 

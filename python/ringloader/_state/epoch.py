@@ -115,7 +115,7 @@ class Epoch:
         """Returns the source of the tasks of an iterator with workers."""
         source = self._index_source(iterator, places)
         if self.dataset is not None:
-            source.count(self.dataset.turns)
+            source.count(self.dataset.worker_progress)
         return source
 
     def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
@@ -125,7 +125,7 @@ class Epoch:
         """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
         index = read()
         if self.dataset is not None and not self._is_finished:
-            self.dataset.turns.take()
+            self.dataset.worker_progress.take()
         return index
 
     def count_errors(self, collecting: Collecting) -> None:
@@ -215,7 +215,7 @@ class SampledEpoch(Epoch):
         index = read()
         self.ledger.take(index)
         if self.dataset is not None and not self._is_finished:
-            self.dataset.turns.take()
+            self.dataset.worker_progress.take()
         return index
 
     def count_errors(self, collecting: Collecting) -> None:

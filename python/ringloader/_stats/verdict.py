@@ -1,6 +1,6 @@
 """Finds the limit of an epoch, the change that helps, and its gain.
 
-INVARIANT: the page "Is it the loader?" states this model.
+INVARIANT: the page "Is it the loader?" states these rules.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 
 from ringloader._options.checks import THREAD
 from ringloader._stats.epoch import TIMES, EpochStats, Kind, Verdict, in_words
+from ringloader._stats.model import AS_GOOD, Model
 
 # A nanosecond, in seconds.
 _NANO = 1e-9
@@ -27,17 +28,12 @@ _ROOM, _IDLE = 0.15, 0.3
 _UNEVEN = 2.0
 # The part of the workers' time in which they compute that keeps the cores busy.
 _BUSY = 0.8
-# An epoch that is so much longer than the shortest is as good, if it needs fewer workers.
-_AS_GOOD = 1.05
-_MOST_WORKERS = 64
 # From this many batches on, start and end are a small part of the epoch, and all events too many to look at.
 _LONG = 1000
 # The suggested memory, as a multiple of the present one: how much is needed is not known.
 _MORE_MEMORY = 4
 # The seconds that the start of one worker takes, where none was measured.
 _START = 0.02
-# The seconds of the main process to hand a task to a worker and to get its batch.
-_HANDING = 20e-6
 # The seconds of `next` itself where there are no workers.
 _NEXT = 1e-6
 # The seconds of a batch's work above which its way from a worker is not the limit.
@@ -86,50 +82,6 @@ class Setting:
     may_prefetch: bool
     most_workers: int | None
     cores: int
-
-
-@dataclasses.dataclass(frozen=True)
-class Model:
-    """An epoch by its parts, in seconds for each batch.
-
-    Attributes:
-        batches: Batches behind the first.
-        caller: The training step.
-        main: Work of the main process in ``next``.
-        work: Work of the workers.
-        cpu: Processor time of that.
-        start: The start of one worker; of the whole epoch.
-        cores: Processors.
-        handing: Work of the main process where there are workers.
-    """
-
-    batches: int
-    caller: float
-    main: float
-    work: float
-    cpu: float
-    start: float
-    cores: int
-    handing: float = _HANDING
-
-    def seconds(self, workers: int, aside: float = 0.0) -> float:
-        """Returns the length of the epoch with a number of workers. ``aside``: work of another thread."""
-        here = self.caller + self.main
-        if workers == 0:
-            step = here + self.work
-        else:
-            step = max(here + self.handing, self.work / workers, self.cpu / self.cores, aside)
-        return self.start * workers + self.work + self.batches * step
-
-    def fewest_workers(self, most: int | None = None) -> int:
-        """Returns the smallest number of workers with which the epoch is about as short as it may be.
-
-        Args:
-            most: The most workers that there may be.
-        """
-        numbers = range(1, (most or max(_MOST_WORKERS, self.cores)) + 1)
-        shortest = min(map(self.seconds, numbers))
-        return next(number for number in numbers if self.seconds(number) <= shortest * _AS_GOOD)
 
 
 def judge(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> Verdict:
@@ -313,7 +265,7 @@ class _Judge:
             work=model.work - self._sums["send"] / self._made,
         ).seconds(0)
         to_come = self._waiting / model.batches
-        if model.work > min(_QUICK, to_come) or here * _AS_GOOD > stats.seconds:
+        if model.work > min(_QUICK, to_come) or here * AS_GOOD > stats.seconds:
             return self._unknown(f"Nothing stands out: {idle}waited too.")
         # A loader that says no number has a pool's.
         pool = {} if self._setting.most_workers is None else {"worker_pool": None}
@@ -371,7 +323,7 @@ class _Judge:
                 kind, f"{limit}. One process reads the source for any number of workers: a faster one helps."
             )
         number = model.fewest_workers(setting.most_workers)
-        if number > setting.num_workers and model.seconds(number) * _AS_GOOD < self._stats.seconds:
+        if number > setting.num_workers and model.seconds(number) * AS_GOOD < self._stats.seconds:
             shares = ", if each worker reads its share of the samples" if setting.is_iterable else ""
             instead = "" if kind == "dataset" else f", or {cheaper}"
             return self._changed(

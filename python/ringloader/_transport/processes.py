@@ -22,7 +22,7 @@ from ringloader._options.table import Options
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import fallback, guard, main_module, pickled, processes, spawn
+from ringloader._start import fallback, guard, main_module, pickled, processes, shared_work, spawn
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Transport
@@ -83,10 +83,10 @@ class ProcessTransport(Transport):
         self._processes: dict[int, Any] = {}
         # Looks through what is sent. A pool does that itself, and a forked process is sent nothing.
         self._look: Callable[[Any], None] | None = None
-        self._shared: pickled.Shared | None = None
+        self._shared: shared_work.Shared | None = None
         if lease is None and context.get_start_method() != "fork":
             self._look = main_module.look_for(context)
-            self._shared = pickled.Shared(self._look)
+            self._shared = shared_work.Shared(self._look)
         self._calls = threading.RLock()
         self._tag = 0
 
@@ -114,7 +114,7 @@ class ProcessTransport(Transport):
         args: tuple[Any, Any] = worker_end, work
         if self._shared is not None:
             sent_end = pickled.ForOne(worker_end, self._look, fallback.WITHOUT_PICKLE)
-            args = sent_end, pickled.SharedWork(self._shared, work)
+            args = sent_end, shared_work.SharedWork(self._shared, work)
         return spawn.by_server(self._context.Process(target=entry.run_worker, args=args))
 
     def call(self, worker: int, fd: int, make: Callable[[int], object]) -> bool:

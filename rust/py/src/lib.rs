@@ -74,7 +74,7 @@ mod _native {
             end_with_parent, process_identity,
         },
         sampling::fingerprint::Passing,
-        sampling::ledger::{Ledger, Position, Turns},
+        sampling::ledger::{Ledger, Position, WorkerProgress},
         sampling::places::{Placed, Places},
         sampling::source::IndexSource,
         sampling::stream::{BatchRule, Stream},

@@ -1,6 +1,6 @@
 //! The position of an epoch, as Python classes: the indices that were read, and the batches that the caller has got.
 //!
-//! [`Ledger`] counts samples, for any loader that has a state; [`Turns`] counts batches of each worker, for a dataset
+//! [`Ledger`] counts samples, for any loader that has a state; [`WorkerProgress`] counts batches of each worker, for a dataset
 //! that has a part in the state.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -146,10 +146,10 @@ impl Ledger {
 
 /// Counts the batches of each worker that are passed.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Turns(Mutex<CoreProgress>);
+pub(crate) struct WorkerProgress(Mutex<CoreProgress>);
 
 #[pymethods]
-impl Turns {
+impl WorkerProgress {
     /// An epoch of `workers` workers, whose first task goes to worker `first`.
     #[new]
     #[pyo3(signature = (workers, first=0))]
@@ -186,7 +186,7 @@ impl Turns {
     }
 }
 
-impl Turns {
+impl WorkerProgress {
     fn core(&self) -> MutexGuard<'_, CoreProgress> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -195,15 +195,15 @@ impl Turns {
         self.core().begin_call();
     }
 
-    pub(crate) fn note_got(&self, worker: u32) {
+    pub(crate) fn record_got(&self, worker: u32) {
         self.core().record_got(worker);
     }
 
-    pub(crate) fn note_sent(&self, worker: u32) {
+    pub(crate) fn record_sent(&self, worker: u32) {
         self.core().record_sent(worker);
     }
 
-    pub(crate) fn note_lost(&self, worker: u32, awaited: u64) {
+    pub(crate) fn record_lost(&self, worker: u32, awaited: u64) {
         self.core().record_lost(worker, awaited);
     }
 

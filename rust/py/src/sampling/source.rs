@@ -9,7 +9,7 @@ use ringloader_core::plan::TaskPlaces;
 use ringloader_core::transport::message::TaskIndex;
 
 use super::codec::encode_index_or_pickle;
-use super::ledger::{Ledger, Turns};
+use super::ledger::{Ledger, WorkerProgress};
 use super::places::{Places, with_places};
 use super::stream::Stream;
 use crate::python::{Callbacks, Draws};
@@ -27,7 +27,7 @@ pub(crate) struct IndexSource {
     /// For workers that seed their generators by places: gives them to tasks.
     places: Option<Py<Places>>,
     /// Counts the batches of each worker, for a loader whose dataset has a part in the state.
-    turns: OnceLock<Py<Turns>>,
+    progress: OnceLock<Py<WorkerProgress>>,
 }
 
 #[pymethods]
@@ -36,19 +36,19 @@ impl IndexSource {
     #[staticmethod]
     #[pyo3(signature = (draws, ledger=None, places=None))]
     fn native(draws: Py<PyAny>, ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
-        Self { draws: Some(draws), stream: OnceLock::new(), ledger, places, turns: OnceLock::new() }
+        Self { draws: Some(draws), stream: OnceLock::new(), ledger, places, progress: OnceLock::new() }
     }
 
     /// Any other, read by torch's `_next_index`.
     #[staticmethod]
     #[pyo3(signature = (ledger=None, places=None))]
     fn python(ledger: Option<Py<Ledger>>, places: Option<Py<Places>>) -> Self {
-        Self { draws: None, stream: OnceLock::new(), ledger, places, turns: OnceLock::new() }
+        Self { draws: None, stream: OnceLock::new(), ledger, places, progress: OnceLock::new() }
     }
 
-    /// Counts the batches of each worker in `turns` too. The first task goes to the worker that `turns` names.
-    fn count(&self, turns: Py<Turns>) {
-        let _ = self.turns.set(turns);
+    /// Counts the batches of each worker in `progress` too. The first task goes to the worker that `progress` names.
+    fn count(&self, progress: Py<WorkerProgress>) {
+        let _ = self.progress.set(progress);
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -69,8 +69,8 @@ impl IndexSource {
         if let Some(ledger) = &self.ledger {
             ledger.get().begin_call();
         }
-        if let Some(turns) = self.turns.get() {
-            turns.get().begin_call();
+        if let Some(progress) = self.progress.get() {
+            progress.get().begin_call();
         }
     }
 
@@ -82,32 +82,32 @@ impl IndexSource {
     }
 
     /// Notes that the caller gets the batch of a task, which a worker has made.
-    pub(crate) fn note_got(&self, task: u64, worker: u32) {
+    pub(crate) fn record_got(&self, task: u64, worker: u32) {
         if let Some(ledger) = &self.ledger {
             ledger.get().got(task);
         }
-        if let Some(turns) = self.turns.get() {
-            turns.get().note_got(worker);
+        if let Some(progress) = self.progress.get() {
+            progress.get().record_got(worker);
         }
     }
 
     /// Notes that the task that was read last went to a worker.
-    pub(crate) fn note_sent(&self, worker: u32) {
-        if let Some(turns) = self.turns.get() {
-            turns.get().note_sent(worker);
+    pub(crate) fn record_sent(&self, worker: u32) {
+        if let Some(progress) = self.progress.get() {
+            progress.get().record_sent(worker);
         }
     }
 
     /// Notes that a worker was lost. `awaited` counts the tasks that it has not answered.
-    pub(crate) fn note_lost(&self, worker: u32, awaited: impl FnOnce() -> u64) {
-        if let Some(turns) = self.turns.get() {
-            turns.get().note_lost(worker, awaited());
+    pub(crate) fn record_lost(&self, worker: u32, awaited: impl FnOnce() -> u64) {
+        if let Some(progress) = self.progress.get() {
+            progress.get().record_lost(worker, awaited());
         }
     }
 
     /// Returns the worker that gets the first task.
     pub(crate) fn first_worker(&self) -> u32 {
-        self.turns.get().map_or(0, |turns| turns.get().first_worker())
+        self.progress.get().map_or(0, |progress| progress.get().first_worker())
     }
 
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's

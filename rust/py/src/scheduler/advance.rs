@@ -101,7 +101,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
                         Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
                     });
-                    state.source.get().note_lost(worker, || state.core.awaited_of(worker));
+                    state.source.get().record_lost(worker, || state.core.awaited_of(worker));
                     if callbacks.replace_lost(worker, in_hand.clone())? {
                         let sent = |seq| state.sent.get(seq).map(|index| E::clone_index(index, py));
                         state.core.resume(&**core, worker, sent).map_err(exception)?;
@@ -238,7 +238,7 @@ impl<E: ParentEnd> Scheduling<E> {
         {
             state.interrupted = Some((of, data.clone().unbind()));
         } else {
-            state.source.get().note_got(of.0, of.1);
+            state.source.get().record_got(of.0, of.1);
         }
         sent?;
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
@@ -284,7 +284,7 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         let sent = state.core.send(&*engine, index).map_err(exception);
         match sent {
-            Ok(Some(worker)) => state.source.get().note_sent(worker),
+            Ok(Some(worker)) => state.source.get().record_sent(worker),
             _ => state.source.get().lose_last(),
         }
         sent.map(drop)
