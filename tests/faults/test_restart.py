@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import IterableDataset, default_collate, get_worker_info
+from torch.utils.data import Dataset, IterableDataset, default_collate, get_worker_info
 
 import ringloader
 from faults.failing_datasets import Dies, Numbers
@@ -498,6 +498,51 @@ def test_a_pool_keeps_a_successor(tmp_path):
         after = processes()
         assert len(after) == 1 and not before & after, "the one that was lost"
         assert firsts(loader) == list(range(10)) and processes() == after
+
+
+class DiesWhenAsked(Dataset[Any]):
+    """Has the epoch that it was told last, as its only sample values. Ends its worker where a file is."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+        self.epoch = -1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5 and self.mark.exists():
+            self.mark.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+@pytest.mark.parametrize("is_next_named", [False, True])
+@pytest.mark.parametrize("has_pool", [False, True])
+def test_a_successor_has_the_epoch_that_the_workers_were_told_last(tmp_path, has_pool, is_next_named):
+    """A pool's process gets the dataset as it was pickled; another one as it is, perhaps the next epoch's."""
+    mark = tmp_path / "mark"
+    with ringloader.WorkerPool(2) as pool:
+        options: Any = {"worker_pool": pool} if has_pool else {"num_workers": 2, "persistent_workers": True}
+        loader = DataLoader(
+            DiesWhenAsked(mark), batch_size=2, restart_workers=1, prefetch_epochs=has_pool, **options
+        )
+        for epoch in (3, 4, None, None):
+            if epoch is not None:
+                loader.set_epoch(epoch)
+            last = loader.dataset.epoch
+            assert torch.cat(list(loader)).tolist() == [last] * 8
+        mark.touch()
+        iterator = iter(loader)
+        if is_next_named:
+            loader.set_epoch(9)
+        assert torch.cat(list(iterator)).tolist() == [4] * 8
+        assert not mark.exists()
+        assert torch.cat(list(loader)).tolist() == [9 if is_next_named else 4] * 8
+        loader.shutdown()
 
 
 def test_the_loader_of_a_pools_iterator_has_gone(tmp_path):

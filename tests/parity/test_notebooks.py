@@ -324,6 +324,26 @@ def test_programs_without_a_notebook(tmp_path: Path, method: str) -> None:
     assert error(also_lost) == error(lost)
 
 
+def test_a_start_that_is_refused_leaves_no_descriptor(tmp_path: Path) -> None:
+    body = """
+        import os
+        import ringloader
+
+        loader = ringloader.DataLoader(
+            range(4), num_workers=2, multiprocessing_context="spawn", sample_timeout=60, watchdog=60
+        )
+        found = []
+        for _ in range(3):
+            try:
+                iter(loader)
+            except RuntimeError:
+                found.append(len(os.listdir("/proc/self/fd")))
+        print(json.dumps(found))
+        """
+    found = run(["-c", "__file__ = '<stdin>'; import json\n" + textwrap.dedent(body)], tmp_path)
+    assert len(found) == 3 and len(set(found)) == 1
+
+
 def test_a_program_from_a_file_is_not_looked_through(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(
         textwrap.dedent(CELL)

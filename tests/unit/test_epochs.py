@@ -279,6 +279,33 @@ def test_workers_are_told_the_epoch_before_it_begins(path, persistent):
     assert loader.dataset.epoch == expected
 
 
+class Interrupted(torch.utils.data.BatchSampler):
+    """Raises once where it is iterated."""
+
+    is_to_raise = False
+
+    def __iter__(self):
+        if self.is_to_raise:
+            self.is_to_raise = False
+            raise KeyboardInterrupt
+        return super().__iter__()
+
+
+def test_an_epoch_that_cannot_begin_leaves_its_number_to_the_next():
+    dataset = Epochs()
+    sampler = Interrupted(range(6), 2, False)
+    loader = DataLoader(
+        dataset, batch_sampler=sampler, num_workers=2, persistent_workers=True, collate_fn=list
+    )
+    loader.set_epoch(1)
+    assert {told for batch in loader for _, told, _ in batch} == {1}
+    loader.set_epoch(2)
+    sampler.is_to_raise = True
+    with pytest.raises(KeyboardInterrupt):
+        iter(loader)
+    assert {told for batch in loader for _, told, _ in batch} == {2}
+
+
 def test_that_torchs_persistent_workers_cannot_be_told_is_said(path, caplog, monkeypatch):
     if path != "torch":
         pytest.skip("the others can")

@@ -196,6 +196,45 @@ def test_nothing_is_kept_alive(
     assert [one.batches for one in ringloader.reports()] == [one.batches for one in before] == [1]
 
 
+class Owner:
+    """Has its loader, and the functions and the dataset of that."""
+
+    def __init__(self, how: dict[str, Any]) -> None:
+        self.dataset = Numbers(12)
+        self.dataset.owner = self  # type: ignore[attr-defined]
+        given = {name: self.function if value == "function" else value for name, value in how.items()}
+        self.loader = ringloader.DataLoader(self.dataset, batch_size=2, num_workers=2, **given)
+
+    def function(self, *_: object) -> None:
+        return None
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"on_error": "function"},
+        {"on_error": "function", "persistent_workers": True},
+        {"on_error": "function", "worker_method": "thread"},
+        {"worker_reset_fn": "function", "persistent_workers": True},
+        {"restart_workers": 1, "persistent_workers": True},
+        {"sample_timeout": 60, "persistent_workers": True},
+        {"collate_fn": "function", "restart_workers": 1, "persistent_workers": True},
+    ],
+    ids=str,
+)
+def test_nothing_is_kept_alive_that_refers_to_its_loader(how: dict[str, Any]) -> None:
+    owner = Owner(how)
+    iterator = iter(owner.loader)
+    next(iterator)
+    workers = iterator._workers
+    kept = weakref.ref(owner)
+    del owner, iterator
+    gc.collect()
+    assert kept() is None
+    assert not any(worker.is_alive() for worker in workers)
+
+
 def test_the_oldest_that_are_gone_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally, "MOST", 3)
     tally._gone.append(-1)

@@ -89,7 +89,8 @@ class LoaderIterator(Pausing, _Declared):
         epoch = None if kept is None else kept.begin(loader, self, number, are_same)
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
         named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
-        return EpochPlan(number, number if named is None else named, told, epoch)
+        last_told = self._plan.last_told if told is None else told
+        return EpochPlan(number, number if named is None else named, told, last_told, epoch)
 
     def _init_base(self, loader: TorchLoader) -> None:
         """Calls the constructor of torch's base, which draws the base seed unless it is known."""

@@ -326,7 +326,7 @@ def _next_epoch(loader: TorchLoader, options: Options) -> Any:
 
 def _noted(loader: TorchLoader, made: Any, transport: Transport, stages: Stages) -> Any:
     """Returns an iterator with workers, which is noted for a report."""
-    counters = functools.partial(_counters, transport, stages.counters)
+    counters = functools.partial(_counters, transport.counters, stages.counters)
     _record(loader, made, transport.path, transport.about, stages, counters)
     return made
 
@@ -352,5 +352,7 @@ def _explain_descriptors(error: BaseException) -> None:
         )
 
 
-def _counters(transport: Any, others: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
-    return {**transport.counters(), **others()}
+def _counters(
+    of_transport: Callable[[], Mapping[str, int]], others: Callable[[], Mapping[str, int]]
+) -> Mapping[str, int]:
+    return {**of_transport(), **others()}

@@ -14,10 +14,13 @@ class EpochPlan(NamedTuple):
         number: The number of the epoch, as ``Seeds`` count; None if no option counts epochs.
         key_number: The number from which ``seeding`` makes keys: the sampler's epoch, or ``number``.
         told: The epoch that ``set_epoch`` of the loader has named for it; None: it was not called.
+        last_told: That epoch, or the last one before it; None: it was never called. A worker that begins
+            anew in mid-epoch is told it.
         epoch: The epoch as a state knows it; None for a loader without states.
     """
 
     number: int | None = None
     key_number: int | None = None
     told: int | None = None
+    last_told: int | None = None
     epoch: states.Epoch | None = None

@@ -165,8 +165,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _draw(self, loader: TorchLoader) -> None:
         """Begins another epoch in this process."""
-        told, self._epoch_to_tell = self._epoch_to_tell, None
-        self._plan = self._decide(loader, told, are_same=True)
+        self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
         internals.BaseIterator._reset(self, self._drawing(loader))
         if self._plan.epoch is not None:
             self._plan.epoch.begin(self, False)
@@ -177,6 +176,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         # their results are told by their epoch.
         for worker in range(self._num_workers):
             self._transport.send(worker, self._start_of(worker))
+        # Not before: where an epoch cannot begin, the workers are told with the next one.
+        if self._epoch_to_tell == self._plan.told:
+            self._epoch_to_tell = None
         return self._index_source()
 
     def _dataset_states(self) -> states.DatasetStates | None:
@@ -313,7 +315,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Starts a successor of a worker that has ended, if there may be one."""
         successor = None
         if self._restarting is not None:
-            start, dataset, is_known = self._start_of(worker_id), self._dataset_states(), True
+            # Its dataset may be as it was for an epoch before, or be the next one's already.
+            start = dataclasses.replace(self._start_of(worker_id), told=self._plan.last_told)
+            dataset, is_known = self._dataset_states(), True
             if dataset is not None:
                 is_known, position = dataset.succeed(worker_id)
                 start = dataclasses.replace(start, position=position)

@@ -67,6 +67,7 @@ class ProcessTransport(Transport):
         lease: Lease | None = None,
         watching: Watchdog | None = None,
         timeouts: SampleTimeouts | None = None,
+        look: Callable[[Any], None] | None = None,
     ) -> None:
         super().__init__(engine, options, watching)
         self.timeouts = timeouts
@@ -82,11 +83,10 @@ class ProcessTransport(Transport):
         self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
         # Looks through what is sent. A pool does that itself, and a forked process is sent nothing.
-        self._look: Callable[[Any], None] | None = None
+        self._look = look
         self._shared: shared_work.Shared | None = None
         if lease is None and context.get_start_method() != "fork":
-            self._look = main_module.look_for(context)
-            self._shared = shared_work.Shared(self._look)
+            self._shared = shared_work.Shared(look)
         self._calls = threading.RLock()
         self._tag = 0
 
@@ -304,8 +304,11 @@ def make_transport(
     context = loader.multiprocessing_context or torch.multiprocessing
     held_memory.tell_of_forks()
     held_memory.drop_unread()
+    look = None
     if lease is None:
         guard.refuse_in_import(context)
+        # Before there is memory: it raises where no process can start.
+        look = main_module.look_for(context)
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     most_tasks = _most_tasks(loader, in_turn)
@@ -344,6 +347,7 @@ def make_transport(
         lease,
         watching,
         timeouts,
+        look,
     )
 
 

@@ -13,6 +13,33 @@ from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
 
 
+class Counters:
+    """The counts of a transport's epoch, for a report. They lead to no object of the user's.
+
+    A report lives as long as its loader: an option of a worker may be a method of the loader's owner.
+
+    Args:
+        engine: The native end, which counts until :meth:`finish`.
+    """
+
+    def __init__(self, engine: Any) -> None:
+        self._engine = engine
+        self._final: dict[str, int] | None = None
+
+    def __call__(self) -> dict[str, int]:
+        """Returns what a report counts of this epoch."""
+        return dict(self._engine.counters() if self._final is None else self._final)
+
+    @property
+    def are_final(self) -> bool:
+        """True once they are counted no further."""
+        return self._final is not None
+
+    def finish(self) -> None:
+        """Keeps the counts as they are: the engine is to be closed."""
+        self._final = dict(self._engine.counters())
+
+
 class Transport(abc.ABC):
     """Tasks to the workers of one iterator, and their results.
 
@@ -27,6 +54,7 @@ class Transport(abc.ABC):
     Attributes:
         path: The path of its iterators, as a report names it.
         about: The path in words.
+        counters: Returns what a report counts of this epoch.
         sound: False once an iteration has ended as it should not.
         scheduler: The class of the native scheduler for this end.
     """
@@ -44,8 +72,7 @@ class Transport(abc.ABC):
         self.sound = True
         self._owner = self._process_identity()
         self._ended: set[int] = set()
-        # The counters at the end.
-        self._final: dict[str, int] | None = None
+        self.counters = Counters(engine)
 
     @abc.abstractmethod
     def start(self, work: Work) -> Any:
@@ -93,10 +120,6 @@ class Transport(abc.ABC):
         """Begins another epoch of the same workers, before they are told."""
         self.engine.begin_epoch()
 
-    def counters(self) -> dict[str, int]:
-        """Returns what a report counts of this epoch."""
-        return dict(self.engine.counters() if self._final is None else self._final)
-
     @abc.abstractmethod
     def close(self, may_keep: bool = False) -> None:
         """Gives back memory and descriptors, once the workers have ended.
@@ -107,7 +130,7 @@ class Transport(abc.ABC):
 
     def _begin_close(self) -> bool:
         """Returns whether there is something to close: not again, and not for a forked child."""
-        if self._final is not None or self.is_inherited():
+        if self.counters.are_final or self.is_inherited():
             return False
-        self._final = dict(self.engine.counters())
+        self.counters.finish()
         return True

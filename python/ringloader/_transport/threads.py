@@ -256,7 +256,7 @@ class ThreadTransport(Transport):
 
     def end(self, workers: Sequence[WorkerThread], told: Callable[[int], bool]) -> None:
         """Tells the threads to end, and waits as long as torch waits for one worker."""
-        if self._final is not None:
+        if self.counters.are_final:
             # The exit of the interpreter has ended the threads, before torch ends iterators for it.
             return
         self.engine.set_done()
