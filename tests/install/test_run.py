@@ -195,6 +195,30 @@ def test_children_are_reached_by_the_hook_of_the_environment(
         ]
 
 
+RETURNING = """
+import multiprocessing
+
+class Here: pass
+
+def make(): return Here()
+
+if __name__ == "__main__":
+    for method in ("spawn", "forkserver"):
+        with multiprocessing.get_context(method).Pool(1) as pool:
+            print(type(pool.apply(make)) is Here)
+"""
+
+
+@pytest.mark.parametrize("options", [[], ["--report"]], ids=str)
+def test_objects_of_the_programs_classes_come_back_from_its_children(
+    fake_torch: Python, tmp_path: Path, options: list[str]
+) -> None:
+    """Also where multiprocessing was imported before the program."""
+    (tmp_path / "program.py").write_text(RETURNING)
+    done = fake_torch.run("-m", "ringloader", "run", *options, "program.py", cwd=tmp_path)
+    assert done.stdout == "True\nTrue\n"
+
+
 TRAINING = """
 import sys, torch
 from torch.utils.data import DataLoader, Dataset

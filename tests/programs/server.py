@@ -112,7 +112,7 @@ def _prepare(request: dict[str, object], standard: list[int]) -> Program:
     np.random.seed(random.getrandbits(32))
     sys.excepthook = _print_error
     # Spawned workers look for it here, and the interpreter tears it down at its end.
-    main = sys.modules["__main__"] = types.ModuleType("__main__")
+    main = sys.modules["__main__"] = sys.modules["__mp_main__"] = types.ModuleType("__main__")
     first, *rest = request["arguments"]
     sys.argv = [first, *rest[first in ("-c", "-m") :]]
     if first == "-m":

@@ -13,6 +13,9 @@ import zipfile
 from collections.abc import Sequence
 from typing import Any
 
+# The name of the main module in children that run it again. MIRRORS multiprocessing __init__.py.
+_IN_CHILDREN = "__mp_main__"
+
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
     """Runs a file, or a folder or zip file with a ``__main__.py``.
@@ -86,6 +89,9 @@ def _new_main(file: str | None, loader: object, cached: str | None) -> types.Mod
     if sys.version_info < (3, 15):
         vars(module)["__cached__"] = cached
     sys.modules["__main__"] = module
+    if _IN_CHILDREN in sys.modules:
+        # multiprocessing was imported before. Objects of the program's classes come back by this name.
+        sys.modules[_IN_CHILDREN] = module
     return module
 
 
