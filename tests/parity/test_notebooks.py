@@ -354,3 +354,63 @@ def test_a_program_from_a_file_is_not_looked_through(tmp_path: Path) -> None:
         + "    print(json.dumps([looks, *(tell(Cell(), one, collate_fn=same) for one in methods)]))\n"
     )
     assert run(["program.py"], tmp_path) == [[None] * 3, ALL, ALL, ALL]
+
+
+MAIN_FILE = """
+import json
+import logging
+from typing import NamedTuple
+
+import torch
+import ringloader
+
+logging.getLogger("ringloader").setLevel(logging.ERROR)
+
+
+class Sample(NamedTuple):
+    number: int
+
+
+class BadError(Exception):
+    pass
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __init__(self):
+        self.transform = lambda number: number + 100
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        if index == 2:
+            raise BadError
+        return Sample(self.transform(index))
+
+
+def replace(_index, error):
+    return Sample(-1 if isinstance(error, BadError) else -2)
+
+
+def tell(**options):
+    loader = ringloader.DataLoader(Numbers(), 2, **options)
+    found = [type(batch) is Sample and batch.number.tolist() for batch in loader]
+    try:
+        list(ringloader.DataLoader(Numbers(), **{**options, "on_error": "raise"}))
+    except BadError:
+        return found
+"""
+
+
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver", "fork"])
+def test_with_cloudpickle_the_classes_of_a_main_file_are_its_own(tmp_path: Path, method: str) -> None:
+    """What has a name in it goes by that, though another object goes by value."""
+    (tmp_path / "program.py").write_text(
+        MAIN_FILE
+        + "if __name__ == '__main__':\n"
+        + "    given = {'num_workers': 1, 'on_error': replace}\n"
+        + f"    with ringloader.WorkerPool(1, '{method}') as pool:\n"
+        + "        pooled = tell(worker_pool=pool, **given)\n"
+        + f"    print(json.dumps([tell(multiprocessing_context='{method}', **given), pooled]))\n"
+    )
+    assert run(["program.py"], tmp_path) == [[[100, 101], [-1, 103]]] * 2

@@ -29,8 +29,28 @@ def are_in(named: Definitions, others: Definitions) -> bool:
     return all(others.get(name) is reference for name, reference in named.items())
 
 
-def recorder(found: dict[str, weakref.ref[Any]]) -> Callable[[object], Any]:
-    """Returns a ``reducer_override`` of a pickler, which records in ``found`` what the pickle names."""
+def is_found_by_name(thing: object) -> bool:
+    """True for a class or function that a process finds by its name, where it has this main module too."""
+    if not _is_definition(thing) or getattr(thing, "__module__", None) != "__main__":
+        return False
+    found: Any = sys.modules["__main__"]
+    if getattr(found, "__file__", None) is None and getattr(found, "__spec__", None) is None:
+        # No process can run a notebook again.
+        return False
+    for name in getattr(thing, "__qualname__", "").split("."):
+        found = getattr(found, name, None)
+    return found is thing
+
+
+def recorder(
+    found: dict[str, weakref.ref[Any]], override: Callable[[Any], Any] | None = None
+) -> Callable[[Any], Any]:
+    """Returns a ``reducer_override`` of a pickler, which records in ``found`` what the pickle names.
+
+    Args:
+        found: Takes the definitions, by name.
+        override: The pickler's own, if it has one.
+    """
 
     def record(thing: Any) -> Any:
         if _is_definition(thing) and getattr(thing, "__module__", None) == "__main__":
@@ -39,7 +59,7 @@ def recorder(found: dict[str, weakref.ref[Any]]) -> Callable[[object], Any]:
             outer = getattr(sys.modules["__main__"], name, None)
             if _is_definition(outer):
                 found[name] = weakref.ref(outer)
-        return NotImplemented
+        return NotImplemented if override is None else override(thing)
 
     return record
 

@@ -15,6 +15,7 @@ from types import FunctionType, MethodType
 from typing import IO, Any, TypeVar
 
 from ringloader._common.text import shown
+from ringloader._start import definitions
 
 NewPickler = Callable[[IO[bytes]], pickle.Pickler]
 # Other ways for a loader that starts its own workers.
@@ -27,13 +28,17 @@ _ERRORS = (TypeError, AttributeError, pickle.PicklingError, RuntimeError)
 _MOST_SEARCHED = 100_000
 
 
-def attempt(thing: object, dump: Callable[[NewPickler], _T], ways: str = "") -> _T:
+def attempt(
+    thing: object, dump: Callable[[NewPickler], _T], ways: str = "", *, finds_main: bool = False
+) -> _T:
     """Calls ``dump`` with the ordinary pickler, and if that cannot pickle ``thing``, with cloudpickle's.
 
     Args:
         thing: The object. The names of its fields or keys begin the place that an error tells.
         dump: Pickles it with a pickler that it makes. Called again, it begins anew.
         ways: Other ways to have workers, for people.
+        finds_main: True if the processes have the main module. Its classes and functions are then sent by
+            name, so that they are the main process's, in batches too.
 
     Raises:
         BaseException: What the first call raises, with a note, if both fail; else what a call raises.
@@ -45,7 +50,7 @@ def attempt(thing: object, dump: Callable[[NewPickler], _T], ways: str = "") -> 
         # The last object that the pickler came to. Needs no frame for each.
         last: collections.deque[object] = collections.deque(maxlen=1)
         try:
-            return dump(functools.partial(_recording_pickler, module, last.append))
+            return dump(functools.partial(_recording_pickler, module, finds_main, last.append))
         except _ERRORS as again:
             _explain(error, again if module is not None else None, thing, last, ways)
         raise
@@ -58,13 +63,23 @@ def _cloudpickle() -> Any:
         return None
 
 
-def _recording_pickler(module: Any, record: Callable[[object], None], file: IO[bytes]) -> pickle.Pickler:
+def _recording_pickler(
+    module: Any, finds_main: bool, record: Callable[[object], None], file: IO[bytes]
+) -> pickle.Pickler:
     pickler: pickle.Pickler = reduction.ForkingPickler(file)
     if module is not None:
         ours = pickler.dispatch_table
-        # The table of cloudpickle's class hides the attribute that a pickler reads.
-        attributes = {"dispatch_table": vars(pickle.Pickler)["dispatch_table"]}
-        pickler = type("Pickler", (module.Pickler,), attributes)(file, pickle.DEFAULT_PROTOCOL)
+
+        class Pickler(module.Pickler):  # type: ignore[misc]
+            # The table of cloudpickle's class hides the attribute that a pickler reads.
+            dispatch_table = vars(pickle.Pickler)["dispatch_table"]
+
+            def reducer_override(self, thing: Any) -> Any:
+                if finds_main and definitions.is_found_by_name(thing):
+                    return NotImplemented
+                return super().reducer_override(thing)
+
+        pickler = Pickler(file, pickle.DEFAULT_PROTOCOL)
         pickler.dispatch_table = {**module.Pickler.dispatch_table, **ours}
     # The None that it returns means: pickle the object itself.
     pickler.persistent_id = record  # type: ignore[method-assign]

@@ -56,9 +56,8 @@ class Pickled:
                 pickler = shared_reductions.for_all(new_pickler(file), arrays, stand_in)
                 if named is not None:
                     named.clear()
-                    # cloudpickle has one of its own, and names nothing of the main module.
-                    if not hasattr(pickler, "reducer_override"):
-                        pickler.reducer_override = definitions.recorder(named)
+                    override = getattr(pickler, "reducer_override", None)
+                    pickler.reducer_override = definitions.recorder(named, override)
                 pickler.dump(thing)
                 self._has_arrays = arrays.tell() > 0
             # If one process changed a file, the objects of another would change.
@@ -116,7 +115,9 @@ def for_all(
         NotForAllError: If something holds for one process only.
         BaseException: What pickling raises, and ``look``.
     """
-    pickled = fallback.attempt(thing, lambda new_pickler: Pickled(thing, new_pickler, named), ways)
+    pickled = fallback.attempt(
+        thing, lambda new_pickler: Pickled(thing, new_pickler, named), ways, finds_main=look is None
+    )
     if look is not None:
         pickled.show(look)
     return pickled
@@ -139,7 +140,7 @@ class ForOne:
     def __reduce__(self) -> tuple[Any, ...]:
         if not pickles_as_usual():
             return _itself, (self._thing,)
-        data = fallback.attempt(self._thing, self._dump, self._ways)
+        data = fallback.attempt(self._thing, self._dump, self._ways, finds_main=self._look is None)
         if self._look is not None:
             self._look(data)
         return pickle.loads, (data,)
