@@ -53,13 +53,16 @@ def recorder(
     """
 
     def record(thing: Any) -> Any:
-        if _is_definition(thing) and getattr(thing, "__module__", None) == "__main__":
+        reduced = NotImplemented if override is None else override(thing)
+        # Else it goes by value.
+        is_named = reduced is NotImplemented and _is_definition(thing)
+        if is_named and getattr(thing, "__module__", None) == "__main__":
             # A name as `Outer.Inner` is looked up in `Outer`.
             name = thing.__qualname__.partition(".")[0]
             outer = getattr(sys.modules["__main__"], name, None)
             if _is_definition(outer):
                 found[name] = weakref.ref(outer)
-        return NotImplemented if override is None else override(thing)
+        return reduced
 
     return record
 
