@@ -53,7 +53,8 @@ $(VENV)/.demo: $(VENV)/.test
 	$(PIP) install -c $(VENV)/constraints.txt --group demo
 	touch $@
 
-# torchvision's binary belongs to torch's. One of torchaudio that refuses torch's CUDA makes transformers fail.
+# torchvision's binary belongs to torch's. transformers imports torchaudio if it is there, and fails if that refuses
+# torch's CUDA.
 $(VENV)/.frameworks: $(VENV)/.test pyproject.toml
 	$(PIP) install -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torchvision
 	$(PIP) install -c $(VENV)/constraints.txt --group frameworks

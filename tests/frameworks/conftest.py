@@ -17,7 +17,9 @@ from parity import harness
 
 # Nothing is fetched from a hub, and nothing kept in the user's home.
 _hub = tempfile.TemporaryDirectory(prefix="hub")
-os.environ.update(KERAS_BACKEND="torch", HF_HUB_OFFLINE="1", HF_HOME=_hub.name, YOLO_OFFLINE="true", YOLO_CONFIG_DIR=_hub.name)
+os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=_hub.name, YOLO_OFFLINE="true", YOLO_CONFIG_DIR=_hub.name)
+# Read when keras is imported.
+os.environ["KERAS_BACKEND"] = "torch"
 
 # Filled by pytest_configure; what is in it is not even imported.
 collect_ignore: list[str] = []

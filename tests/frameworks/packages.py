@@ -1,4 +1,4 @@
-"""The distribution that stands behind each file of tests."""
+"""The distributions that each file of tests needs."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ def wanted() -> list[str]:
 
 
 def missing(files: Iterable[str]) -> list[str]:
-    """The distributions that are not installed, of those that `files` need."""
+    """The distributions that `files` need and that are not installed."""
     return sorted(name for file in files for name in names(file) if version(name) is None)

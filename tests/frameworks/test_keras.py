@@ -64,7 +64,7 @@ def test_arrays(compare):
 
 
 class SaveLoader(keras.callbacks.Callback):
-    """As in docs/frameworks/keras.md."""
+    """The callback of docs/frameworks/keras.md."""
 
     def __init__(self, loader, folder, every):
         super().__init__()

@@ -14,7 +14,7 @@ LENGTH = 40
 
 
 class Loader(litdata.StreamingDataLoader):
-    """As in docs/frameworks/litdata.md."""
+    """The subclass of docs/frameworks/litdata.md."""
 
     def _get_iterator(self):
         if self.restore:
@@ -45,7 +45,7 @@ def epochs(loader, count=2):
 @loader_ways.INSTALL_ONLY
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_subclass(compare, folder, workers):
-    def program(way):
+    def program(way):  # noqa: ARG001
         return epochs(Loader(dataset(folder), batch_size=4, num_workers=workers), 3)
 
     ours = compare(program, workers=workers)
@@ -57,7 +57,7 @@ def test_a_subclass(compare, folder, workers):
 def test_several_datasets(compare, folder, workers):
     """The loader reads in each batch how far each of them is."""
 
-    def program(way):
+    def program(way):  # noqa: ARG001
         combined = litdata.CombinedStreamingDataset(
             [dataset(folder), dataset(folder, seed=8)], weights=[0.3, 0.7], seed=5, iterate_over_all=False
         )
@@ -108,7 +108,7 @@ def test_the_loader_itself_is_not_reached(folder):
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_of_torchs_class(compare, folder, workers):
-    """It tells the dataset no epoch: the program does."""
+    """The program tells the dataset the epoch."""
     theirs = epochs(litdata.StreamingDataLoader(dataset(folder), batch_size=4, num_workers=workers))
 
     def program(way):

@@ -49,7 +49,7 @@ def test_a_model_of_cells(compare, cells, monkeypatch, workers, persistent):
 
 @loader_ways.INSTALL_ONLY
 def test_a_model_of_cells_some_of_which_have_a_name(compare, cells, monkeypatch):
-    """Its loader reads from several."""
+    """The loader of such a model reads from several loaders."""
     monkeypatch.setattr(scvi.settings, "_dl_num_workers", 2)
 
     def program(way):  # noqa: ARG001

@@ -18,17 +18,13 @@ def shards(tmp_path_factory):
     with streaming.MDSWriter(out=folder, columns=COLUMNS, size_limit=600) as writer:
         for index in range(LENGTH):
             features = np.arange(training.FEATURES, dtype=np.float32) * (index % 7) / 7
-            writer.write(
-                {"features": features, "class": index % training.CLASSES, "text": "a" * (index % 4)}
-            )
+            writer.write({"features": features, "class": index % training.CLASSES, "text": "a" * (index % 4)})
     return folder
 
 
 def loader_of(way, shards, workers, **options):
     dataset = streaming.StreamingDataset(local=shards, shuffle=True, shuffle_seed=3, batch_size=4)
-    return way.loader(
-        streaming.StreamingDataLoader, dataset, batch_size=4, num_workers=workers, **options
-    )
+    return way.loader(streaming.StreamingDataLoader, dataset, batch_size=4, num_workers=workers, **options)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -8,8 +8,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from trl import DPOConfig, DPOTrainer, SFTConfig, SFTTrainer
 
-import ringloader
-from frameworks import loader_ways, training
+from frameworks import loader_ways
 
 pytestmark = pytest.mark.usefixtures("forget_accelerates_state")
 
