@@ -125,6 +125,7 @@ def compare(way_name: str) -> Compare:
         with loader_ways.use(way_name) as ours:
             actual = program(ours)
         assert actual == expected
+        assert ours.reports, "ringloader.reports() knows no loader"
         assert {one.path for one in ours.reports} <= {harness.expected_path, "single-process"}, ours.reports
         if not workers:
             assert torchs.torchs == 0
