@@ -10,11 +10,14 @@ TORCH_INDEX ?=
 # For the benchmark's loader that needs a newer Python.
 THREADS_PYTHON ?= python3.13
 THREADS_VENV ?= .venv-threads
+# For a framework whose packages are older than those of the others.
+APART_VENV ?= $(VENV)-apart
 
 BIN := $(VENV)/bin
 TORCH_SPEC := torch$(if $(TORCH),==$(TORCH))
 PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 THREADS_PIP := $(THREADS_VENV)/bin/python -m pip --disable-pip-version-check -q
+APART_PIP := $(APART_VENV)/bin/python -m pip --disable-pip-version-check -q
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml DESCRIPTION.md
 PYTHON_SOURCES := $(shell find python/ringloader -name '*.py' -o -name '*.pyi' -o -name py.typed)
 WHEEL_STAMP := $(VENV)/.wheel
@@ -33,7 +36,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-apart frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -50,10 +53,19 @@ $(VENV)/.demo: $(VENV)/.test
 	$(PIP) install -c $(VENV)/constraints.txt --group demo
 	touch $@
 
-# torchvision's binary belongs to torch's.
+# torchvision's binary belongs to torch's. transformers imports torchaudio if it is there, and fails if that refuses
+# torch's CUDA.
 $(VENV)/.frameworks: $(VENV)/.test pyproject.toml
 	$(PIP) install -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torchvision
 	$(PIP) install -c $(VENV)/constraints.txt --group frameworks
+	$(BIN)/python -c "import torchaudio" 2>/dev/null || $(PIP) uninstall -y torchaudio
+	touch $@
+
+$(APART_VENV)/.frameworks: $(VENV)/.test pyproject.toml
+	$(PYTHON) -m venv $(APART_VENV)
+	$(APART_PIP) install -U pip
+	$(APART_PIP) install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -r $(VENV)/constraints.txt torchvision
+	$(APART_PIP) install -c $(VENV)/constraints.txt --group test --group frameworks-apart
 	touch $@
 
 $(VENV)/.bench: $(VENV)/.demo pyproject.toml
@@ -245,11 +257,16 @@ workflows: $(TOOLS_VENV)/.workflows ## the workflows of CI, against their schema
 demo: $(VENV)/.demo $(WHEEL_STAMP) ## train on photographs through both loaders, and say what limits each
 	$(BIN)/python examples/photographs/train.py
 
-frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) ## the real frameworks, with torch's loader and with ours; the code blocks of their pages
+frameworks: $(VENV)/.frameworks $(WHEEL_STAMP) frameworks-apart ## the real frameworks, with torch's loader and with ours; the code blocks of their pages
 	$(BIN)/python -m pytest tests/frameworks tests/docs
 
-frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) ## the same, and writes the versions into docs/frameworks
-	$(BIN)/python -m pytest tests/frameworks --write-versions
+frameworks-apart: $(APART_VENV)/.frameworks $(WHEEL_STAMP)
+	$(APART_PIP) install --no-deps --force-reinstall build/wheels/*.whl
+	$(APART_VENV)/bin/python -m pytest tests/frameworks/test_streaming.py tests/docs -k streaming --frameworks streaming $(VERSIONS)
+
+frameworks-docs: VERSIONS := --write-versions
+frameworks-docs: $(VENV)/.frameworks $(WHEEL_STAMP) frameworks-apart ## the same, and writes the versions into docs/frameworks
+	$(BIN)/python -m pytest tests/frameworks $(VERSIONS)
 
 bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, programs, their starts, and what torch has not: build/bench*.md, bench.png
 	$(BIN)/python -m benches.python --threads-python $(THREADS_VENV)/bin/python
@@ -300,4 +317,4 @@ bench-instructions: ## instructions of the core, counted by valgrind
 	cargo bench -p ringloader-core --bench instructions
 
 clean:
-	rm -rf $(VENV) $(THREADS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build target
+	rm -rf $(VENV) $(APART_VENV) $(THREADS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build target

@@ -18,6 +18,8 @@ from parity import harness
 # Nothing is fetched from a hub, and nothing kept in the user's home.
 _hub = tempfile.TemporaryDirectory(prefix="hub")
 os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=_hub.name, YOLO_OFFLINE="true", YOLO_CONFIG_DIR=_hub.name)
+# Read when keras is imported.
+os.environ["KERAS_BACKEND"] = "torch"
 
 # Filled by pytest_configure; what is in it is not even imported.
 collect_ignore: list[str] = []
@@ -42,7 +44,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     named = config.getoption("--frameworks", default=None)
-    wanted = list(packages.FRAMEWORKS) if named is None else named.split(",")
+    wanted = packages.wanted() if named is None else named.split(",")
     if unknown := set(wanted) - set(packages.FRAMEWORKS):
         raise pytest.UsageError(
             f"--frameworks: {', '.join(unknown)} is none of {', '.join(packages.FRAMEWORKS)}"
@@ -63,7 +65,7 @@ def pytest_runtest_logreport(report: pytest.TestReport) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
     say = terminalreporter.write_line
     if len(collect_ignore) == len(packages.FRAMEWORKS):
-        missing = packages.missing(packages.FRAMEWORKS)
+        missing = packages.missing(packages.wanted())
         say(f"tests/frameworks left out: {', '.join(missing)} not installed; `make frameworks` does so")
     named = pages.named()
     passed = [file for file, counts in _outcomes.items() if counts["passed"] and not counts["failed"]]
@@ -108,11 +110,14 @@ Compare = Callable[..., loader_ways.Way]
 def compare(way_name: str) -> Compare:
     """Runs a program without us and with us; asserts that it returns the same, and that we did the work.
 
-    The program gets the way, returns plain values, and starts at least one loader with workers. A test that
-    one way does not reach is marked with `loader_ways.INSTALL_ONLY` or `loader_ways.CLASS_ONLY`.
+    The program gets the way, returns plain values, and starts at least one loader with workers; with
+    `workers=0`, only loaders without. A test that one way does not reach is marked with
+    `loader_ways.INSTALL_ONLY` or `loader_ways.CLASS_ONLY`.
     """
 
-    def run(program: Callable[[loader_ways.Way], Any], gets_batches: bool = True) -> loader_ways.Way:
+    def run(
+        program: Callable[[loader_ways.Way], Any], gets_batches: bool = True, workers: int = 2
+    ) -> loader_ways.Way:
         with loader_ways.use("torch") as torchs:
             expected = program(torchs)
         assert expected, "the program returned nothing to compare"
@@ -120,6 +125,13 @@ def compare(way_name: str) -> Compare:
         with loader_ways.use(way_name) as ours:
             actual = program(ours)
         assert actual == expected
+        assert ours.reports, "ringloader.reports() knows no loader"
+        assert {one.path for one in ours.reports} <= {harness.expected_path, "single-process"}, ours.reports
+        if not workers:
+            assert torchs.torchs == 0
+            assert {made.path for made in ours.made} == {"single-process"}, ours.made
+            assert len(ours.made) == torchs.without_workers, "not every iterator was ours"
+            return ours
         with_workers = [made for made in ours.made if made.reason != "num_workers is 0"]
         assert {made.path for made in with_workers} == {harness.expected_path}, with_workers
         assert len(with_workers) == torchs.torchs, "not every iterator with workers was ours"

@@ -14,7 +14,7 @@ import torch
 import torch.utils.data
 
 import ringloader
-from ringloader._report import report
+from ringloader._report import report, tally
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
@@ -40,13 +40,17 @@ class Way:
         name: "torch", "class" or "install".
         DataLoader: The class that a program of this way passes in.
         made: Every iterator that ringloader had a part in, in order.
+        reports: What `ringloader.reports()` says at the end, of the loaders of this way alone.
         torchs: How many iterators with workers torch made, while its own way was in force.
+        without_workers: How many without.
     """
 
     name: str
     DataLoader: LoaderClass
     made: list[Made] = field(default_factory=list)
+    reports: list[ringloader.LoaderReport] = field(default_factory=list)
     torchs: int = 0
+    without_workers: int = 0
 
     def loader(self, framework_class: Any, *args: Any, **kwargs: Any) -> Any:
         """A loader of a framework's own class; where ours would be passed in, converted."""
@@ -78,10 +82,12 @@ def use(name: str) -> Iterator[Way]:
     torch.manual_seed(11)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "record", recorded)
+        patch.setattr(tally, "_tallies", {})
         if name == "torch":
             patch.setattr(torch.utils.data.DataLoader, "_get_iterator", _counting(way))
         with ringloader.installed() if name == "install" else contextlib.nullcontext():
             yield way
+            way.reports = ringloader.reports()
 
 
 def _counting(way: Way) -> Callable[[Any], Any]:
@@ -89,6 +95,7 @@ def _counting(way: Way) -> Callable[[Any], Any]:
 
     def _get_iterator(loader: Any) -> Any:
         way.torchs += loader.num_workers > 0
+        way.without_workers += loader.num_workers == 0
         return torchs_own(loader)
 
     return _get_iterator

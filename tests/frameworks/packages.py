@@ -1,4 +1,4 @@
-"""The distribution that stands behind each file of tests."""
+"""The distributions that each file of tests needs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,21 @@ FRAMEWORKS = {
     "ultralytics": "ultralytics",
     "webdataset": "webdataset",
     "pytorch_forecasting": "pytorch-forecasting",
+    "keras": "keras",
+    "mmengine": "mmengine",
+    "opacus": "opacus",
+    "trl": "trl",
+    "litdata": "litdata",
+    "darts": "darts",
+    "scvi": "scvi-tools",
+    "streaming": "mosaicml-streaming",
 }
+
+# In an environment of its own: it needs older packages than the others do.
+APART = {"streaming"}
+
+# Distributions that the tests of a file need too, and its page names.
+PARTNERS = {"trl": ("peft",)}
 
 
 def version(distribution: str) -> str | None:
@@ -40,6 +54,16 @@ def version(distribution: str) -> str | None:
         return None
 
 
+def names(file: str) -> tuple[str, ...]:
+    """The distributions that the tests of a file need."""
+    return FRAMEWORKS[file], *PARTNERS.get(file, ())
+
+
+def wanted() -> list[str]:
+    """The files of a run that names none: those apart only where they are installed."""
+    return [file for file in FRAMEWORKS if file not in APART or not missing([file])]
+
+
 def missing(files: Iterable[str]) -> list[str]:
-    """The distributions that are not installed, of those behind `files`."""
-    return sorted(FRAMEWORKS[file] for file in files if version(FRAMEWORKS[file]) is None)
+    """The distributions that `files` need and that are not installed."""
+    return sorted(name for file in files for name in names(file) if version(name) is None)

@@ -21,9 +21,8 @@ def base() -> str:
 
 def line(file: str) -> str:
     """Returns what a page says of the versions it was tested with."""
-    name = packages.FRAMEWORKS[file]
-    theirs = "" if name == "torch" else f"{name} {packages.version(name)}, "
-    return f"Tested with {theirs}torch {packages.version('torch')}."
+    found = dict.fromkeys((*packages.names(file), "torch"))
+    return f"Tested with {', '.join(f'{name} {packages.version(name)}' for name in found)}."
 
 
 def named() -> dict[str, str]:

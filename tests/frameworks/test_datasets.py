@@ -102,7 +102,7 @@ def test_set_epoch_reaches_the_workers(compare, persistent):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
+@pytest.mark.limit(240)
 def test_a_worker_that_is_not_forked_shares_the_epoch(compare):
     def program(way):
         shuffled = stream(2).shuffle(seed=1, buffer_size=8).with_format("torch")
@@ -207,7 +207,7 @@ def positions(make, way, whole):
     yield loader, loader.state_dict(), whole
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(360)
 @pytest.mark.usefixtures("_no_pauses")
 @pytest.mark.parametrize("way", STATE_WAYS)
 @pytest.mark.parametrize("kind", STREAMS)
@@ -228,7 +228,7 @@ def test_a_stream_goes_on_and_its_next_epochs_are_whole(tmp_path, kind, way):
             assert [list(resumed) for _ in range(3)] == [rest, whole, whole]
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(240)
 @pytest.mark.parametrize("way", ["none", "one"])
 @pytest.mark.usefixtures("_no_pauses")
 def test_a_shuffled_stream_goes_on_as_datasets_says(tmp_path, way):
@@ -248,7 +248,7 @@ def test_a_shuffled_stream_goes_on_as_datasets_says(tmp_path, way):
             assert len(found[0]) <= len(rest)
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(240)
 @pytest.mark.parametrize("way", STATE_WAYS)
 @pytest.mark.parametrize("calls", ["loader", "dataset", "no one"])
 @pytest.mark.usefixtures("_no_pauses")

@@ -142,7 +142,7 @@ def test_a_cache_that_is_replaced_between_epochs(compare, files):
 
 
 # Each of torch's workers imports monai.
-@pytest.mark.limit(180)
+@pytest.mark.limit(480)
 def test_workers_that_do_not_fork(compare, files):
     def program(way):
         set_determinism(7)
