@@ -26,7 +26,7 @@ CORE_MAY_USE = {
     "forks": {"sync", "testing"},
     "os": {"error", "sync"},
     "items": {"error", "os"},
-    "samples": {"cache", "error", "os", "sync", "testing"},
+    "samples": {"cache", "error", "os", "process", "sync", "testing"},
     "process": {"error", "forks", "os", "sync", "testing"},
     "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch", "timing"},
     "scheduler": {"error", "testing", "plan", "transport"},
