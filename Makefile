@@ -26,6 +26,8 @@ TOOLS_PIP := $(TOOLS_VENV)/bin/python -m pip --disable-pip-version-check -q
 # Another machine that a wheel is for: TARGET=aarch64.
 TARGET ?=
 WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
+# A free-threaded CPython, which needs a wheel of its own: FREE_THREADED=python3.14t.
+FREE_THREADED ?=
 DIST_STAMP := build/dist.checked
 
 # Builds the site. It reads the sources and needs no torch.
@@ -221,8 +223,15 @@ deny: ## the crates: known vulnerabilities, licenses, sources; needs cargo-deny,
 	cargo deny --locked check
 
 ifeq ($(TARGET),)
-wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand; TARGET=aarch64: for that machine, into build/dist-aarch64, built and checked
+wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand; TARGET=aarch64: for that machine, into build/dist-aarch64, built and checked; FREE_THREADED=python3.14t: that one's too, into build/dist-free-threaded
 	ci/wheel.sh run $(BIN)/python $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+ifeq ($(FREE_THREADED),)
+	@echo "wheel: SKIPPED: the wheel of a free-threaded CPython: FREE_THREADED=<path>" >&2
+else
+	DIST=build/dist-free-threaded ci/wheel.sh build $(TOOLS_VENV)/bin --interpreter $(FREE_THREADED)
+	DIST=build/dist-free-threaded ci/wheel.sh check $(TOOLS_VENV)/bin
+	DIST=build/dist-free-threaded ci/wheel.sh run $(FREE_THREADED)
+endif
 else
 wheel: $(TOOLS_VENV)/.wheel
 	ci/$(TARGET).sh --require wheel $(TOOLS_VENV)/bin

@@ -49,6 +49,12 @@ pub(crate) fn detached<T: Send>(
 /// The fewest bytes whose copy is made without the interpreter.
 pub(crate) const DETACH: usize = 1 << 20;
 
+/// Returns true if other threads may run while `len` bytes are copied, so that their memory must be held. A copy of a few
+/// keeps the interpreter lock; a free-threaded interpreter has none.
+pub(crate) const fn runs_others(len: usize) -> bool {
+    cfg!(Py_GIL_DISABLED) || len >= DETACH
+}
+
 /// Runs `work` without the interpreter. Short work only: nothing looks for signals, and the exit of the
 /// interpreter waits for it.
 pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
