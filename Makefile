@@ -35,7 +35,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable free-threaded systems aarch64 wheel wheel-pythons workflows clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -110,7 +110,7 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 	touch $@
 
 test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
-	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable systems"
+	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable free-threaded systems"
 
 test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheels
 	ci/gates.py python-test-slow "storm-fast wheel asan aarch64"
@@ -212,6 +212,11 @@ storm-fast:
 
 portable: ## the build for systems without memfd
 	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/ci/rustc_portable.sh cargo check -q --workspace
+
+# PyO3 reads there what it would ask the interpreter.
+free-threaded: ## the build for free-threaded CPython, checked without one
+	CARGO_TARGET_DIR=target/free-threaded PYO3_CONFIG_FILE=$(CURDIR)/ci/free_threaded.txt \
+		cargo clippy -q -p ringloader-py -- -D warnings
 
 systems: $(WHEEL_STAMP) ## the wheel for macOS and Windows, by a Python that lacks what theirs lacks
 	$(BIN)/python ci/systems.py $(BIN)/python build/wheels
