@@ -29,6 +29,8 @@ TOOLS_PIP := $(TOOLS_VENV)/bin/python -m pip --disable-pip-version-check -q
 # Another machine that a wheel is for: TARGET=aarch64.
 TARGET ?=
 WHEEL_PYTHONS ?= python3.11 python3.12 python3.13
+# A free-threaded CPython, which needs a wheel of its own: FREE_THREADED=python3.14t.
+FREE_THREADED ?=
 DIST_STAMP := build/dist.checked
 
 # Builds the site. It reads the sources and needs no torch.
@@ -36,7 +38,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-apart frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-apart frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows free-threaded clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -120,7 +122,7 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 	touch $@
 
 test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
-	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable systems"
+	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable free-threaded systems"
 
 test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheels
 	ci/gates.py python-test-slow "storm-fast wheel asan aarch64"
@@ -223,6 +225,11 @@ storm-fast:
 portable: ## the build for systems without memfd
 	RUSTC_WORKSPACE_WRAPPER=$(CURDIR)/ci/rustc_portable.sh cargo check -q --workspace
 
+# PyO3 reads there what it would ask the interpreter.
+free-threaded: ## the build for free-threaded CPython, checked without one
+	CARGO_TARGET_DIR=target/free-threaded PYO3_CONFIG_FILE=$(CURDIR)/ci/free_threaded.txt \
+		cargo clippy -q -p ringloader-py -- -D warnings
+
 systems: $(WHEEL_STAMP) ## the wheel for macOS and Windows, by a Python that lacks what theirs lacks
 	$(BIN)/python ci/systems.py $(BIN)/python build/wheels
 
@@ -233,8 +240,15 @@ deny: ## the crates: known vulnerabilities, licenses, sources; needs cargo-deny,
 	cargo deny --locked check
 
 ifeq ($(TARGET),)
-wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand; TARGET=aarch64: for that machine, into build/dist-aarch64, built and checked
+wheel: $(DIST_STAMP) $(VENV)/.test ## what is published, into build/dist: built, checked, and run by this Python beside the torch at hand; TARGET=aarch64: for that machine, into build/dist-aarch64, built and checked; FREE_THREADED=python3.14t: that one's too, into build/dist-free-threaded
 	ci/wheel.sh run $(BIN)/python $$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+ifeq ($(FREE_THREADED),)
+	@echo "wheel: SKIPPED: the wheel of a free-threaded CPython: FREE_THREADED=<path>" >&2
+else
+	DIST=build/dist-free-threaded ci/wheel.sh build $(TOOLS_VENV)/bin --interpreter $(FREE_THREADED)
+	DIST=build/dist-free-threaded ci/wheel.sh check $(TOOLS_VENV)/bin
+	DIST=build/dist-free-threaded ci/wheel.sh run $(FREE_THREADED)
+endif
 else
 wheel: $(TOOLS_VENV)/.wheel
 	ci/$(TARGET).sh --require wheel $(TOOLS_VENV)/bin

@@ -24,10 +24,10 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "python/"
 IN_SDIST = re.compile(
     r"PKG-INFO|Cargo\.(toml|lock)|LICENSE|DESCRIPTION\.md|pyproject\.toml"
-    r"|rust/(core|py)/(Cargo\.toml|(src|tests)/.+\.rs)|rust/core/tests/batch/corpus/[^/.]+"
+    r"|rust/(core|py)/(Cargo\.toml|build\.rs|(src|tests)/.+\.rs)|rust/core/tests/batch/corpus/[^/.]+"
 )
 SDIST_MUST_HAVE = {"PKG-INFO", "Cargo.toml", "Cargo.lock", "LICENSE", "DESCRIPTION.md", "pyproject.toml"}
-# A free-threaded CPython has no stable ABI: its module is named after its version.
+# The module of a free-threaded CPython is named after its version.
 MODULE = re.compile(r"ringloader/_native\.(abi3|cpython-3\d+t-[\w-]+)\.so")
 DIST_INFO = re.compile(r"METADATA|WHEEL|RECORD|licenses/LICENSE|sboms/ringloader-py\.cyclonedx\.json")
 # What pyproject.toml must have addresses of.

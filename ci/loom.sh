@@ -13,6 +13,7 @@ BINARIES=(
   loom_wait
   loom_forks
   loom_cache
+  loom_awaited
 )
 
 # binary | test | fault, as the sources name it | what the failing model says
@@ -82,6 +83,11 @@ FAULTS=(
   'loom_cache|a_record_that_is_cleared_while_it_is_read_is_not_taken|looked_without_fence|bytes that are gone'
   'loom_cache|a_word_that_is_written_after_a_clear_does_not_stay|published_without_acquire|bytes are left'
   'loom_cache|a_word_that_is_written_after_a_clear_does_not_stay|raised_without_fence|bytes are left'
+  'loom_awaited|the_end_waits_for_a_thread_or_the_thread_stays_out|looked_before_counted|Causality violation'
+  'loom_awaited|the_end_waits_for_a_thread_or_the_thread_stays_out|entered_relaxed|Causality violation'
+  'loom_awaited|the_end_waits_for_a_thread_or_the_thread_stays_out|left_relaxed|Causality violation'
+  'loom_awaited|the_end_waits_for_a_thread_or_the_thread_stays_out|count_relaxed|Causality violation'
+  'loom_awaited|the_end_waits_for_all_threads|looked_before_counted|Causality violation'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

@@ -17,7 +17,13 @@ import torch.utils.data
 
 import ringloader
 
-START_METHODS = ("fork", "forkserver", "spawn")
+# Each way of starting workers, and the path that its batches take.
+WAYS: dict[str, tuple[dict[str, str], str]] = {
+    "fork": ({"multiprocessing_context": "fork"}, "native"),
+    "forkserver": ({"multiprocessing_context": "forkserver"}, "native"),
+    "spawn": ({"multiprocessing_context": "spawn"}, "native"),
+    "threads": ({"worker_method": "thread"}, "threads"),
+}
 EPOCHS = 2
 
 
@@ -34,14 +40,14 @@ class Samples(torch.utils.data.Dataset[Any]):
         return {"image": image, "label": index, "weight": index / 7, "name": f"sample {index}"}
 
 
-def epochs(cls: type[Any], start_method: str) -> Iterator[tuple[Any, dict[str, Any]]]:
+def epochs(cls: type[Any], **options: str) -> Iterator[tuple[Any, dict[str, Any]]]:
     """Each batch of some epochs, beside the iterator that returned it."""
     loader = cls(
         Samples(),
         batch_size=8,
         shuffle=True,
         num_workers=2,
-        multiprocessing_context=start_method,
+        **options,
         generator=torch.Generator().manual_seed(7),
     )
     for _ in range(EPOCHS):
@@ -50,17 +56,18 @@ def epochs(cls: type[Any], start_method: str) -> Iterator[tuple[Any, dict[str, A
             yield iterator, batch
 
 
-def compare(start_method: str) -> int:
-    """The number of batches, each of which is torch's and came over the rings."""
+def compare(way: str) -> int:
+    """The number of batches, each of which is torch's and came over the path of that way."""
     count = 0
-    ours = epochs(ringloader.DataLoader, start_method)
-    theirs = epochs(torch.utils.data.DataLoader, start_method)
+    options, path = WAYS[way]
+    ours = epochs(ringloader.DataLoader, **options)
+    theirs = epochs(torch.utils.data.DataLoader)
     for (iterator, batch), (_, expected) in zip(ours, theirs, strict=True):
-        assert ringloader.report(iterator).path == "native", ringloader.report(iterator)
+        assert ringloader.report(iterator).path == path, ringloader.report(iterator)
         assert batch.keys() == expected.keys()
         for name, value in expected.items():
             same = torch.equal if isinstance(value, torch.Tensor) else operator.eq
-            assert same(value, batch[name]), f"{start_method}: {name} differs in batch {count}"
+            assert same(value, batch[name]), f"{way}: {name} differs in batch {count}"
         count += 1
     return count
 
@@ -84,10 +91,10 @@ def main() -> None:
     versions = f"ringloader {importlib.metadata.version('ringloader')}, torch {torch.__version__}"
     python = f"CPython {platform.python_version()}{sys.abiflags}"
     sys.stdout.write(f"{versions}, {python}, {platform.machine()}, {' '.join(platform.libc_ver())}\n")
-    for start_method in START_METHODS:
-        count = compare(start_method)
+    for way in WAYS:
+        count = compare(way)
         assert count == EPOCHS * -(-len(Samples()) // 8), count
-        sys.stdout.write(f"  {start_method}: {count} batches as torch's\n")
+        sys.stdout.write(f"  {way}: {count} batches as torch's\n")
     subprocess.run([sys.executable, "-m", "ringloader", "run", __file__, "installed"], check=True)
     sys.stdout.write("  python -m ringloader run\n")
 

@@ -26,7 +26,7 @@ CORE_MAY_USE = {
     "forks": {"sync", "testing"},
     "os": {"error", "sync"},
     "items": {"error", "os"},
-    "samples": {"cache", "error", "os", "sync", "testing"},
+    "samples": {"cache", "error", "os", "process", "sync", "testing"},
     "process": {"error", "forks", "os", "sync", "testing"},
     "transport": {"error", "sync", "testing", "forks", "os", "process", "ring", "pool", "batch", "timing"},
     "scheduler": {"error", "testing", "plan", "transport"},
@@ -71,7 +71,7 @@ BINDING_MAY_USE = {
         "torch",
         "transport",
     },
-    "collate": {"gil", "torch", "transport"},
+    "collate": {"gil", "objects", "torch", "transport"},
 }
 # Places where the binding names modules of ours and private attributes, and private ones of torch's.
 BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)"}

@@ -10,7 +10,7 @@ use pyo3::exceptions::{
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::process::{self, Process};
-use ringloader_core::sync::{AtomicU64, Ordering};
+use ringloader_core::sync::{AtomicU64, Awaited};
 use ringloader_core::transport::copier::stop_copies;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::queues::Queues;
@@ -49,25 +49,30 @@ pub(crate) fn detached<T: Send>(
 /// The fewest bytes whose copy is made without the interpreter.
 pub(crate) const DETACH: usize = 1 << 20;
 
+/// Returns true if other threads may run while `len` bytes are copied, so that their memory must be held. A copy of a few
+/// keeps the interpreter lock; a free-threaded interpreter has none.
+pub(crate) const fn runs_others(len: usize) -> bool {
+    cfg!(Py_GIL_DISABLED) || len >= DETACH
+}
+
 /// Runs `work` without the interpreter. Short work only: nothing looks for signals, and the exit of the
 /// interpreter waits for it.
 pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -> T + Send) -> T {
-    // This thread has the interpreter, and so has the one that sets `EXITING`: one of the two sees the other.
-    if exits_elsewhere() {
-        return work();
+    match Expected::new() {
+        Some(_expected) => py.detach(work),
+        None => work(),
     }
-    let _expected = Expected::new();
-    py.detach(work)
 }
 
 /// Runs native `work` of a worker's thread that calls Python, but no code of the user's that may take long: the exit of
 /// the interpreter waits for it. Once another thread ends the interpreter, this thread parks instead and never returns.
 pub(crate) fn in_thread<T>(py: Python<'_>, work: impl FnOnce() -> T) -> T {
-    // This thread has the interpreter: see `without_interpreter`.
-    if exits_elsewhere() {
-        py.detach(park);
-    }
-    let _expected = Expected::new();
+    let _expected = loop {
+        match Expected::new() {
+            Some(expected) => break expected,
+            None => py.detach(park),
+        }
+    };
     work()
 }
 
@@ -82,53 +87,31 @@ fn park() {
 /// the interpreter, and keep it until it has. If the exit has begun, the thread parks and never returns.
 pub(crate) fn come_back() -> Expected {
     loop {
-        let expected = Expected::new();
-        if !exits_elsewhere() {
-            return expected;
+        match Expected::new() {
+            Some(expected) => return expected,
+            None => park(),
         }
-        drop(expected);
-        park();
     }
 }
 
-/// The number of our threads that the exit of the interpreter must wait for, in the low half. In the high half, the id
-/// of the process that they belong to: a forked child has none of them.
-///
-/// ORDERING: `note_exit` too looks at it by changing it, so the first such look comes before or after a thread's
-/// change. If the look comes before, the thread's acquire sees `EXITING`; if it comes after, the thread is in the
-/// count.
-static EXPECTED: AtomicU64 = AtomicU64::new(0);
+/// Our threads that the exit of the interpreter must wait for.
+static EXPECTED: Awaited = Awaited::over(AtomicU64::new(0));
 
 /// One of these threads, for as long as this lives.
 #[must_use]
-pub(crate) struct Expected;
+pub(crate) struct Expected(());
 
 impl Expected {
-    fn new() -> Self {
-        let mine = process_half();
-        let one_more = |count| Some(if count & !LOW == mine { count + 1 } else { mine | 1 });
-        let _ = EXPECTED.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_more);
-        Self
-    }
-
-    fn count() -> u64 {
-        let count = EXPECTED.fetch_add(0, Ordering::AcqRel);
-        if count & !LOW == process_half() { count & LOW } else { 0 }
+    /// `None` once another thread ends the interpreter.
+    fn new() -> Option<Self> {
+        EXPECTED.enter(std::process::id(), exits_elsewhere).then_some(Self(()))
     }
 }
 
 impl Drop for Expected {
     fn drop(&mut self) {
-        let mine = process_half();
-        let one_less = |count| (count & !LOW == mine && count & LOW > 0).then(|| count - 1);
-        let _ = EXPECTED.fetch_update(Ordering::AcqRel, Ordering::Relaxed, one_less);
+        EXPECTED.leave(std::process::id());
     }
-}
-
-const LOW: u64 = u32::MAX as u64;
-
-fn process_half() -> u64 {
-    u64::from(std::process::id()) << 32
 }
 
 /// Waits for the engine's next event without the interpreter, then lets signal handlers run.
@@ -203,7 +186,7 @@ pub(crate) fn exits_elsewhere() -> bool {
 #[pyfunction]
 pub(crate) fn note_exit(py: Python<'_>) {
     let _ = EXITING.set((process::current(), thread::current().id()));
-    while Expected::count() > 0 {
+    while EXPECTED.count(std::process::id()) > 0 {
         py.detach(|| thread::sleep(Duration::from_millis(1)));
     }
     py.detach(stop_copies);

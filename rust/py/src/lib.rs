@@ -52,7 +52,8 @@ mod native {
 #[cfg(all(target_os = "linux", not(ringloader_portable)))]
 use native::*;
 
-#[pyo3::pymodule]
+// Free-threaded: not until somebody has run it so. Each assumption of a lock that is known was mended by argument.
+#[pyo3::pymodule(gil_used = true)]
 mod _native {
     #[cfg(all(target_os = "linux", not(ringloader_portable)))]
     #[pymodule_export]

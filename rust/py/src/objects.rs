@@ -153,6 +153,28 @@ pub(crate) fn push<T>(py: Python<'_>, vector: &mut Vec<T>, item: T) -> PyResult<
     Ok(())
 }
 
+/// The items that a list has now: as many as the iterator says. Free-threaded, other threads may change the list while
+/// it is read.
+#[inline]
+pub(crate) fn items_of<'py>(list: &Bound<'py, PyList>) -> impl ExactSizeIterator<Item = Bound<'py, PyAny>> {
+    #[cfg(Py_GIL_DISABLED)]
+    return list.to_tuple().into_iter();
+    #[cfg(not(Py_GIL_DISABLED))]
+    list.iter()
+}
+
+/// The names and values that a dict has now: as many as the iterator says. Free-threaded, other threads may change the
+/// dict while it is read, and PyO3's own iterator would panic.
+#[inline]
+pub(crate) fn entries_of<'py>(
+    dict: &Bound<'py, PyDict>,
+) -> impl ExactSizeIterator<Item = (Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+    #[cfg(Py_GIL_DISABLED)]
+    return dict.items().into_iter().map(|entry| entry.extract().expect("an item of a dict is a pair"));
+    #[cfg(not(Py_GIL_DISABLED))]
+    dict.iter()
+}
+
 /// `MemoryError`, as the interpreter keeps it for when there is no memory for an object.
 #[cold]
 pub(crate) fn no_memory(py: Python<'_>) -> PyErr {
@@ -171,6 +193,9 @@ impl PyErrArguments for Message {
 }
 
 /// Keeps the collector off, so that making an object runs no finalisers. Dropped, it leaves the collector as it was.
+///
+/// INVARIANT: only where the collector runs wherever an object is made, before Python 3.12. There the interpreter lock
+/// keeps two threads from turning it off and on around each other.
 pub(crate) struct CollectorOff<'py> {
     was_on: bool,
     _attached: PhantomData<Python<'py>>,

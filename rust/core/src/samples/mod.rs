@@ -39,6 +39,7 @@
 #![forbid(unsafe_code)]
 
 mod bound;
+mod claim;
 mod open;
 pub mod record;
 
@@ -55,6 +56,7 @@ use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
 pub use bound::Bound;
+pub use claim::Claim;
 
 const WORD: usize = 8;
 /// Bytes of the header, whatever the size of pages: a file with a name outlives the kernel that made it.
@@ -257,7 +259,8 @@ impl Samples {
     /// Tries to become the one who makes the sample of an index and keeps it. `Some(false)`: another process is.
     /// `None`: the sample cannot be kept.
     ///
-    /// All threads of a process get it: the caller has to choose one of them, which calls [`release`](Self::release).
+    /// All threads of a process get it: [`begin`](Self::begin) chooses one of them, which calls
+    /// [`release`](Self::release).
     #[must_use]
     pub fn claim(&self, index: usize) -> Option<bool> {
         if !self.is_on_disk() && matches!(self.table().look(index).0, State::Refused) {

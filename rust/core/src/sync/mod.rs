@@ -3,14 +3,17 @@
 //! | module | about |
 //! |---|---|
 //! | `atomics` | which atomics these are |
+//! | [`awaited`] | the threads that an end waits for |
 //! | [`doorbell`] | sleep and wake between two processes, the only `fence(SeqCst)` |
 //! | [`adaptive_spin`] | looking again for a moment before a sleep |
 //! | [`ready`] | which of many workers have committed something |
 
 pub mod adaptive_spin;
 mod atomics;
+pub mod awaited;
 pub mod doorbell;
 pub mod ready;
 
 pub use atomics::*;
+pub use awaited::Awaited;
 pub use doorbell::WaitFlag;

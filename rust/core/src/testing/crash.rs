@@ -113,6 +113,20 @@ macro_rules! crashable {
             ) -> Result<$value, $value> {
                 self.compare_exchange(current, new, success, failure)
             }
+
+            #[track_caller]
+            pub fn fetch_update(
+                &self,
+                success: Ordering,
+                failure: Ordering,
+                update: impl FnMut($value) -> Option<$value>,
+            ) -> Result<$value, $value> {
+                if lives() {
+                    self.0.fetch_update(success, failure, update)
+                } else {
+                    Err(self.0.load(Ordering::Relaxed))
+                }
+            }
         }
     };
 }

@@ -7,7 +7,8 @@
 //!
 //! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
 //! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
-//! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
+//! and its addresses hold. Without an interpreter lock other threads always run, so there what is copied is held, of
+//! whatever size, and looked at once more ([`Groups::hold`]). Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
 //! then [`Encoded::verify`] looks at every leaf again before a byte is copied.
 
 use std::sync::{Mutex, PoisonError};
@@ -20,6 +21,7 @@ use super::LONGEST_TABLE_KEPT;
 use super::groups::Groups;
 use super::leaves::{Change, Drafts, changed};
 use crate::identity::ByIdentity;
+use crate::objects::{entries_of, items_of};
 use crate::torch::names::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
@@ -81,8 +83,8 @@ impl Encoded {
     /// lost its memory and the batch cannot be read again.
     pub(crate) fn verify(&mut self, batch: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = batch.py();
-        if self.groups.has_large() {
-            self.groups.anchor_large(py, &mut self.drafts)?;
+        if self.groups.has_held() {
+            self.groups.hold(py, &mut self.drafts)?;
         }
         self.groups.check_copied(py, &mut self.drafts)?;
         if !self.drafts.disturbed {
@@ -193,15 +195,16 @@ impl Walk<'_> {
 
     fn container(&mut self, key: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         if let Ok(list) = object.cast_exact::<PyList>() {
-            let len = list.len();
             if let Some(values) = integers(list) {
                 let number = self.to.meta.skeleton().ints(&values);
                 self.to.memo.insert(key, Some(number));
                 return Ok(true);
             }
+            let items = items_of(list);
+            let len = items.len();
             let number = self.to.meta.skeleton().list(len as u32);
             self.to.memo.insert(key, Some(number));
-            for item in list.iter() {
+            for item in items {
                 if !self.value(&item)? {
                     return Ok(false);
                 }
@@ -210,10 +213,11 @@ impl Walk<'_> {
             return Ok(list.len() == len);
         }
         if let Ok(dict) = object.cast_exact::<PyDict>() {
-            let len = dict.len();
+            let entries = entries_of(dict);
+            let len = entries.len();
             let number = self.to.meta.skeleton().dict(len as u32);
             self.to.memo.insert(key, Some(number));
-            for (name, item) in dict.iter() {
+            for (name, item) in entries {
                 // Checks the length as for a list, but after each item: the iterator panics when the number of items
                 // has changed.
                 if !self.value(&name)? || !self.value(&item)? || dict.len() != len {

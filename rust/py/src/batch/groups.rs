@@ -9,7 +9,7 @@ use ringloader_core::testing::fault::fault;
 
 use super::leaves::{Drafts, LeafKind};
 use super::write::CopyRange;
-use crate::gil::DETACH;
+use crate::gil::runs_others;
 use crate::objects::CollectorOff;
 use crate::torch::names::Torch;
 
@@ -60,7 +60,7 @@ pub(crate) struct Groups {
     /// may resize the array.
     keeps: Vec<bool>,
     copies: Vec<CopyRange>,
-    has_large: bool,
+    has_held: bool,
     /// For each group, true if its bytes are copied, by the last [`lay_out`](Self::lay_out).
     is_copied: Vec<bool>,
 }
@@ -129,25 +129,27 @@ impl Groups {
             }
             meta.set_storage(number, StorageRecord { offset: placed.offset, nbytes: group.len });
         });
-        self.has_large = end - bump.unwrap_or(0) >= DETACH as u64;
+        self.has_held = runs_others((end - bump.unwrap_or(0)) as usize);
         end.next_multiple_of(8)
     }
 
-    /// Returns true if any of the copies may be made without the interpreter.
-    pub(crate) fn has_large(&self) -> bool {
-        self.has_large
+    /// Returns true if other threads may run while any of the copies is made.
+    pub(crate) fn has_held(&self) -> bool {
+        self.has_held
     }
 
-    /// Holds the storages that are copied without the interpreter, because their tensors may get other storages
+    /// Holds the storages that are copied while other threads may run, because their tensors may get other storages
     /// meanwhile. Other changes to a storage are not prevented: torch lets a thread make them while torch itself copies
     /// the storage, too.
     ///
     /// # Errors
     /// The error that torch raises when it is asked for a storage.
-    pub(crate) fn anchor_large(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
+    pub(crate) fn hold(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
         let torch = Torch::get(py)?;
-        for group in self.groups.groups().iter().filter(|group| group.len >= DETACH as u64) {
-            drafts.anchor(torch, py, group.first)?;
+        for (group, is_copied) in self.groups.groups().iter().zip(&self.is_copied) {
+            if *is_copied && runs_others(group.len as usize) {
+                drafts.anchor(torch, py, group.first)?;
+            }
         }
         Ok(())
     }

@@ -2,12 +2,14 @@
 //!
 //! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
 //! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
-//! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
+//! and its addresses hold. Without an interpreter lock other threads always run, so there what is copied is held, of
+//! whatever size, and looked at once more ([`Groups::hold`](super::groups::Groups::hold)). Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
 //! then [`Drafts::look`] looks at every leaf again before a byte is copied.
 //!
 //! Before the pickler calls any code, the encoder holds the storages that it has met so far. So a batch has what torch
 //! would have sent, which moves storages to shared memory at that moment. Nothing holds an array's memory: its bytes
-//! are copied without releasing the interpreter lock.
+//! are copied without releasing the interpreter lock. Where there is none, other threads must not resize the array
+//! (`refcheck=False`) meanwhile, as numpy asks for each use of an array by several threads.
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;

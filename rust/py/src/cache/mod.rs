@@ -5,10 +5,7 @@
 #[allow(unsafe_code, reason = "vouches for the bytes of a record that were written")]
 mod record;
 
-use std::cell::Cell;
-use std::collections::HashSet;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{LazyLock, Mutex};
 
 use pyo3::exceptions::PyIndexError;
 use pyo3::prelude::*;
@@ -96,7 +93,7 @@ impl SampleCache {
     /// claim's end: a signal's handler that raises leaves no claim.
     fn make<'py>(&self, index: usize, made: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let index = self.index(index)?;
-        let claim = Claim::of(&self.samples, index);
+        let claim = self.samples.begin(index);
         let is_mine = match &claim {
             Some(claim) => claim.is_mine(),
             None => Some(false),
@@ -169,50 +166,5 @@ impl SampleCache {
 
     fn __len__(&self) -> usize {
         self.samples.len()
-    }
-}
-
-/// A process, a file of samples, and an index.
-type Key = (u32, (u64, u64), usize);
-
-/// Samples that threads of this process are making. Processes exclude each other by locks, which all threads of a
-/// process have. The process is part of the key, because a forked child inherits the set, not the threads.
-///
-/// A thread locks it only while the thread has the interpreter, so it is free in a child that Python code forks. Other
-/// code may fork at any moment, so no thread waits for the lock.
-static MAKING: LazyLock<Mutex<HashSet<Key>>> = LazyLock::new(Mutex::default);
-
-/// An index that no other thread of this process makes a sample of, while this lives.
-pub(super) struct Claim<'a> {
-    samples: &'a Samples,
-    key: Key,
-    is_locked: Cell<bool>,
-}
-
-impl<'a> Claim<'a> {
-    /// `None`: another thread has it.
-    pub(super) fn of(samples: &'a Samples, index: usize) -> Option<Self> {
-        let key = (std::process::id(), samples.inode(), index);
-        let is_new = MAKING.try_lock().is_ok_and(|mut making| making.insert(key));
-        is_new.then(|| Self { samples, key, is_locked: Cell::new(false) })
-    }
-
-    /// True if no other process makes the sample either, until this goes. `None`: it cannot be kept.
-    pub(super) fn is_mine(&self) -> Option<bool> {
-        let is_mine = self.samples.claim(self.key.2);
-        self.is_locked.set(is_mine == Some(true));
-        is_mine
-    }
-}
-
-impl Drop for Claim<'_> {
-    fn drop(&mut self) {
-        // A child that was forked meanwhile has no lock.
-        if self.is_locked.get() && self.key.0 == std::process::id() {
-            self.samples.release(self.key.2);
-        }
-        if let Ok(mut making) = MAKING.try_lock() {
-            making.remove(&self.key);
-        }
     }
 }

@@ -13,6 +13,7 @@ use super::fallback::{Fallback, Part, Unchanged};
 use super::rows::{Rows, fill};
 use super::{DEEPEST, is_number, is_text};
 use crate::gil::in_thread;
+use crate::objects::entries_of;
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 use crate::transport::port::Port;
@@ -141,7 +142,8 @@ fn is_common(torch: &Torch, sample: &Bound<'_, PyAny>, depth: u32) -> bool {
     }
     let is_common = |item: Bound<'_, PyAny>| is_common(torch, &item, depth + 1);
     if let Ok(dict) = sample.cast_exact::<PyDict>() {
-        return dict.iter().all(|(name, item)| name.is_exact_instance_of::<PyString>() && is_common(item));
+        return entries_of(dict)
+            .all(|(name, item)| name.is_exact_instance_of::<PyString>() && is_common(item));
     }
     if let Ok(list) = sample.cast_exact::<PyList>() {
         return list.iter().all(is_common);

@@ -5,6 +5,7 @@ use pyo3::types::{PyDict, PyList, PyTuple};
 
 use super::fallback::{Fallback, Part};
 use super::{DEEPEST, is_number, is_text};
+use crate::objects::entries_of;
 use crate::torch::names::Torch;
 
 /// Stands in for `default_convert` in a worker.
@@ -37,7 +38,7 @@ impl Convert {
 /// same object.
 fn converted<'py>(torch: &Torch, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if let Ok(dict) = data.cast_exact::<PyDict>()
-        && dict.iter().all(|(_, item)| is_leaf(torch, &item))
+        && entries_of(dict).all(|(_, item)| is_leaf(torch, &item))
     {
         return Ok(Some(data.clone()));
     }
@@ -54,7 +55,7 @@ fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Op
     if let Ok(dict) = data.cast_exact::<PyDict>() {
         let made = dict.copy()?;
         // All of them first: a key's `__hash__` may be code that changes the dict.
-        for (name, item) in dict.iter().collect::<Vec<_>>() {
+        for (name, item) in entries_of(dict).collect::<Vec<_>>() {
             let Some(item) = tree(torch, &item, depth + 1)? else { return Ok(None) };
             made.set_item(name, item)?;
         }

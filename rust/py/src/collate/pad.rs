@@ -105,7 +105,8 @@ impl Pad {
             }
             return self.made(allocator, dtype, ragged.shapes(), |padded, memory| {
                 // Making torch's memory may bring finalisers about.
-                Ok((!memory.is_torchs() || ragged.is_still(torch, items)?) && padded.write(py, &ragged, cast))
+                Ok((!memory.is_torchs() || ragged.is_still(torch, items)?)
+                    && padded.write(items, &ragged, cast)?)
             });
         }
         let Some(numbers) = Numbers::of(items) else { return Ok(None) };

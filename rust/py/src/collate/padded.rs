@@ -11,7 +11,8 @@ use ringloader_core::batch::Dtype;
 
 use super::batch_memory::BatchMemory;
 use super::ragged::{Kind, Numbers, Ragged, Sample};
-use crate::gil::{DETACH, without_interpreter};
+use crate::gil::{DETACH, runs_others, without_interpreter};
+use crate::torch::names::Torch;
 
 /// The bytes of one element, of which an element type has the first few.
 pub(super) type Pattern = [u8; 16];
@@ -116,28 +117,40 @@ impl<'a> Padded<'a> {
         fits.then(|| Self { address: memory.address(), count, row_len, dtype, size, below, value })
     }
 
-    /// Writes all samples, of whose type `cast` is. False if they are not as many, or one is too large.
-    pub(super) fn write(&self, py: Python<'_>, ragged: &Ragged, cast: Cast) -> bool {
+    /// Writes all samples `items`, of whose type `cast` is. False if they are not as many, one is too large, or one has
+    /// other memory by now.
+    ///
+    /// # Errors
+    /// `RuntimeError` if a storage is smaller than its tensor.
+    pub(super) fn write(&self, items: &[Bound<'_, PyAny>], ragged: &Ragged, cast: Cast) -> PyResult<bool> {
         let fits = |shape: &[usize]| {
             shape.len() == self.size.len() && shape.iter().zip(self.size).all(|(len, room)| len <= room)
         };
+        let [first, ..] = items else { return Ok(false) };
         if ragged.shapes().count != self.count || !ragged.shapes().iter().all(fits) {
-            return false;
+            return Ok(false);
         }
         let copy = || {
             for (row, sample) in self.rows().zip(ragged.samples()) {
                 // SAFETY: the sample has its elements where it says, by the invariant of `Ragged`: no foreign code has
-                // run since it was looked at. They fit into the row (P1), by the check. Without the interpreter,
-                // other threads must leave the samples' memory where it is, as while torch copies it.
+                // run since it was looked at. They fit into the row (P1), by the check. Where other threads may run,
+                // buffers and storages are held; those threads must not resize these storages, as while torch copies
+                // the samples.
                 unsafe { self.write_sample(&sample, row, cast) };
             }
         };
-        if self.count * self.row_len < DETACH {
+        let (py, len) = (first.py(), self.count * self.row_len);
+        if !runs_others(len) {
+            copy();
+            return Ok(true);
+        }
+        let Some(_held) = ragged.storages(Torch::get(py)?, items)? else { return Ok(false) };
+        if len < DETACH {
             copy()
         } else {
             without_interpreter(py, copy)
         }
-        true
+        Ok(true)
     }
 
     /// Returns true if [`write_numbers`](Self::write_numbers) makes such elements of such numbers.

@@ -47,6 +47,18 @@ pub(super) struct Sample<'a> {
     pub(super) address: usize,
 }
 
+impl Sample<'_> {
+    /// Returns the number of bytes from the first element to the end of the last. No stride is negative.
+    fn span(&self, itemsize: usize) -> u64 {
+        if self.shape.contains(&0) {
+            return 0;
+        }
+        let steps = self.shape.iter().zip(self.strides);
+        let last: usize = steps.map(|(size, stride)| (size - 1) * stride.unsigned_abs()).sum();
+        (last + itemsize) as u64
+    }
+}
+
 impl Ragged {
     /// `None` unless all of `items` are plain tensors, or plain arrays, of one type and number of dimensions.
     ///
@@ -145,6 +157,33 @@ impl Ragged {
             strides: &self.strides[sample * self.shapes.ndim..][..self.shapes.ndim],
             address,
         })
+    }
+
+    /// The storages of tensors, which keep the bytes where they are, whatever other threads do to the tensors. `None`
+    /// if a tensor has another one by now. Arrays have their buffers instead.
+    ///
+    /// # Errors
+    /// `RuntimeError` if a storage is smaller than its tensor.
+    pub(super) fn storages<'py>(
+        &self,
+        torch: &Torch,
+        items: &[Bound<'py, PyAny>],
+    ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        if !self._buffers.is_empty() {
+            return Ok(Some(Vec::new()));
+        }
+        let Some(storages) = items.iter().map(|item| torch.storage_of(item)).collect::<Option<Vec<_>>>()
+        else {
+            return Ok(None);
+        };
+        // Once all are there: to make one runs finalisers.
+        for (storage, sample) in storages.iter().zip(self.samples()) {
+            let len = sample.span(self.dtype.itemsize());
+            if len > 0 && torch.offset_in(storage, sample.address, len)?.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(storages))
     }
 
     /// Returns true if the samples lie where they lay, after code that was not ours.

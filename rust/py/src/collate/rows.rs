@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::BatchMemory;
-use crate::gil::{DETACH, without_interpreter};
+use crate::gil::{DETACH, runs_others, without_interpreter};
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 
@@ -158,7 +158,7 @@ impl<'a, 'py> Rows<'a, 'py> {
             let targets = (to..).step_by(each);
             // SAFETY: each address has `each` bytes, and the memory has room for all; its bytes have no other user.
             // Nothing is assumed of alignment. No foreign code has run since the addresses were taken, or was seen to
-            // have left them as they are. Without the interpreter, buffers and storages are held; other threads must
+            // have left them as they are. Where other threads may run, buffers and storages are held; those threads must
             // not resize these storages, as while torch stacks the samples.
             unsafe {
                 match each {
@@ -174,12 +174,17 @@ impl<'a, 'py> Rows<'a, 'py> {
                 }
             }
         };
-        if memory.nbytes() < DETACH as u64 {
+        let nbytes = memory.nbytes() as usize;
+        if !runs_others(nbytes) {
             copy();
             return Ok(true);
         }
         let Some(_held) = self.storages(py, each)? else { return Ok(false) };
-        without_interpreter(py, copy);
+        if nbytes < DETACH {
+            copy()
+        } else {
+            without_interpreter(py, copy)
+        }
         Ok(true)
     }
 }

@@ -112,15 +112,17 @@ impl Plain<'_> {
             return self.parts(tuple.iter(), depth);
         }
         if let Ok(list) = value.cast_exact::<PyList>() {
-            self.head(tag::LIST, list.len());
-            return Ok(self.is_new(value) && self.parts(list.iter(), depth)?);
+            let items = objects::items_of(list);
+            self.head(tag::LIST, items.len());
+            return Ok(self.is_new(value) && self.parts(items, depth)?);
         }
         let Ok(dict) = value.cast_exact::<PyDict>() else { return Ok(false) };
-        self.head(tag::DICT, dict.len());
+        let entries = objects::entries_of(dict);
+        self.head(tag::DICT, entries.len());
         if !self.is_new(value) {
             return Ok(false);
         }
-        for (key, part) in dict {
+        for (key, part) in entries {
             if !(self.key(&key, depth)? && self.write(&part, depth)?) {
                 return Ok(false);
             }

@@ -57,13 +57,11 @@ impl<E: ParentEnd> Scheduling<E> {
         let closes = self.closes.load(Ordering::Relaxed);
         let found =
             caught(py, || self.next_of_ahead(&mut ahead, placement, prepare, &Callbacks(callbacks), closes));
+        drop(ahead);
+        // After the lock is released: see `close_placed`.
         if self.closes.load(Ordering::Relaxed) != closes {
             // Without the lock, so what this call has begun is still to be ended.
-            let left = std::mem::take(&mut ahead.batches);
-            let ended = end(placement);
-            drop(ahead);
-            drop(left);
-            ended?;
+            self.close_placed(placement)?;
         }
         self.unless_stopped(py, found)
     }
@@ -183,6 +181,9 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Gives up what is ahead, and ends `placement`, after a call for a batch in another thread has come back. If that
     /// call does not come back soon, or this thread is inside such a call, this ends `placement` at once, and the call
     /// for a batch ends it again when it comes back.
+    ///
+    /// INVARIANT: this counts, and then tries the lock. A call for a batch releases the lock, and then looks at the
+    /// count. The lock's own mutex orders the two: either this gets the lock, or that call finds the count changed.
     pub(super) fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
         self.check_process()?;
         let held = self.ahead.lock_within(placement.py(), PATIENCE);
@@ -192,6 +193,7 @@ impl<E: ParentEnd> Scheduling<E> {
         };
         if ahead.is_none() {
             self.closes.fetch_add(1, Ordering::Relaxed);
+            ahead = self.ahead.lock_within(placement.py(), Duration::ZERO).unwrap_or(None);
         }
         let ended = end(placement);
         let left = ahead.as_mut().map(|ahead| std::mem::take(&mut ahead.batches));

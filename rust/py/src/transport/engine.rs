@@ -451,7 +451,9 @@ impl Unsent {
 
     /// Keeps data whose message must be made later.
     pub(crate) fn keep(&self, seq: i64, data: Py<PyAny>) {
-        *self.lock() = Some((seq, data));
+        let before = self.lock().replace((seq, data));
+        // After the lock is released: the end of an object may run any code.
+        drop(before);
     }
 
     /// The message of torch's protocol that carries the data of a task.

@@ -1,0 +1,88 @@
+//! Who makes a sample: one thread of one process.
+
+use std::cell::Cell;
+use std::collections::HashSet;
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use super::Samples;
+use crate::process::{self, Process};
+
+/// A file of samples, and an index.
+type Key = ((u64, u64), usize);
+
+/// The samples that threads of a process are making. Processes exclude each other by locks, which all threads of a
+/// process have.
+///
+/// INVARIANT: a thread of another process is never waited for. A forked child finds its parent's set, which a thread may
+/// have locked at the fork, and goes on to one of its own.
+#[derive(Debug)]
+struct Making {
+    process: &'static Process,
+    keys: Mutex<HashSet<Key>>,
+    /// That of a forked child.
+    next: OnceLock<&'static Making>,
+}
+
+impl Making {
+    /// This process's.
+    fn current() -> &'static Self {
+        static FIRST: OnceLock<&Making> = OnceLock::new();
+        let mut place = &FIRST;
+        loop {
+            let found = place.get_or_init(|| {
+                let (keys, next) = (Mutex::default(), OnceLock::new());
+                Box::leak(Box::new(Self { process: process::current(), keys, next }))
+            });
+            if found.process.is_current() {
+                return found;
+            }
+            place = &found.next;
+        }
+    }
+
+    fn keys(&self) -> MutexGuard<'_, HashSet<Key>> {
+        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// The right to make a sample: no other thread of this process has it while this lives.
+#[derive(Debug)]
+pub struct Claim<'a> {
+    samples: &'a Samples,
+    making: &'static Making,
+    key: Key,
+    is_locked: Cell<bool>,
+}
+
+impl Samples {
+    /// Tries to become the thread of this process that makes the sample of an index. `None`: another one is.
+    #[must_use]
+    pub fn begin(&self, index: usize) -> Option<Claim<'_>> {
+        let (making, key) = (Making::current(), (self.inode(), index));
+        let is_new = making.keys().insert(key);
+        is_new.then(|| Claim { samples: self, making, key, is_locked: Cell::new(false) })
+    }
+}
+
+impl Claim<'_> {
+    /// Returns true if no other process makes the sample either, until this goes. `None`: it cannot be kept.
+    #[must_use]
+    pub fn is_mine(&self) -> Option<bool> {
+        let is_mine = self.samples.claim(self.key.1);
+        self.is_locked.set(is_mine == Some(true));
+        is_mine
+    }
+}
+
+impl Drop for Claim<'_> {
+    fn drop(&mut self) {
+        // A child that was forked meanwhile has neither lock nor entry.
+        if !self.making.process.is_current() {
+            return;
+        }
+        if self.is_locked.get() {
+            self.samples.release(self.key.1);
+        }
+        self.making.keys().remove(&self.key);
+    }
+}
