@@ -46,6 +46,8 @@ class WorkerPool:
 
     # Other modules know a pool by this mark, without an import.
     _is_worker_pool = True
+    # True of a pool whose workers are elsewhere, and which makes the transports to them.
+    _is_remote = False
 
     def __init__(self, num_workers: int, start_method: str | None = None) -> None:
         if not isinstance(num_workers, int) or isinstance(num_workers, bool):
@@ -135,5 +137,7 @@ def takes(pool: WorkerPool | None, loader: TorchLoader, may_keep: bool = False) 
         loader: The loader.
         may_keep: True if workers that persist may come from the pool too.
     """
-    persists = loader.persistent_workers and not may_keep
-    return pool is not None and not persists and loader.multiprocessing_context is None
+    if pool is None:
+        return False
+    persists = loader.persistent_workers and not may_keep and not pool._is_remote
+    return not persists and loader.multiprocessing_context is None

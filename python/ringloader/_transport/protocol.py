@@ -3,14 +3,33 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import ringloader._native as _native
 from ringloader._late.watchdog import Watchdog
 from ringloader._report.report import PathName
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
+
+
+class Successors(Protocol):
+    """Starts successors of lost workers, for an iterator."""
+
+    def begin_epoch(self) -> None:
+        """Begins another epoch of the same workers."""
+
+    def record_state(self, worker: int, is_known: bool, /) -> None:
+        """Notes if a successor of a worker can have the state of its dataset."""
+
+    def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: Any, /) -> Any:
+        """Returns the handle of a worker's successor, which runs; None if there may be none."""
+
+    def list_all(self, workers: list[Any], /) -> None:
+        """Adds each successor to the list of an iterator's workers, to be ended with it."""
+
+    def why_not(self, worker: int, /) -> Iterable[str]:
+        """Returns the reason why a lost worker got no successor; nothing if none was wanted."""
 
 
 class Transport(abc.ABC):
@@ -84,6 +103,14 @@ class Transport(abc.ABC):
             in_hand: The worker, its task and the index of that; None if that is not known.
             *notes: Notes for the error.
         """
+
+    def make_successors(self, is_iterable: bool) -> Successors | None:  # noqa: ARG002
+        """Returns what starts successors of lost workers, if the transport always has some.
+
+        Args:
+            is_iterable: True for a dataset whose workers cannot go on where they were.
+        """
+        return None
 
     def is_inherited(self) -> bool:
         """True in a forked child of the process that made it."""

@@ -47,8 +47,8 @@ impl MainRelay {
         self.0.lose(worker, number, why);
     }
 
-    /// Waits until a worker is not expected any more, or the time is over. Returns whether it is connected, and why it
-    /// was lost, if it was.
+    /// Waits until a worker is not expected any more, or the time is over. Returns whether it has connected, and why it
+    /// was lost, if it was lost before.
     fn standing(
         &self,
         py: Python<'_>,
@@ -62,6 +62,11 @@ impl MainRelay {
             Standing::Connected => (true, None),
             Standing::Lost(why) => (false, Some(why)),
         })
+    }
+
+    /// Returns why a worker was lost, if it was.
+    fn why_lost(&self, worker: u32) -> Option<String> {
+        self.0.why_lost(worker)
     }
 
     /// Bytes of results that have come from workers.

@@ -173,6 +173,17 @@ impl Engine {
         state.looked = Instant::now();
     }
 
+    /// Returns true once the engine knows that a worker has ended that was watched.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn has_ended(&self, worker: u32) -> Result<bool> {
+        let ended = self.poller.ended()?;
+        let mut state = self.lock();
+        self.record_ended(&mut state, ended);
+        Ok(state.channels[worker as usize].pidfd.is_none())
+    }
+
     /// A worker whose process has ended since, each once. All it had committed was there before.
     pub fn take_ended(&self) -> Option<u32> {
         self.lock().ended.pop_front()

@@ -50,6 +50,7 @@ pub(super) struct State {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Status {
     pub(super) number: u64,
+    /// True once it has connected.
     pub(super) is_connected: bool,
     /// Why it was lost.
     pub(super) lost: Option<String>,
@@ -66,9 +67,9 @@ pub(super) enum Request {
 pub enum Standing {
     /// It has not connected.
     Expected,
-    /// It is connected.
+    /// It has connected. It may be lost by now.
     Connected,
-    /// It was lost, for this reason; or another was expected since.
+    /// It was lost before it has connected, for this reason; or another was expected since.
     Lost(String),
 }
 
@@ -171,11 +172,17 @@ impl MainRelay {
         let state = waited.unwrap_or_else(PoisonError::into_inner).0;
         match &state.workers[worker as usize] {
             status if status.number != number => Standing::Lost("another was expected since".into()),
-            Status { lost: Some(why), .. } => Standing::Lost(why.clone()),
             Status { is_connected: true, .. } => Standing::Connected,
+            Status { lost: Some(why), .. } => Standing::Lost(why.clone()),
             _ if state.is_closed => Standing::Lost("the relay was closed".into()),
             _ => Standing::Expected,
         }
+    }
+
+    /// Returns why a worker was lost, if it was.
+    #[must_use]
+    pub fn why_lost(&self, worker: u32) -> Option<String> {
+        self.shared.lock().workers[worker as usize].lost.clone()
     }
 
     /// Bytes of results that have come from workers.

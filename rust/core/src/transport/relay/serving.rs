@@ -168,7 +168,6 @@ impl Serving {
     fn lose(&mut self, at: usize, why: String) {
         let Some(link) = self.links[at].take() else { return };
         let status = &mut self.shared.lock().workers[at];
-        status.is_connected = false;
         status.lost = Some(why);
         link.end();
         self.shared.changed.notify_all();

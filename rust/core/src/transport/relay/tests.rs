@@ -228,7 +228,7 @@ fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
     assert_eq!(next(&engine).seq, 0);
     drop(socket);
     assert_eq!(ended(&engine), 0);
-    let Standing::Lost(why) = main.standing(0, number, LONG) else { panic!("it is lost") };
+    let why = main.why_lost(0).unwrap();
     assert!(why.contains("in the middle of a batch"), "{why}");
     assert!(engine.in_hand(0).unwrap().is_none() && engine.is_deserted(0).unwrap());
 
@@ -260,9 +260,9 @@ fn a_silent_worker_is_lost_and_one_with_a_heartbeat_is_not() {
             .unwrap();
     assert_eq!(main.standing(1, numbers[1], LONG), Standing::Connected);
     assert_eq!(ended(&engine), 0);
-    let Standing::Lost(why) = main.standing(0, numbers[0], LONG) else { panic!("it is lost") };
+    let why = main.why_lost(0).unwrap();
     assert!(why.starts_with("nothing was heard"), "{why}");
-    assert_eq!(main.standing(1, numbers[1], Duration::ZERO), Standing::Connected);
+    assert_eq!(main.why_lost(1), None);
 }
 
 #[test]
