@@ -10,12 +10,15 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
+from ray.exceptions import RayActorError, RayError
 
 import ringloader._native as _native
 from ringloader._ray import cluster
 from ringloader._ray.actor import Assignment, Birth, versions
 from ringloader._ray.objects import Records
+
+# Characters of Ray's words for the end of an actor.
+_LONGEST = 300
 
 
 class Actor:
@@ -67,7 +70,7 @@ class ActorWorker:
         actor: The actor.
         assignment: Its work.
         when_ended: Called with words that say how, once it has ended its work. From any thread.
-        give_back: Called with the actor, once it may work for another iterator.
+        crew: Takes the actor back, once it may work for another iterator.
     """
 
     daemon = True
@@ -77,11 +80,11 @@ class ActorWorker:
         actor: Actor,
         assignment: Assignment,
         when_ended: Callable[[str], None],
-        give_back: Callable[[Actor], None],
+        crew: Crew,
     ) -> None:
         self.actor = actor
-        self._give_back: Callable[[Actor], None] | None = give_back
-        self._is_killed = False
+        # None once the actor was given back.
+        self._crew: Crew | None = crew
         self._done: concurrent.futures.Future[bool] = actor.handle.run.remote(assignment).future()
         self._done.add_done_callback(lambda done: when_ended(_how_it_ended(done)))
 
@@ -123,22 +126,22 @@ class ActorWorker:
 
     def _settle(self) -> None:
         """Gives the actor back once it has ended its work as it should."""
-        if self._give_back is None or not self._done.done():
+        if self._crew is None or not self._done.done():
             return
-        give_back, self._give_back = self._give_back, None
-        if self._done.exception() is None and self._done.result() and not self._is_killed:
-            give_back(self.actor)
+        crew, self._crew = self._crew, None
+        if self._done.exception() is None and self._done.result():
+            crew.give_back(self.actor)
         else:
-            self.actor.kill()
+            crew.discard(self.actor)
 
     def terminate(self) -> None:
         self.kill()
 
     def kill(self) -> None:
         self._settle()
-        if self._give_back is not None:
-            self._is_killed = True
-            self.actor.kill()
+        if self._crew is not None:
+            crew, self._crew = self._crew, None
+            crew.discard(self.actor)
 
     def close(self) -> None:
         """Does nothing: the actor is Ray's."""
@@ -148,11 +151,11 @@ def _how_it_ended(done: concurrent.futures.Future[bool]) -> str:
     error = done.exception()
     if error is None:
         return "it has ended its work"
+    # The last line says why.
+    text = str(error).strip().rpartition("\n")[2][:_LONGEST]
     if isinstance(error, RayActorError):
-        return f"its actor has died: {str(error).strip()}"
-    if isinstance(error, RayTaskError):
-        return f"an error has ended it: {str(error).strip()}"
-    return f"{type(error).__name__}: {str(error).strip()}"
+        return f"its actor has died ({text})"
+    return f"an error has ended it ({text})"
 
 
 class Crew:

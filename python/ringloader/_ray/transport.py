@@ -93,8 +93,8 @@ class RayTransport(Transport):
         self._handles: dict[int, ActorWorker] = {}
         # The numbers under which the workers are expected.
         self._numbers: dict[int, int] = {}
-        # Why each was lost, as Ray has it.
-        self._why: dict[int, str] = {}
+        # Why each was lost, as Ray has it, by its worker and number.
+        self._why: dict[tuple[int, int], str] = {}
         # Counts of this epoch begin here.
         self._replaced = 0
         self._received_before = 0
@@ -144,10 +144,10 @@ class RayTransport(Transport):
             relay, worker, why = self._relay, work.worker, self._why
 
             def lose(how: str) -> None:
-                why[worker] = how
+                why[worker, number] = how
                 relay.lose(worker, number, how)
 
-            handle = ActorWorker(actor, assignment, lose, self._crew.give_back)
+            handle = ActorWorker(actor, assignment, lose, self._crew)
         except BaseException:
             self._crew.discard(actor)
             raise
@@ -193,7 +193,8 @@ class RayTransport(Transport):
         cause = error.cause if isinstance(error.cause, BaseException) else None
         if isinstance(cause, UnreachableError):
             return RuntimeError(str(cause))
-        made = RuntimeError(f"DataLoader worker {worker} could not be started: {error}")
+        what = error if cause is None else f"{type(cause).__name__}: {cause}"
+        made = RuntimeError(f"DataLoader worker {worker} could not be started: {what}")
         made.__cause__ = error
         return made
 
@@ -244,7 +245,7 @@ class RayTransport(Transport):
 
     def why_lost(self, worker: int) -> str:
         """Returns why a worker was lost, in words."""
-        lost, known = self._relay.why_lost(worker), self._why.get(worker)
+        lost, known = self._relay.why_lost(worker), self._why.get((worker, self._numbers[worker]))
         return "; ".join(text for text in dict.fromkeys((lost, known)) if text) or "it has ended"
 
     def error_of_lost(
