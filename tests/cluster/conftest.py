@@ -57,6 +57,7 @@ def _no_process_left() -> None:
 @pytest.fixture(scope="module")
 def workers(cluster: Cluster) -> Iterator[ringloader.ray.Workers]:
     """Workers that the tests of a module share."""
+    assert cluster.address
     with ringloader.ray.Workers(3) as made:
         yield made
 

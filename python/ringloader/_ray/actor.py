@@ -1,4 +1,4 @@
-"""An actor of a Ray cluster that is a worker of one iterator after another. Runs on any machine of the cluster."""
+"""An actor of a Ray cluster, which is a worker of one iterator after another, on any machine."""
 
 from __future__ import annotations
 
@@ -84,7 +84,11 @@ class Birth:
 def versions() -> dict[str, str]:
     """Returns the versions that the main process and workers must have in common."""
     python = ".".join(platform.python_version_tuple()[:2])
-    return {"Python": python, "torch": torch.__version__, "ringloader": importlib.metadata.version("ringloader")}
+    return {
+        "Python": python,
+        "torch": torch.__version__,
+        "ringloader": importlib.metadata.version("ringloader"),
+    }
 
 
 class _Unpickler(pickle.Unpickler):
@@ -201,6 +205,6 @@ def _connected(assignment: Assignment) -> _native.WorkerRelay:
     except OSError as error:
         raise UnreachableError(
             f"an actor on {ray.util.get_node_ip_address()} cannot reach the main process at "
-            f"{address.host}:{address.port} ({error}); pass host= to ringloader.ray.Workers: an address of "
+            f"{address.host}:{address.port} ({error}); pass host= to the Workers: an address of "
             "this machine that the cluster's nodes can reach"
         ) from None

@@ -20,7 +20,7 @@ def check_options(options: Mapping[str, Any]) -> None:
     for name in _OWN:
         if name in options:
             raise ValueError(
-                f"{name}={options[name]!r} cannot be passed to the actors of ringloader.ray.Workers: lost "
+                f"{name}={options[name]!r} cannot be passed to the actors of Workers: lost "
                 "workers are replaced by others (retries=), and end with the program; leave it out"
             )
 
@@ -35,7 +35,7 @@ def connect() -> None:
 
     if client.is_connected():
         raise RuntimeError(
-            "ringloader.ray.Workers cannot be used over Ray Client (ray://): workers connect to this program; "
+            "Workers on a cluster cannot be used over Ray Client (ray://): workers connect to this program; "
             "run it in the cluster, such as by `ray job submit`"
         )
     if not ray.is_initialized():
@@ -59,7 +59,9 @@ def address_of(host: str | None) -> str:
     try:
         return socket.gethostbyname(name)
     except OSError as error:
-        raise ValueError(f"host={host!r} is not known ({error}); pass an IP address of this machine") from error
+        raise ValueError(
+            f"host={host!r} is not known ({error}); pass an IP address of this machine"
+        ) from error
 
 
 def new_actor(options: Mapping[str, Any]) -> Any:
@@ -76,7 +78,9 @@ def resources_in_words(asked: Mapping[str, Any]) -> str:
         wanted["GPU"] = asked["num_gpus"]
     if asked.get("memory"):
         wanted["memory"] = asked["memory"]
-    parts = [f"{name} {_number(amount)} ({_number(left.get(name, 0))} left)" for name, amount in wanted.items()]
+    parts = [
+        f"{name} {_number(amount)} ({_number(left.get(name, 0))} left)" for name, amount in wanted.items()
+    ]
     return ", ".join(parts)
 
 

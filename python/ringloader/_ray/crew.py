@@ -186,12 +186,12 @@ class Crew:
         """Raises a ``RuntimeError`` once it is shut down, and in a forked child."""
         if self.is_inherited():
             raise RuntimeError(
-                "ringloader.ray.Workers cannot be used in a process that was forked from the one that made "
+                "Workers on a cluster cannot be used in a process that was forked from the one that made "
                 "them: Ray cannot be; make them in this process"
             )
         if self.is_shut_down:
             raise RuntimeError(
-                "the ringloader.ray.Workers of this loader were shut down: make its iterators inside "
+                "the Workers of this loader were shut down: make its iterators inside "
                 "`with workers:` and before workers.shutdown(), or make others"
             )
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 Key = tuple[int, str]
 
 
-class _Pickler(ray.cloudpickle.CloudPickler):
+class _Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
     """Pickles by value what no module has, and notes the classes of the main module among it.
 
     Args:
@@ -98,7 +98,9 @@ def _pickled(things: Mapping[str, Any]) -> bytes:
                     f"{name} cannot be pickled for workers on other machines ({type(why).__name__}: {why}); "
                     "let each worker make what cannot be pickled, at the first use"
                 ) from error
-        raise TypeError(f"the loader's objects cannot be pickled for workers on other machines: {error}") from error
+        raise TypeError(
+            f"the loader's objects cannot be pickled for workers on other machines: {error}"
+        ) from error
 
 
 def _finder(thing: Any) -> Any:

@@ -28,7 +28,7 @@ class Replacing:
         self._transport = transport
         # Workers whose successor's start has failed or was interrupted.
         self._not_again: set[int] = set()
-        # By worker: the first batch that it has not answered when it was lost, and how often it was lost there.
+        # By worker: the first batch that it has not answered when it was lost, and how often there.
         self._losses: dict[int, tuple[int | None, int]] = {}
         # Workers the state of whose dataset is not known as of their last answer.
         self._unknown: set[int] = set()
@@ -55,7 +55,7 @@ class Replacing:
         """
         if worker in self._not_again:
             return None
-        running = self._transport.handle_of(worker)
+        running: Any = self._transport.handle_of(worker)
         if running is not lost:
             # A signal handler raised between its start and its caller's note of it.
             return running
@@ -94,8 +94,8 @@ class Replacing:
             yield "a worker of an IterableDataset is not replaced, which would begin its part again"
         elif worker in self._unknown:
             yield (
-                "the dataset has a state, unknown as it was behind the worker's last answer: that batch was not "
-                "handed out yet, or has no state (snapshot_every_n_steps)"
+                "the dataset has a state, unknown as it was behind the worker's last answer: that batch was "
+                "not handed out yet, or has no state (snapshot_every_n_steps)"
             )
         elif times > self._retries:
             yield f"retries={self._retries}: it was lost {times} times in this batch"

@@ -1,11 +1,11 @@
-"""The transport of one iterator whose workers are actors: the rings are as for local workers, served by a relay."""
+"""The transport of one iterator with actors: the rings are as for local workers, served by a relay."""
 
 from __future__ import annotations
 
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -107,8 +107,8 @@ class RayTransport(Transport):
         except OSError as error:
             engine.close()
             raise RuntimeError(
-                f"the main process cannot listen for workers at {settings.host} ({error}); pass host= to "
-                "ringloader.ray.Workers: an address of this machine"
+                f"the main process cannot listen for workers at {settings.host} ({error}); pass host= to the "
+                "Workers: an address of this machine"
             ) from error
         except BaseException:
             engine.close()
@@ -124,7 +124,7 @@ class RayTransport(Transport):
             left = self._wait_until(self._settings.start_timeout)
             for worker in range(self._count):
                 self._connect(worker, left)
-        return self._handles[work.worker] if work.worker in self._handles else handle
+        return self._handles.get(work.worker, handle)
 
     def _begin(self, work: Work, actor: Actor, number: int) -> ActorWorker:
         fields = tuple(work._replace(options=()))
@@ -220,7 +220,7 @@ class RayTransport(Transport):
         self._begin(self._work[worker], self._crew.take(self._record.number), number)
 
     def restart(self, worker: int, start: EpochStart) -> ActorWorker:
-        """Starts a successor of a worker that was lost, whose results were taken. Waits until it is connected.
+        """Starts a successor of a lost worker, whose results were taken. Waits until it is connected.
 
         Raises:
             BaseException: An error of the start.

@@ -1,4 +1,4 @@
-"""``ringloader.ray.Workers``: workers of loaders on the machines of a Ray cluster."""
+"""``Workers``: workers of loaders on the machines of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ if TYPE_CHECKING:
 class Workers:
     """Workers on the machines of a Ray cluster, for several loaders: pass them as ``worker_pool``.
 
-    Each worker is an actor, wherever Ray has room for it. It runs the same loop as a local worker, and sends its
-    batches over a TCP connection. Nothing starts before the first iterator. Actors stay between iterators and
-    loaders; two iterators at once have actors of their own. They end with ``shutdown()``, with the ``with``
-    block, when the last reference goes, and with the program.
+    Each worker is an actor, wherever Ray has room for it. It runs the same loop as a local worker, and sends
+    its batches over a TCP connection. Nothing starts before the first iterator. Actors stay between iterators
+    and loaders; two iterators at once have actors of their own. They end with ``shutdown()``, with the
+    ``with`` block, when the last reference goes, and with the program.
 
     Batches, their order, random numbers, ``get_worker_info()`` and errors are torch's, as with as many local
     workers. A batch is writable, and the caller's to keep.
 
-    A worker that is lost, with its process or its machine, is replaced: another actor does the tasks that have
-    no answer.
+    A worker that is lost, with its process or its machine, is replaced: another actor does the tasks that
+    have no answer.
 
     Args:
         num_workers: The default number of workers of a loader, and the largest.
         num_cpus: CPUs that each worker asks Ray for.
         resources: Other resources that each worker asks for, by their names.
-        max_bytes: Bytes of batches that are being made, or made and not yet taken, each counted as the largest
-            so far. Until the first has arrived, each worker makes one. One batch may always be made. None: as
-            many as the loader's ``max_shared_bytes`` takes.
+        max_bytes: Bytes of batches that are being made, or made and not yet taken, each counted as the
+            largest so far. Until the first has arrived, each worker makes one. One batch may always be made.
+            None: as many as the loader's ``max_shared_bytes`` takes.
         retries: How often a worker may be lost in the same batch and be replaced.
         start_timeout: Seconds to wait for room in the cluster, at ``iter`` and where a worker is replaced.
         host: Address of this machine that the cluster's nodes can reach. None: the one that Ray knows.
@@ -85,7 +85,7 @@ class Workers:
         self._crew = Crew(num_workers, options)
         if not _native.SUPPORTED:
             select_path.log_once(
-                "ringloader.ray.Workers has no actors on this system, where each iterator starts its own "
+                "Workers on a cluster have no actors on this system, where each iterator starts its own "
                 f"workers: {select_path.NEEDS_LINUX}"
             )
             return
@@ -111,7 +111,7 @@ class Workers:
         self.shutdown()
 
     def __repr__(self) -> str:
-        return f"ringloader.ray.Workers({self._num_workers})"
+        return f"{type(self).__module__}.{type(self).__qualname__}({self._num_workers})"
 
     def __copy__(self) -> Workers:
         return self

@@ -3,12 +3,13 @@
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::link::Link;
 use super::serving::Serving;
+use super::shared::{Request, Shared, State, Status};
 use super::window::Window;
 use super::{Beats, Token};
 use crate::error::{Error, Result};
@@ -29,39 +30,6 @@ pub struct MainRelay {
     process: &'static Process,
 }
 
-#[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) state: Mutex<State>,
-    /// Says that the state of a worker has changed.
-    pub(super) changed: Condvar,
-    /// Wakes the thread.
-    pub(super) bell: EventFd,
-}
-
-#[derive(Debug)]
-pub(super) struct State {
-    pub(super) requests: VecDeque<Request>,
-    pub(super) workers: Vec<Status>,
-    pub(super) is_closed: bool,
-    pub(super) received: u64,
-}
-
-/// A worker, as callers see it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Status {
-    pub(super) number: u64,
-    /// True once it has connected.
-    pub(super) is_connected: bool,
-    /// Why it was lost.
-    pub(super) lost: Option<String>,
-}
-
-#[derive(Debug)]
-pub(super) enum Request {
-    Expect { worker: u32, link: Box<Link> },
-    Lose { worker: u32, number: u64, why: String },
-}
-
 /// How a worker that was expected stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
@@ -71,12 +39,6 @@ pub enum Standing {
     Connected,
     /// It was lost before it has connected, for this reason; or another was expected since.
     Lost(String),
-}
-
-impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }
 
 impl MainRelay {

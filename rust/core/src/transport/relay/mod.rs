@@ -19,6 +19,7 @@
 //! | `incoming.rs` | a batch on its way from a connection into a slot |
 //! | `window.rs` | how many batches may be on their way |
 //! | `main_end.rs` | the main process's end, as its callers see it |
+//! | `shared.rs` | what both of these share |
 //! | `serving.rs` | its thread, which serves all connections of an iterator |
 //! | `worker_end.rs` | the two threads of a worker's process |
 //! | `clocks.rs` | the other machine's clock |
@@ -42,6 +43,7 @@ mod incoming;
 mod link;
 pub mod main_end;
 mod serving;
+mod shared;
 mod window;
 pub mod worker_end;
 

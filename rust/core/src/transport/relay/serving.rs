@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::handshake::{Caller, Said};
 use super::link::Link;
-use super::main_end::{Request, Shared};
+use super::shared::{Request, Shared};
 use super::window::Window;
 use super::{Beats, Token};
 use crate::os::sockets;

@@ -129,7 +129,7 @@ impl WorkerRelay {
 
     /// The answer to this task will be the worker's last in this epoch.
     pub fn end_part(&self, seq: u64) {
-        // ORDERING last: published with the commit of that answer, which comes after it in the same thread.
+        // The ring publishes it, with the commit of that answer, which comes after it in the same thread.
         self.shared.last.store(seq, Ordering::Relaxed);
     }
 
@@ -273,7 +273,7 @@ impl Sender {
 
     fn send(&mut self, result: &Received) -> Result<()> {
         let counts = self.shared.engine.control().worker(0).counters.read(self.epoch);
-        // ORDERING last: see `end_part`.
+        // See `end_part`.
         let ends_part =
             result.kind == ResultKind::Batch && self.shared.last.load(Ordering::Relaxed) == result.seq;
         self.write(&Header {
