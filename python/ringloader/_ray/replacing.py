@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ringloader._late import overdue
 from ringloader._log import logger
 from ringloader._worker.options import EpochStart
 
-if TYPE_CHECKING:
-    from ringloader._ray.transport import RayTransport
+
+class Restarts(Protocol):
+    """Restarts workers: the transport of an iterator."""
+
+    def handle_of(self, worker: int) -> Any:
+        """Returns the handle of the actor that was started last as a worker; None before."""
+
+    def why_lost(self, worker: int) -> str:
+        """Returns why a worker was lost, in words."""
+
+    def restart(self, worker: int, start: EpochStart) -> Any:
+        """Starts a successor of a lost worker, and returns its handle."""
 
 
 class Replacing:
@@ -22,7 +32,7 @@ class Replacing:
         transport: The iterator's.
     """
 
-    def __init__(self, retries: int, is_iterable: bool, transport: RayTransport) -> None:
+    def __init__(self, retries: int, is_iterable: bool, transport: Restarts) -> None:
         self._retries = retries
         self._is_iterable = is_iterable
         self._transport = transport
@@ -55,7 +65,7 @@ class Replacing:
         """
         if worker in self._not_again:
             return None
-        running: Any = self._transport.handle_of(worker)
+        running = self._transport.handle_of(worker)
         if running is not lost:
             # A signal handler raised between its start and its caller's note of it.
             return running
