@@ -1,4 +1,4 @@
-"""Workers on a Ray cluster beside local ones: batches per second, and the main process's processor time for each.
+"""Workers on a Ray cluster beside local ones: batches per second, and the main process's time for each.
 
 ``python -m benches.python.ray_workers``: the cluster is of this machine, so batches go over its loopback. The
 first table has batches that cost nothing, the second ones that sleep for a quarter of a second.
@@ -36,7 +36,7 @@ class Ready(torch.utils.data.Dataset[torch.Tensor]):
 
 
 def measure(dataset: Ready, kind: str, workers: Any) -> tuple[float, float]:
-    """Returns batches per second and the main process's seconds for each, after the first fifth of an epoch."""
+    """Returns batches per second and the main process's seconds for each, but for the epoch's first fifth."""
     pool = workers if kind == "ray" else None
     loader = ringloader.DataLoader(
         dataset, batch_size=None, num_workers=workers.num_workers, worker_pool=pool

@@ -38,10 +38,10 @@ def cluster() -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
         made = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS})
-    ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
-    yield made
-    ray.shutdown()
-    made.shutdown()
+        ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
     left = wait_without_children(20)
     for pid in left:
         with contextlib.suppress(psutil.Error):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.multiprocessing
 
@@ -96,7 +96,7 @@ class WorkerPool:
         if _native.SUPPORTED:
             self._own().shut_down()
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,10 +106,10 @@ class WorkerPool:
         method = "" if self._start_method is None else f", start_method={self._start_method!r}"
         return f"ringloader.WorkerPool({self._num_workers}{method})"
 
-    def __copy__(self) -> WorkerPool:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, _memo: object) -> WorkerPool:
+    def __deepcopy__(self, _memo: object) -> Self:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:

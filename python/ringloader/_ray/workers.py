@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
+from ringloader._pool.pool import WorkerPool
 from ringloader._ray import cluster
 from ringloader._ray.crew import Crew
 from ringloader._torch import select_path
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from ringloader._worker.options import WorkerOption
 
 
-class Workers:
+class Workers(WorkerPool):
     """Workers on the machines of a Ray cluster, for several loaders: pass them as ``worker_pool``.
 
     Each worker is an actor, wherever Ray has room for it. It runs the same loop as a local worker, and sends
@@ -50,9 +51,6 @@ class Workers:
             positive, or an option of actors cannot be had.
     """
 
-    # Other modules know a pool by this mark, without an import.
-    _is_worker_pool = True
-    # Its workers are not the processes of one machine.
     _is_remote = True
 
     def __init__(
@@ -75,6 +73,7 @@ class Workers:
             raise ValueError(f"start_timeout must be positive, not {start_timeout!r}")
         cluster.check_options(actor_options)
         self._num_workers = num_workers
+        self._start_method = None
         self._max_bytes = max_bytes
         self._retries = retries
         self._start_timeout = float(start_timeout)
@@ -82,7 +81,7 @@ class Workers:
         options = {"num_cpus": num_cpus, **actor_options}
         if resources is not None:
             options["resources"] = dict(resources)
-        self._crew = Crew(num_workers, options)
+        self._actors = Crew(num_workers, options)
         if not _native.SUPPORTED:
             select_path.log_once(
                 "Workers on a cluster have no actors on this system, where each iterator starts its own "
@@ -90,38 +89,17 @@ class Workers:
             )
             return
         # At the interpreter's exit too.
-        weakref.finalize(self, self._crew.end)
-
-    @property
-    def num_workers(self) -> int:
-        """Workers of a loader that does not say how many it wants."""
-        return self._num_workers
+        weakref.finalize(self, self._actors.end)
 
     def shutdown(self) -> None:
         """Ends all actors. Iterators that still have some raise an error.
 
         Calling it again does nothing. An iterator that begins afterwards is a ``RuntimeError``.
         """
-        self._crew.end()
-
-    def __enter__(self) -> Workers:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
+        self._actors.end()
 
     def __repr__(self) -> str:
         return f"{type(self).__module__}.{type(self).__qualname__}({self._num_workers})"
-
-    def __copy__(self) -> Workers:
-        return self
-
-    def __deepcopy__(self, _memo: object) -> Workers:
-        return self
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # The actors are this program's.
-        return type(None), ()
 
     def _make_transport(
         self,
@@ -134,12 +112,12 @@ class Workers:
         """Makes the transport of one iterator of the loader. Its actors begin to start."""
         from ringloader._ray.transport import RayTransport, Settings
 
-        self._crew.check_open()
+        self._actors.check_open()
         cluster.connect()
         settings = Settings(
             self._max_bytes, self._retries, self._start_timeout, cluster.address_of(self._host)
         )
-        return RayTransport(loader, options, worker_options, device_type, in_turn, self._crew, settings)
+        return RayTransport(loader, options, worker_options, device_type, in_turn, self._actors, settings)
 
 
 def _check_int(name: str, value: object, least: int) -> None:

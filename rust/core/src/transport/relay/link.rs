@@ -39,6 +39,8 @@ pub(super) struct Link {
     /// The counts of the predecessors in this epoch.
     before: [u64; 5],
     is_told_done: bool,
+    /// True once the worker answers no other task of the epoch whose tasks are taken.
+    is_at_end: bool,
     /// True if a batch has come for which there is no room.
     pub(super) is_stalled: bool,
     /// True if there is more to be read than one turn takes.
@@ -65,6 +67,7 @@ impl Link {
             clock: Clock::default(),
             before,
             is_told_done: false,
+            is_at_end: false,
             is_stalled: false,
             has_more: false,
             received: 0,
@@ -99,7 +102,10 @@ impl Link {
     /// Takes the tasks that are in the ring.
     pub(super) fn take_tasks(&mut self) -> Result<()> {
         while let Some(task) = self.port.try_task()? {
-            self.tasks.push_back(task);
+            self.is_at_end &= task.kind != TaskKind::Object;
+            if !(self.is_at_end && asks(task.kind)) {
+                self.tasks.push_back(task);
+            }
         }
         Ok(())
     }
@@ -203,12 +209,22 @@ impl Link {
         self.received += header.len;
         self.out.answer();
         if header.ends_part {
-            self.out.end_part();
+            self.end_part();
         }
         match kind {
             ResultKind::Batch => window.record(header.len),
             ResultKind::Object => self.before = [0; 5],
         }
+    }
+
+    /// The worker answers no other task of this epoch: the ones that were not sent are not.
+    fn end_part(&mut self) {
+        self.out.end_part();
+        let next = self.tasks.iter().position(|task| task.kind == TaskKind::Object);
+        self.is_at_end = next.is_none();
+        let of_epoch = next.unwrap_or(self.tasks.len());
+        let mut at = 0..;
+        self.tasks.retain(|task| at.next().is_some_and(|at| at >= of_epoch) || !asks(task.kind));
     }
 
     /// Sends what it can without waiting.

@@ -357,3 +357,39 @@ fn what_comes_after_the_end_is_dropped() {
         worker.join().unwrap();
     });
 }
+
+#[test]
+fn a_worker_whose_part_has_ended_holds_up_no_other() {
+    let engine = Engine::new(2, 8, SHARE).unwrap();
+    let main = relay(&engine, Some(1), Beats::default());
+    let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
+    let mut sockets = [0, 1].map(|worker| {
+        let mut socket = TcpStream::connect(main.address()).unwrap();
+        socket.set_read_timeout(Some(LONG)).unwrap();
+        let number = numbers[worker as usize];
+        socket.write_all(&Hello { token: TOKEN, worker, number }.to_bytes()).unwrap();
+        socket
+    });
+    for seq in 0..6 {
+        engine.put_task((seq % 2) as u32, task(seq)).unwrap();
+    }
+    let [first, second] = &mut sockets;
+    let answer = |socket: &mut TcpStream, seq, ends_part| {
+        socket.write_all(&Header { ends_part, ..result(seq, 100) }.to_bytes()).unwrap();
+        socket.write_all(&pattern(seq, 100)).unwrap();
+        assert_eq!(next(&engine).seq, seq);
+    };
+    assert_eq!((frame(first).0.seq, frame(second).0.seq), (0, 1));
+    answer(first, 0, true);
+    // Neither the tasks that wait for it, nor later ones, are sent.
+    engine.put_task(0, task(6)).unwrap();
+    answer(second, 1, false);
+    assert_eq!(frame(second).0.seq, 3);
+    answer(second, 3, false);
+    assert_eq!(frame(second).0.seq, 5);
+    answer(second, 5, false);
+    engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
+    engine.put_task(0, task(8)).unwrap();
+    assert_eq!(frame(first).0.of, TaskKind::Object as u64);
+    assert_eq!(frame(first).0.seq, 8, "another epoch");
+}
