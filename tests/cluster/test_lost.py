@@ -6,6 +6,9 @@ import contextlib
 import os
 import random
 import signal
+import subprocess
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -139,6 +142,29 @@ def test_a_node_that_goes(cluster):
             assert numbers(batches) == list(range(120))
     finally:
         cluster.remove_node(other)
+
+
+PROGRAM = """
+import os, signal, sys
+sys.path.insert(0, sys.argv[2])
+import ray, ringloader, ringloader.ray
+from cluster.datasets import Told
+ray.init(address=sys.argv[1], log_to_driver=False)
+workers = ringloader.ray.Workers(2)
+iterator = iter(ringloader.DataLoader(Told(400, 0.01), batch_size=4, worker_pool=workers))
+print(*{int(next(iterator)[1][0]) for _ in range(4)}, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_actors_end_with_the_program_however_it_ends(cluster):
+    tests = str(Path(__file__).parents[1])
+    command = [sys.executable, "-c", PROGRAM, cluster.address, tests]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=120)
+    pids = [int(word) for word in done.stdout.split()[-2:]]
+    assert done.returncode == -signal.SIGKILL
+    assert len(pids) == 2
+    wait_for(lambda: not any(map(psutil.pid_exists, pids)), 60)
 
 
 def test_nothing_is_left_behind(cluster):

@@ -93,6 +93,13 @@ def test_a_shared_list_goes_by_value(workers):
     assert next(iter(loader)).tolist() == list(range(100, 108))
 
 
+def test_a_timeout_names_the_batch(workers):
+    loader = DataLoader(Told(4, 4.0), batch_size=1, worker_pool=workers, timeout=1.0, num_workers=1)
+    with pytest.raises(RuntimeError, match="timed out after 1") as caught:
+        list(loader)
+    assert any("dataset indices [0]" in note for note in caught.value.__notes__)
+
+
 def test_stats_are_of_this_machines_clock(workers):
     loader = DataLoader(Told(12, 0.02), batch_size=2, worker_pool=workers, stats=True)
     list(loader)

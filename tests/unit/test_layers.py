@@ -167,6 +167,7 @@ PYTHON_MAY_USE = {
     "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
     "_ray": {
         "_common",
+        "_identity",
         "_late",
         "_log",
         "_native",

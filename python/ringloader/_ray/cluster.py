@@ -11,19 +11,6 @@ import ray
 
 from ringloader._ray.actor import Worker
 
-# Options of an actor that `Workers` sets itself.
-_OWN = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")
-
-
-def check_options(options: Mapping[str, Any]) -> None:
-    """Raises a ``ValueError`` for options of actors that cannot be had."""
-    for name in _OWN:
-        if name in options:
-            raise ValueError(
-                f"{name}={options[name]!r} cannot be passed to the actors of Workers: lost "
-                "workers are replaced by others (retries=), and end with the program; leave it out"
-            )
-
 
 def connect() -> None:
     """Connects to a cluster, or starts one, if this program has none.

@@ -12,7 +12,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
-import ringloader._native as _native
+from ringloader._identity import process_identity
 from ringloader._ray import cluster
 from ringloader._ray.actor import Assignment, Birth, versions
 from ringloader._ray.objects import Records
@@ -166,7 +166,7 @@ class Crew:
         options: What each actor asks for.
     """
 
-    _process_identity = staticmethod(_native.process_identity)
+    _process_identity = staticmethod(process_identity)
 
     def __init__(self, num_workers: int, options: Mapping[str, Any]) -> None:
         self.num_workers = num_workers

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._pool.pool import WorkerPool
-from ringloader._ray import cluster
-from ringloader._ray.crew import Crew
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
@@ -17,6 +15,10 @@ if TYPE_CHECKING:
     from ringloader._ray.transport import RayTransport
     from ringloader._torch.protocols import TorchLoader
     from ringloader._worker.options import WorkerOption
+
+
+# Options of an actor that `Workers` sets itself.
+_OWN = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")
 
 
 class Workers(WorkerPool):
@@ -71,7 +73,7 @@ class Workers(WorkerPool):
             _check_int("max_bytes", max_bytes, 1)
         if not start_timeout > 0:
             raise ValueError(f"start_timeout must be positive, not {start_timeout!r}")
-        cluster.check_options(actor_options)
+        _check_options(actor_options)
         self._num_workers = num_workers
         self._start_method = None
         self._max_bytes = max_bytes
@@ -81,13 +83,15 @@ class Workers(WorkerPool):
         options = {"num_cpus": num_cpus, **actor_options}
         if resources is not None:
             options["resources"] = dict(resources)
-        self._actors = Crew(num_workers, options)
         if not _native.SUPPORTED:
             select_path.log_once(
                 "Workers on a cluster have no actors on this system, where each iterator starts its own "
                 f"workers: {select_path.NEEDS_LINUX}"
             )
             return
+        from ringloader._ray.crew import Crew
+
+        self._actors = Crew(num_workers, options)
         # At the interpreter's exit too.
         weakref.finalize(self, self._actors.end)
 
@@ -96,7 +100,8 @@ class Workers(WorkerPool):
 
         Calling it again does nothing. An iterator that begins afterwards is a ``RuntimeError``.
         """
-        self._actors.end()
+        if _native.SUPPORTED:
+            self._actors.end()
 
     def __repr__(self) -> str:
         return f"{type(self).__module__}.{type(self).__qualname__}({self._num_workers})"
@@ -110,6 +115,7 @@ class Workers(WorkerPool):
         in_turn: bool,
     ) -> RayTransport:
         """Makes the transport of one iterator of the loader. Its actors begin to start."""
+        from ringloader._ray import cluster
         from ringloader._ray.transport import RayTransport, Settings
 
         self._actors.check_open()
@@ -118,6 +124,16 @@ class Workers(WorkerPool):
             self._max_bytes, self._retries, self._start_timeout, cluster.address_of(self._host)
         )
         return RayTransport(loader, options, worker_options, device_type, in_turn, self._actors, settings)
+
+
+def _check_options(options: Mapping[str, Any]) -> None:
+    """Raises a ``ValueError`` for options of actors that cannot be had."""
+    for name in _OWN:
+        if name in options:
+            raise ValueError(
+                f"{name}={options[name]!r} cannot be passed to the actors of Workers: lost "
+                "workers are replaced by others (retries=), and end with the program; leave it out"
+            )
 
 
 def _check_int(name: str, value: object, least: int) -> None:
