@@ -70,6 +70,11 @@ $(APART_VENV)/.frameworks: $(VENV)/.test pyproject.toml
 	$(APART_PIP) install -c $(VENV)/constraints.txt --group test --group frameworks-apart
 	touch $@
 
+# Of tests/cluster, which an environment without it skips.
+$(VENV)/.ray: $(VENV)/.test pyproject.toml
+	$(PIP) install -c $(VENV)/constraints.txt --group ray
+	touch $@
+
 $(VENV)/.bench: $(VENV)/.demo pyproject.toml
 	$(PIP) install -c $(VENV)/constraints.txt $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torchvision
 	$(PIP) install -c $(VENV)/constraints.txt --group bench --group programs
@@ -124,7 +129,7 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
 	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable free-threaded systems"
 
-test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel ## what takes longer, for CI and releases: slow tests, the wheels
+test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel $(VENV)/.ray ## what takes longer, for CI and releases: slow tests, the wheels
 	ci/gates.py python-test-slow "storm-fast wheel asan aarch64"
 
 test-fast: rust-test python-test-fast ## while working

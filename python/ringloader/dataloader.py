@@ -194,11 +194,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``worker_reset_fn`` with a ``Dispatch``;
             - ``seeding`` with ``reseed_workers``;
             - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` or ``seeding``;
-            - ``restart_workers`` with a ``Dispatch``;
+            - ``restart_workers`` with ``Workers`` on a cluster or a ``Dispatch``;
             - ``on_error`` with a ``Dispatch``;
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
-            - ``sample_timeout`` with a ``Dispatch`` or an ``IterableDataset``;
+            - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.

@@ -56,6 +56,15 @@ def told(*_):
 
 NUMBERS = list(range(4))
 POOL = ringloader.WorkerPool(2)
+
+
+class Elsewhere(ringloader.WorkerPool):
+    """Stands for a pool whose workers are on other machines, which needs Ray."""
+
+    _is_remote = True
+
+
+ELSEWHERE = Elsewhere(2)
 PERSISTENT = {"num_workers": 1, "persistent_workers": True}
 
 
@@ -104,6 +113,18 @@ CASES = {
         {},
         "worker_method='thread' and restart_workers=2 do not go together: a thread is lost",
         "leave one of them out",
+    ),
+    ("restart_workers", "with `Workers` on a cluster"): Case(
+        {"restart_workers": 2, "worker_pool": ELSEWHERE},
+        {},
+        "restart_workers=2 and worker_pool=ringloader.WorkerPool(2) do not go together: lost workers of",
+        "say with retries= of the Workers how often",
+    ),
+    ("sample_timeout", "with `Workers` on a cluster"): Case(
+        {"sample_timeout": 2.0, "worker_pool": ELSEWHERE},
+        {},
+        "sample_timeout=2.0 and worker_pool=ringloader.WorkerPool(2) do not go together: only workers of",
+        "leave sample_timeout out, or use timeout",
     ),
     ("device_transform", "without `device`"): Case(
         {"device_transform": told}, {}, "device_transform needs device", "that its batches are to be on"

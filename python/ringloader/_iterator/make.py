@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -70,7 +71,9 @@ def make_iterator(
         if reason is None:
             from ringloader._start import processes as starting
 
-            with starting.one_start_at_a_time():
+            # What starts elsewhere may take long, and needs no lock here.
+            is_remote = options.worker_pool is not None and options.worker_pool._is_remote
+            with contextlib.nullcontext() if is_remote else starting.one_start_at_a_time():
                 made = _with_processes(loader, options)
             if not isinstance(made, Reason):
                 return made
@@ -266,22 +269,24 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
     keys = seeding.keys_for(loader, options)
     device = devices.resolve(options.device)
     lease = told = None
+    transport: processes.ProcessTransport | Any
+    device_type, in_turn = None if device is None else device.type, keys is None or not keys.balances
     try:
-        if options.worker_pool is not None and pool.takes(
-            options.worker_pool, loader, options.prefetch_epochs
-        ):
+        takes = pool.takes(options.worker_pool, loader, options.prefetch_epochs)
+        if takes:
             told = epochs.told_in_pool(loader)
-            # Before the memory, which a process that is forked now would have too.
-            with budget.asking(OSError):
-                lease = options.worker_pool._lend(loader)
-        transport = processes.make_transport(
-            loader,
-            options,
-            worker_options,
-            None if device is None else device.type,
-            lease,
-            in_turn=keys is None or not keys.balances,
-        )
+        if takes and options.worker_pool._is_remote:
+            transport = options.worker_pool._make_transport(
+                loader, options, worker_options, device_type, in_turn
+            )
+        else:
+            if takes:
+                # Before the memory, which a process that is forked now would have too.
+                with budget.asking(OSError):
+                    lease = options.worker_pool._lend(loader)
+            transport = processes.make_transport(
+                loader, options, worker_options, device_type, lease, in_turn=in_turn
+            )
     except BaseException as error:
         if lease is not None:
             lease.close()
@@ -292,9 +297,9 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
     try:
         shared_bytes = transport.engine.share * loader.num_workers
         stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
-        restarting = None
+        is_iterable = loader._dataset_kind == internals.ITERABLE
+        restarting = transport.make_successors(is_iterable)
         if options.restart_workers or options.sample_timeout is not None:
-            is_iterable = loader._dataset_kind == internals.ITERABLE
             restarting = Restarting(options.restart_workers, is_iterable, transport)
         made = WorkersIterator(
             loader,

@@ -11,7 +11,6 @@ import ringloader._native as _native
 from ringloader._common import states
 from ringloader._iterator.base import LoaderIterator
 from ringloader._iterator.next_epoch import NextEpoch
-from ringloader._iterator.restarting import Restarting
 from ringloader._iterator.stages import Stages
 from ringloader._late import overdue
 from ringloader._options import epochs
@@ -19,7 +18,7 @@ from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
-from ringloader._transport.protocol import Transport
+from ringloader._transport.protocol import Successors, Transport
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 
@@ -73,7 +72,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         transport: Transport,
         stages: Stages,
         main_prefetch: int = 0,
-        restarting: Restarting | None = None,
+        restarting: Successors | None = None,
         keys: Keys | None = None,
         next_epoch: NextEpoch | None = None,
         counts_epochs: bool = False,

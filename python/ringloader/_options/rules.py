@@ -156,7 +156,25 @@ def _differs_from_batch_sampler(options: Any, facts: Facts) -> object:
     )
 
 
+def _has_remote_pool(options: Any) -> object:
+    return options.worker_pool is not None and options.worker_pool._is_remote
+
+
 _OF_OPTIONS = (
+    _of_options(
+        "restart_workers",
+        "with `Workers` on a cluster",
+        _has_remote_pool,
+        "restart_workers={options.restart_workers} and worker_pool={options.worker_pool!r} do not go "
+        "together: lost workers of a cluster are always replaced; say with retries= of the Workers how often",
+    ),
+    _of_options(
+        "sample_timeout",
+        "with `Workers` on a cluster",
+        _has_remote_pool,
+        "sample_timeout={options.sample_timeout} and worker_pool={options.worker_pool!r} do not go together: "
+        "only workers of this machine are ended for a sample; leave sample_timeout out, or use timeout",
+    ),
     _of_options(
         "device_transform",
         "without `device`",
@@ -198,7 +216,11 @@ _OF_LOADERS = (
         "worker_pool",
         "with `persistent_workers`, unless with `prefetch_epochs`",
         "made",
-        lambda options, facts: facts.loader.persistent_workers and not options.prefetch_epochs,
+        lambda options, facts: (
+            facts.loader.persistent_workers
+            and not options.prefetch_epochs
+            and not options.worker_pool._is_remote
+        ),
         "persistent_workers={facts.loader.persistent_workers!r} does not go with worker_pool: an iterator "
         "that persists would keep the pool's processes; leave persistent_workers out, the pool keeps them",
         is_left_aside=True,

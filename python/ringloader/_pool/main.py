@@ -352,7 +352,7 @@ def _work(assignments: Assignments, held: Held) -> None:
         if port.parent_ended:
             # Also in a child of the dataset's that has come back to the loop.
             return
-        _undo_options(worker_end.options)
+        undo_options(worker_end.options)
         is_as_before = state.restore()
         held.restore()
         is_free, unmapped = port.leave(), weakref.ref(port)
@@ -366,7 +366,7 @@ def _work(assignments: Assignments, held: Held) -> None:
             return
 
 
-def _undo_options(options: Sequence[WorkerOption]) -> None:
+def undo_options(options: Sequence[WorkerOption]) -> None:
     """Undoes what options have changed in this process."""
     # In a function of its own, so that no variable keeps an option, and the memory that it may refer to.
     for option in options:

@@ -100,7 +100,7 @@ class PoolObjects:
     def record_of(self, loader: TorchLoader, when_gone: Callable[[int], None]) -> Record:
         """Returns the record of a loader: a new one if the loader has other objects than before."""
         self.tidy()
-        things = _things_of(loader)
+        things = things_of(loader)
         ended, record = self._records.get(id(loader), (None, None))
         if record is None or not record.is_of(things):
             record = Record(next(self._numbers), things)
@@ -136,7 +136,8 @@ class PoolObjects:
             self._records.pop(self._gone.popleft(), None)
 
 
-def _things_of(loader: TorchLoader) -> dict[str, Any]:
+def things_of(loader: TorchLoader) -> dict[str, Any]:
+    """Returns the objects of a loader that its workers are sent once, by their arguments."""
     things = {
         "dataset": loader.dataset,
         "collate_fn": loader.collate_fn,

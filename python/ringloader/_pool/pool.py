@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import torch.multiprocessing
 
@@ -46,6 +46,8 @@ class WorkerPool:
 
     # Other modules know a pool by this mark, without an import.
     _is_worker_pool = True
+    # True of a pool whose workers are elsewhere, and which makes the transports to them.
+    _is_remote = False
 
     def __init__(self, num_workers: int, start_method: str | None = None) -> None:
         if not isinstance(num_workers, int) or isinstance(num_workers, bool):
@@ -94,7 +96,7 @@ class WorkerPool:
         if _native.SUPPORTED:
             self._own().shut_down()
 
-    def __enter__(self) -> WorkerPool:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -104,10 +106,10 @@ class WorkerPool:
         method = "" if self._start_method is None else f", start_method={self._start_method!r}"
         return f"ringloader.WorkerPool({self._num_workers}{method})"
 
-    def __copy__(self) -> WorkerPool:
+    def __copy__(self) -> Self:
         return self
 
-    def __deepcopy__(self, _memo: object) -> WorkerPool:
+    def __deepcopy__(self, _memo: object) -> Self:
         return self
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,5 +137,7 @@ def takes(pool: WorkerPool | None, loader: TorchLoader, may_keep: bool = False) 
         loader: The loader.
         may_keep: True if workers that persist may come from the pool too.
     """
-    persists = loader.persistent_workers and not may_keep
-    return pool is not None and not persists and loader.multiprocessing_context is None
+    if pool is None:
+        return False
+    persists = loader.persistent_workers and not may_keep and not pool._is_remote
+    return not persists and loader.multiprocessing_context is None

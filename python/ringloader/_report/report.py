@@ -15,7 +15,7 @@ from ringloader._torch import internals, own_iterators
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
 
-PathName = Literal["native", "threads", "single-process", "torch"]
+PathName = Literal["native", "threads", "ray", "single-process", "torch"]
 
 # A line of ``str(report)`` for each counter that is not zero.
 _LINES = {
@@ -24,6 +24,8 @@ _LINES = {
     "copied": "{} tensors copied into shared memory",
     "pickled": "{} batches pickled",
     "oversize": "{} batches too large for a slot",
+    "received_bytes": "{} bytes received from other machines",
+    "replaced_workers": "{} lost workers replaced",
     "copied_out": "{} batches copied out of shared memory, because you hold many",
     "device_batches": "{} batches moved to the device",
     "device_copies": "{} copies to the device",
@@ -39,13 +41,15 @@ class PathReport:
     Attributes:
         path: ``"native"``: ringloader schedules, over shared-memory rings; ``"threads"``: the workers are
             threads, and batches are handed over as they are; ``"single-process"``: without workers, the
-            caller makes the batches; ``"torch"``: torch's own loader.
+            caller makes the batches; ``"ray"``: the workers are actors of a Ray cluster; ``"torch"``: torch's
+            own loader.
         reason: The reason, in a sentence.
         counters: Counts of the epoch that runs or ran last. ``batches`` that workers have made; storages that
             collation wrote ``in_place``, and storages that were ``copied`` into shared memory once; batches
             whose tree was ``pickled``; ``oversize`` batches, in shared memory of their own; batches
             ``copied_out`` because the caller held too many. Threads have ``batches`` only. On the paths
-            ``"single-process"`` and ``"torch"`` there are none of these. With ``device``: ``device_batches``
+            ``"single-process"`` and ``"torch"`` there are none of these. On the path ``"ray"`` there are
+            ``received_bytes`` too, and ``replaced_workers``. With ``device``: ``device_batches``
             that were moved, ``device_copies`` that this took, ``device_staged_bytes`` that were copied to
             pinned memory before, and ``device_registered_bytes`` of shared memory that the device's driver
             has now.

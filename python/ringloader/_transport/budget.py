@@ -6,11 +6,16 @@ import contextlib
 import errno
 import resource
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from ringloader._common.proc import local_world_size
 from ringloader._log import logger, mib
+from ringloader._torch import internals
 
-_SMALLEST_SHARE = 1 << 20
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+SMALLEST_SHARE = 1 << 20
 
 
 def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: int) -> int:
@@ -23,8 +28,25 @@ def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: 
         available: Bytes that the machine and the control group have left.
     """
     if max_shared_bytes is None:
-        return max(available // 4 // local_world_size() // num_workers, _SMALLEST_SHARE)
+        return max(available // 4 // local_world_size() // num_workers, SMALLEST_SHARE)
     return max(max_shared_bytes // num_workers, 1)
+
+
+def most_tasks(loader: TorchLoader, in_turn: bool) -> int:
+    """Returns how many batches of one worker can be on their way at once.
+
+    Args:
+        loader: The loader.
+        in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
+    """
+    factor = loader.prefetch_factor
+    # torch's constructor refuses anything else that stands there, and has drawn by then.
+    per_worker = max(factor, 1) if isinstance(factor, int) else 1
+    if in_turn and loader.in_order and loader._dataset_kind != internals.ITERABLE:
+        # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
+        return 2 * per_worker + 1
+    # One worker may be asked for all, where the others have ended or are slow.
+    return per_worker * int(loader.num_workers) + per_worker + 1
 
 
 class RefusedError(Exception):

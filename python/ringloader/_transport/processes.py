@@ -311,7 +311,7 @@ def make_transport(
         look = main_module.look_for(context)
         processes.preload_fork_server(context)
         spawn.prepare(loader)
-    most_tasks = _most_tasks(loader, in_turn)
+    most_tasks = budget.most_tasks(loader, in_turn)
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, options.max_shared_bytes, available)
@@ -349,15 +349,3 @@ def make_transport(
         timeouts,
         look,
     )
-
-
-def _most_tasks(loader: TorchLoader, in_turn: bool) -> int:
-    """Returns how many batches of one worker can be on their way at once."""
-    factor = loader.prefetch_factor
-    # torch's constructor refuses anything else that stands there, and has drawn by then.
-    per_worker = max(factor, 1) if isinstance(factor, int) else 1
-    if in_turn and loader.in_order and loader._dataset_kind != internals.ITERABLE:
-        # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
-        return 2 * per_worker + 1
-    # One worker may be asked for all, where the others have ended or are slow.
-    return per_worker * int(loader.num_workers) + per_worker + 1

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import ringloader._native as _native
 from ringloader._late.watchdog import Watchdog
@@ -19,16 +19,16 @@ class Counters:
     A report lives as long as its loader: an option of a worker may be a method of the loader's owner.
 
     Args:
-        engine: The native end, which counts until :meth:`finish`.
+        count: Returns the counts with their names, until :meth:`finish`.
     """
 
-    def __init__(self, engine: Any) -> None:
-        self._engine = engine
+    def __init__(self, count: Callable[[], Iterable[tuple[str, int]]]) -> None:
+        self._count = count
         self._final: dict[str, int] | None = None
 
     def __call__(self) -> dict[str, int]:
         """Returns what a report counts of this epoch."""
-        return dict(self._engine.counters() if self._final is None else self._final)
+        return dict(self._count() if self._final is None else self._final)
 
     @property
     def are_final(self) -> bool:
@@ -37,7 +37,26 @@ class Counters:
 
     def finish(self) -> None:
         """Keeps the counts as they are: the engine is to be closed."""
-        self._final = dict(self._engine.counters())
+        self._final = self()
+
+
+class Successors(Protocol):
+    """Starts successors of lost workers, for an iterator."""
+
+    def begin_epoch(self) -> None:
+        """Begins another epoch of the same workers."""
+
+    def record_state(self, worker: int, is_known: bool, /) -> None:
+        """Notes if a successor of a worker can have the state of its dataset."""
+
+    def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: Any, /) -> Any:
+        """Returns the handle of a worker's successor, which runs; None if there may be none."""
+
+    def list_all(self, workers: list[Any], /) -> None:
+        """Adds each successor to the list of an iterator's workers, to be ended with it."""
+
+    def why_not(self, worker: int, /) -> Iterable[str]:
+        """Returns the reason why a lost worker got no successor; nothing if none was wanted."""
 
 
 class Transport(abc.ABC):
@@ -72,7 +91,7 @@ class Transport(abc.ABC):
         self.sound = True
         self._owner = self._process_identity()
         self._ended: set[int] = set()
-        self.counters = Counters(engine)
+        self.counters = Counters(engine.counters)
 
     @abc.abstractmethod
     def start(self, work: Work) -> Any:
@@ -111,6 +130,14 @@ class Transport(abc.ABC):
             in_hand: The worker, its task and the index of that; None if that is not known.
             *notes: Notes for the error.
         """
+
+    def make_successors(self, is_iterable: bool) -> Successors | None:  # noqa: ARG002
+        """Returns what starts successors of lost workers, if the transport always has some.
+
+        Args:
+            is_iterable: True for a dataset whose workers cannot go on where they were.
+        """
+        return None
 
     def is_inherited(self) -> bool:
         """True in a forked child of the process that made it."""

@@ -11,8 +11,8 @@ import multiprocessing
 import os
 import random
 import signal
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -21,6 +21,7 @@ from ringloader._common import held_memory
 from ringloader._torch import data_pipes, internals, stand_ins
 from ringloader._worker import collate, loop, malloc
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
+from ringloader._worker.options import WorkerOption
 
 # A thread that waits or copies natively when the interpreter goes must not come back to it. Nor in a spawned
 # worker, whose dataset may have threads.
@@ -67,8 +68,23 @@ def _pipe_of_parent() -> int | None:
     return None if parent is None or parent.pid == os.getppid() else parent.sentinel
 
 
+class End(Protocol):
+    """A worker's end of the transport, as it arrives there."""
+
+    @property
+    def share(self) -> int:
+        """Bytes of shared memory that are this worker's."""
+
+    @property
+    def options(self) -> Sequence[WorkerOption]:
+        """The options of the iterator."""
+
+
 def run_at(
-    port: _native.Port, worker_end: WorkerEndpoint | SentEndpoint, fields: Iterable[Any]
+    port: _native.Port,
+    worker_end: End,
+    fields: Iterable[Any],
+    make_channel: Callable[[_native.Port, int, malloc.Trimming], ProcessChannel] = ProcessChannel,
 ) -> malloc.Trimming:
     """Runs the worker loop at a port, and returns what gives back the memory that the allocator keeps.
 
@@ -81,7 +97,7 @@ def run_at(
     stand_ins.port = port
     for option in worker_end.options:
         option.join(work.worker, port)
-    channel = ProcessChannel(port, work.worker, trimming)
+    channel = make_channel(port, work.worker, trimming)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
     _run_as_torchs(channel, work)
     return trimming

@@ -86,6 +86,7 @@ mod _native {
         transport::memory::{SlotMemory, WorkerFds},
         transport::port::Port,
         transport::queues::ThreadQueues,
+        transport::relay::{MainRelay, WorkerRelay},
     };
 
     // The attribute takes no condition.

@@ -35,7 +35,8 @@ impl EventFd {
         let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
     }
 
-    fn clear(&self) {
+    /// Takes all notifications that have come.
+    pub fn clear(&self) {
         let _ = rustix::io::read(&self.0, &mut [0u8; 8]);
     }
 }

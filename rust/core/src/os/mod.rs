@@ -16,6 +16,7 @@
 //! | [`parent_death`] | the end of this process soon after that of its parent |
 //! | [`process`] | handles of processes, and pipes that tell of a child's end |
 //! | `waiting` | waiting for descriptors |
+//! | [`sockets`] | waiting for connections |
 //! | [`read_ahead`] | files' pages, fetched before they are read |
 
 pub mod clock;
@@ -35,6 +36,7 @@ pub mod read_ahead;
 pub mod record_lock;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
+pub mod sockets;
 #[allow(unsafe_code, reason = "calls C's functions that wait")]
 mod waiting;
 #[allow(unsafe_code, reason = "maps a file, and copies from the mappings")]
@@ -67,5 +69,10 @@ impl Error {
     /// A refused system call.
     pub(crate) fn os(call: &'static str, errno: rustix::io::Errno) -> Self {
         Self::Os { call, message: errno.to_string(), errno: errno.raw_os_error() }
+    }
+
+    /// A call of the standard library that was refused.
+    pub(crate) fn io(call: &'static str, error: &std::io::Error) -> Self {
+        Self::Os { call, message: error.to_string(), errno: error.raw_os_error().unwrap_or(0) }
     }
 }

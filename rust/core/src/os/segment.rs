@@ -9,7 +9,7 @@
 //! and slots, and may die at any instruction. The parent validates what they wrote before it believes it.
 
 use std::ops::Range;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::SealFlags;
@@ -146,6 +146,31 @@ impl Segment {
         // SAFETY: `target` has room inside the mapping (I1, I2); a slice of private memory cannot overlap it.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target.as_ptr(), bytes.len()) };
         Ok(())
+    }
+
+    /// Reads from a socket into `offset..`, at most `len` bytes. Returns how many came: none at the end of the stream.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the range does not lie in the segment; else the system's error, in the inner result.
+    pub fn receive(&self, socket: BorrowedFd<'_>, offset: u64, len: u64) -> Result<std::io::Result<usize>> {
+        let target = self.pointer(offset, len)?;
+        // SAFETY: `target` has room for `len` bytes inside the mapping (I1, I2), to which the kernel writes; no
+        // reference to them is made.
+        let read = unsafe { libc::recv(socket.as_raw_fd(), target.as_ptr().cast(), len as usize, 0) };
+        Ok(usize::try_from(read).map_err(|_| std::io::Error::last_os_error()))
+    }
+
+    /// Writes to a socket what lies at `offset`, at most `len` bytes. Returns how many went.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn send(&self, socket: BorrowedFd<'_>, offset: u64, len: u64) -> Result<std::io::Result<usize>> {
+        let source = self.pointer(offset, len)?;
+        // SAFETY: `source` has `len` mapped bytes (I1, I2), which the kernel reads; no reference to them is made.
+        let sent = unsafe {
+            libc::send(socket.as_raw_fd(), source.as_ptr().cast(), len as usize, libc::MSG_NOSIGNAL)
+        };
+        Ok(usize::try_from(sent).map_err(|_| std::io::Error::last_os_error()))
     }
 
     /// Gives the pages that lie wholly inside `offset .. offset + len` back to the system; they read as zero after.

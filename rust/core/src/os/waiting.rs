@@ -31,6 +31,28 @@ pub(super) fn poll<const N: usize>(
     Ok(asked.map(|one| PollFlags::from_bits_retain(one.revents.cast_unsigned())))
 }
 
+/// As [`poll`], for any number of descriptors. Replaces the flags of each by its events.
+///
+/// # Errors
+/// As [`poll`].
+pub(super) fn poll_each(fds: &mut [(BorrowedFd<'_>, PollFlags)], limit: Duration) -> Result<()> {
+    let asked = |&(fd, flags): &(BorrowedFd<'_>, PollFlags)| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: flags.bits().cast_signed(),
+        revents: 0,
+    };
+    let mut asked: Vec<libc::pollfd> = fds.iter().map(asked).collect();
+    // SAFETY: reads and writes as many structures, of this function's own.
+    let found = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds(limit)) };
+    if found < 0 {
+        return Err(last_errno());
+    }
+    for ((_, flags), one) in fds.iter_mut().zip(asked) {
+        *flags = PollFlags::from_bits_retain(one.revents.cast_unsigned());
+    }
+    Ok(())
+}
+
 /// Waits for events of an epoll set. Returns how many there are, from the first on.
 ///
 /// # Errors

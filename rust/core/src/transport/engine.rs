@@ -121,6 +121,7 @@ impl Engine {
                 pending: VecDeque::new(),
                 results: Consumer::attach(view.results)?,
                 pidfd: None,
+                is_relayed: false,
                 socket: Some(socket),
             });
             let leases = Leases::new(limits, view.slots.slots());

@@ -116,6 +116,14 @@ pub(crate) struct ResultDescriptor {
 
 const OWN: u64 = u64::MAX;
 
+impl ResultKind {
+    /// Returns the kind with this number, if there is one.
+    #[must_use]
+    pub fn from_number(number: u64) -> Option<Self> {
+        [Self::Batch, Self::Object].into_iter().find(|&kind| kind as u64 == number)
+    }
+}
+
 impl ResultDescriptor {
     pub(crate) fn to_words(self) -> Words {
         let location = match self.location {
@@ -129,11 +137,8 @@ impl ResultDescriptor {
     /// Reads a descriptor for a worker with `slots` windows of `window` bytes.
     pub(crate) fn from_words(words: &Words, slots: u32, window: u64) -> Result<Self> {
         let &[seq, kind, location, meta_offset, meta_len, used, generation, _] = unseal(words)?;
-        let kind = match kind {
-            1 => ResultKind::Batch,
-            2 => ResultKind::Object,
-            _ => return Err(Error::Corrupt(format!("{kind} is no kind of result"))),
-        };
+        let kind = ResultKind::from_number(kind)
+            .ok_or_else(|| Error::Corrupt(format!("{kind} is no kind of result")))?;
         let (location, room) = match location {
             OWN => (BatchLocation::Own, u64::MAX),
             slot if slot < slots.into() => (BatchLocation::Slot(SlotId::new(slot as u32)), window),

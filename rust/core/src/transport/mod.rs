@@ -11,6 +11,7 @@
 //! | [`port`] | a worker's side, likewise |
 //! | [`received`] | a batch that arrived, and what keeps its bytes |
 //! | [`queues`] | the same between threads of one process, without memory of its own |
+//! | [`relay`] | the rings of workers on other machines, over TCP |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
 //! | [`slot_memory`] | the slots as plain memory, for a driver to register |
 //!
@@ -58,6 +59,7 @@ pub mod message;
 pub mod port;
 pub mod queues;
 pub mod received;
+pub mod relay;
 pub mod slot_memory;
 mod worker_handle;
 

@@ -2,6 +2,7 @@
 
 mod chunk;
 mod commit;
+mod relayed;
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -335,7 +336,7 @@ impl Port {
 
     /// Ends allocation for this batch and begins its commit. What was allocated stays where it is.
     #[must_use]
-    pub fn begin_commit(&self) -> Commit<'_> {
+    pub fn begin_commit(&self) -> Commit<&Self> {
         let mut state = self.lock();
         state.open = false;
         state.fillings += 1;

@@ -1,5 +1,6 @@
 //! A batch that has arrived: its bytes, and what keeps them until when.
 
+use std::os::fd::BorrowedFd;
 use std::ptr::NonNull;
 
 use crate::batch::{Meta, wire};
@@ -177,6 +178,8 @@ pub struct Received {
     pub kind: ResultKind,
     pub(crate) generation: u64,
     pub(crate) used: u64,
+    /// Where in the batch its table begins.
+    pub(crate) meta_offset: u64,
     pub(crate) meta: Vec<u8>,
     pub(crate) backing: Arc<Backing>,
 }
@@ -218,6 +221,15 @@ impl Received {
             return Err(Error::Corrupt(format!("{len} bytes at {offset} of a batch of {}", self.used)));
         }
         self.backing.pointer(offset, len)
+    }
+
+    /// Writes the bytes of the batch from `offset` on to a socket, or some of them. Returns how many went.
+    ///
+    /// # Errors
+    /// As [`Segment::send`].
+    pub fn send(&self, socket: BorrowedFd<'_>, offset: u64) -> Result<std::io::Result<usize>> {
+        let (segment, start) = self.backing.location();
+        segment.send(socket, start + offset, self.used.saturating_sub(offset))
     }
 
     /// Returns the stamps that follow the batch; `None` if its worker has written none.

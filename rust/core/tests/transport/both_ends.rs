@@ -37,7 +37,7 @@ pub(crate) fn content(seq: u64) -> [u8; LEAF as usize] {
     [seq as u8; LEAF as usize]
 }
 
-pub(crate) fn describe(commit: &Commit<'_>) -> Vec<u8> {
+pub(crate) fn describe(commit: &Commit<&Port>) -> Vec<u8> {
     let mut meta = MetaWriter::new();
     let storage = meta.add_storage(StorageRecord { offset: 0, nbytes: LEAF });
     let leaf = meta.add_tensor(storage, 0, Dtype::U8, &[LEAF as i64], &[1]);
@@ -78,7 +78,7 @@ pub(crate) fn answer_oversize(engine: &Engine, port: &Port, seq: u64) {
     drop(chunk);
 }
 
-pub(crate) fn send_own(commit: &mut Commit<'_>, seq: u64) {
+pub(crate) fn send_own(commit: &mut Commit<&Port>, seq: u64) {
     let block = describe(commit);
     let end = LEAF + block.len() as u64;
     let (segment, fd) = commit.own_segment(end).unwrap().expect("there is room");

@@ -316,7 +316,7 @@ impl Parent {
         let fds = self.engine.worker_fds(worker).for_port().unwrap();
         let control = self.engine.control().clone();
         let port = Port::take_over(control, worker, self.engine.share(), fds, &busy).unwrap();
-        let mut commits: Vec<Commit<'_>> = Vec::new();
+        let mut commits: Vec<Commit<&Port>> = Vec::new();
         loop {
             let mut commit = port.begin_commit();
             // No bytes: the memory that all slots would need at once is more than the share.

@@ -101,6 +101,12 @@ impl<E: ParentEnd> Scheduling<E> {
                     let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
                         Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
                     });
+                    // Not known of a worker that is elsewhere: it does its tasks in their order.
+                    let in_hand = in_hand.or_else(|| {
+                        let index = |index: &_| E::index(py, index);
+                        E::is_elsewhere(core, worker)
+                            .then(|| state.sent.late(&state.core, Some(worker), index).pop())?
+                    });
                     state.source.get().record_lost(worker, || state.core.awaited_of(worker));
                     if callbacks.replace_lost(worker, in_hand.clone())? {
                         let sent = |seq| state.sent.get(seq).map(|index| E::clone_index(index, py));

@@ -97,6 +97,9 @@ pub(crate) trait ParentEnd: Sized {
     /// The task that `worker` took last, as it was sent, and its index; `None` where that is not known.
     fn in_hand(core: &Self::Core, worker: u32) -> Option<(u64, IndexOf<Self>)>;
 
+    /// Returns true if a worker runs on another machine: nobody knows which task it took last.
+    fn is_elsewhere(core: &Self::Core, worker: u32) -> bool;
+
     /// Waits for the next event without the interpreter, then lets signal handlers run.
     ///
     /// # Errors
@@ -189,6 +192,10 @@ impl ParentEnd for Engine {
         (asks && !once).then_some((task.seq, (kind, bytes)))
     }
 
+    fn is_elsewhere(core: &CoreEngine, worker: u32) -> bool {
+        core.is_relayed(worker)
+    }
+
     fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
         wait(py, core, only, limit)
     }
@@ -277,6 +284,10 @@ impl ParentEnd for ThreadQueues {
 
     fn in_hand(_core: &CoreQueues, _worker: u32) -> Option<(u64, Index)> {
         None
+    }
+
+    fn is_elsewhere(_core: &CoreQueues, _worker: u32) -> bool {
+        false
     }
 
     fn wait(py: Python<'_>, core: &CoreQueues, only: Option<u32>, limit: Duration) -> PyResult<()> {

@@ -83,6 +83,11 @@ impl Engine {
         self.core()?.is_deserted(worker).map_err(exception)
     }
 
+    /// Returns true once it is known that a worker has ended.
+    fn has_ended(&self, worker: u32) -> PyResult<bool> {
+        self.core()?.has_ended(worker).map_err(exception)
+    }
+
     /// Makes the rings of a worker whose process has ended ready for a successor. Returns what the successor's port
     /// needs.
     fn succeed(&self, worker: u32) -> PyResult<Vec<u64>> {

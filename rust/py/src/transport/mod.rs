@@ -6,8 +6,10 @@
 //! | `port.rs` | shared memory, a worker's end |
 //! | `memory.rs` | shared memory: descriptors for a worker, slots for a driver |
 //! | `queues.rs` | both ends between threads |
+//! | `relay.rs` | shared memory of workers on other machines: both relays |
 
 pub(crate) mod engine;
 pub(crate) mod memory;
 pub(crate) mod port;
 pub(crate) mod queues;
+pub(crate) mod relay;

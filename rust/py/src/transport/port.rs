@@ -175,8 +175,12 @@ impl Port {
             Some(busy) => Core::take_over(control, worker, share, fds, &busy),
         }
         .map_err(exception)?;
+        Ok(Self::of(core))
+    }
+
+    pub(super) fn of(core: Core) -> Self {
         let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Ok(Self { core, parent_ended, warned, spare: Mutex::default(), clock: OnceLock::new() })
+        Self { core, parent_ended, warned, spare: Mutex::default(), clock: OnceLock::new() }
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
@@ -300,7 +304,7 @@ impl Port {
     fn reserve(
         &self,
         py: Python<'_>,
-        commit: &mut Commit<'_>,
+        commit: &mut Commit<&Core>,
         encoded: &mut Encoded,
         extra: u64,
         waits: bool,

@@ -16,8 +16,10 @@ pub(super) struct WorkerChannel {
     /// Tasks for which ring or arena had no room: INVARIANT in order, and before any later task.
     pub(super) pending: VecDeque<Task>,
     pub(super) results: Consumer,
-    /// `None` once its process has ended, or before it is known.
+    /// Readable once its process has ended. `None` once that was noticed, or before it is known.
     pub(super) pidfd: Option<OwnedFd>,
+    /// True if the worker is elsewhere, and a relay in this process serves its rings.
+    pub(super) is_relayed: bool,
     /// The parent's end of the socket pair; `None` while the engine is stored.
     pub(super) socket: Option<OwnedFd>,
 }

@@ -135,7 +135,7 @@ impl Engine {
                 Backing::Own(OwnSegment::new(segment))
             }
         };
-        Ok(Received { worker, seq, kind, generation, used, meta, backing: Arc::new(backing) })
+        Ok(Received { worker, seq, kind, generation, used, meta_offset, meta, backing: Arc::new(backing) })
     }
 
     fn descriptor(&self, words: &Words) -> Result<ResultDescriptor> {

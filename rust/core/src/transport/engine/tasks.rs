@@ -71,13 +71,16 @@ impl Engine {
     }
 
     /// Returns the task that `worker` took last, if its bytes are still there. The worker is at that task, unless the
-    /// task's result has come.
+    /// task's result has come. `None` of a worker that is elsewhere: its relay takes tasks before it is at them.
     ///
     /// # Errors
     /// [`Error::Corrupt`] from the ring, [`Error::Inherited`] in a forked child.
     pub fn in_hand(&self, worker: u32) -> Result<Option<Task>> {
         let mut state = self.lock_own()?;
         let channel = &mut state.channels[worker as usize];
+        if channel.is_relayed {
+            return Ok(None);
+        }
         let ring = self.control.worker(worker).tasks;
         let Some((position, words)) = channel.tasks.last_taken(ring)? else { return Ok(None) };
         if !channel.arena.holds(position) {

@@ -1,7 +1,7 @@
 //! The worker processes of an engine: their descriptors, their ends, and their successors.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::time::Instant;
 
 use super::{Engine, EngineState};
@@ -66,6 +66,27 @@ impl Engine {
         Ok(())
     }
 
+    /// Watches a worker that is elsewhere, and whose rings a relay of this process serves: it has ended once `ended` is
+    /// readable. By then no code writes to its slots.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn watch_relayed(&self, worker: u32, ended: OwnedFd) -> Result<()> {
+        self.ends()[worker as usize] = None;
+        let mut state = self.lock();
+        self.poller.add(worker, ended.as_fd())?;
+        let channel = &mut state.channels[worker as usize];
+        channel.pidfd = Some(ended);
+        channel.is_relayed = true;
+        Ok(())
+    }
+
+    /// Returns true if a relay of this process serves the rings of `worker`.
+    #[must_use]
+    pub fn is_relayed(&self, worker: u32) -> bool {
+        self.lock().channels[worker as usize].is_relayed
+    }
+
     /// Stops watching the process that ran as `worker`, which has unmapped the memory and lives on. It counts as ended
     /// for [`store`](Self::store). Call it when all results of the worker that anyone wants were taken.
     pub fn unwatch_worker(&self, worker: u32) {
@@ -80,7 +101,10 @@ impl Engine {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn is_deserted(&self, worker: u32) -> Result<bool> {
-        match &self.lock().channels[worker as usize].socket {
+        let channel = &self.lock().channels[worker as usize];
+        match &channel.socket {
+            // Children that this process has forked have the worker's end too, and never use it.
+            Some(_) if channel.is_relayed => Ok(true),
             Some(ours) => fd_passing::is_deserted(ours.as_fd()),
             None => Ok(true),
         }
@@ -117,6 +141,7 @@ impl Engine {
         }
         self.ends()[worker as usize] = None;
         if let Some(ours) = &channel.socket
+            && !channel.is_relayed
             && !fd_passing::is_deserted(ours.as_fd())?
         {
             return refuse("a process that it forked still has its memory");
@@ -146,6 +171,17 @@ impl Engine {
             }
         }
         state.looked = Instant::now();
+    }
+
+    /// Returns true once the engine knows that a worker has ended that was watched.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when the system refuses.
+    pub fn has_ended(&self, worker: u32) -> Result<bool> {
+        let ended = self.poller.ended()?;
+        let mut state = self.lock();
+        self.record_ended(&mut state, ended);
+        Ok(state.channels[worker as usize].pidfd.is_none())
     }
 
     /// A worker whose process has ended since, each once. All it had committed was there before.

@@ -39,4 +39,4 @@ mod tests;
 pub use control::Control;
 pub(crate) use geometry::GRANULE;
 pub use geometry::Geometry;
-pub use structures::{Counters, WorkerView};
+pub use structures::{Counters, Counts, WorkerView};

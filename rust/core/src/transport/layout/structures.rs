@@ -104,6 +104,21 @@ impl Counters {
 }
 
 impl Counts {
+    /// The figures, in the order of [`Counters::read`].
+    #[must_use]
+    pub fn all(&self) -> [u64; 5] {
+        let Self { batches, in_place, copied, pickled, oversize } = self;
+        [batches, in_place, copied, pickled, oversize].map(|counter| counter.load(Ordering::Relaxed))
+    }
+
+    /// Replaces the figures by those that a worker elsewhere has counted.
+    pub fn replace(&self, figures: [u64; 5]) {
+        let Self { batches, in_place, copied, pickled, oversize } = self;
+        for (counter, figure) in [batches, in_place, copied, pickled, oversize].into_iter().zip(figures) {
+            counter.store(figure, Ordering::Relaxed);
+        }
+    }
+
     fn zero(&self) {
         let Self { batches, in_place, copied, pickled, oversize } = self;
         for counter in [batches, in_place, copied, pickled, oversize] {

@@ -1,6 +1,6 @@
 //! A batch on its way into the ring, into a slot or into a segment of its own.
 
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -26,16 +26,18 @@ pub enum Room {
 }
 
 /// One batch on its way into the ring. Dropped before [`finish`](Self::finish), it was never there.
+///
+/// `P` refers to the port: a thread that serves several of them keeps its port with the batch.
 #[derive(Debug)]
-pub struct Commit<'a> {
-    pub(super) port: &'a Port,
+pub struct Commit<P: Deref<Target = Port>> {
+    pub(super) port: P,
     pub(super) fill: Option<Fill>,
     pub(super) generation: u64,
     /// Bytes of its own segment.
     pub(super) own: u64,
 }
 
-impl Commit<'_> {
+impl<P: Deref<Target = Port>> Commit<P> {
     /// The number of this filling, for the meta block.
     #[must_use]
     pub fn generation(&self) -> u64 {
@@ -65,7 +67,7 @@ impl Commit<'_> {
     /// # Errors
     /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
     pub fn reserve(&mut self, end: u64) -> Result<Room> {
-        let port = self.port;
+        let port = &*self.port;
         let view = port.control.worker(port.worker);
         let mut state = port.lock();
         if self.fill.is_none() {
@@ -115,7 +117,7 @@ impl Commit<'_> {
     /// # Errors
     /// [`Error::OutOfMemory`] or [`Error::Os`] when it cannot be had.
     pub fn own_segment(&mut self, len: u64) -> Result<Option<(Segment, OwnedFd)>> {
-        let port = self.port;
+        let port = &*self.port;
         let view = port.control.worker(port.worker);
         let bytes = len.next_multiple_of(port.limits.page);
         let mut state = port.lock();
@@ -161,7 +163,7 @@ impl Commit<'_> {
         own: bool,
     ) -> Result<bool> {
         failpoint("filled");
-        let port = self.port;
+        let port = &*self.port;
         let view = port.control.worker(port.worker);
         let location = match &self.fill {
             Some(fill) if !own => BatchLocation::Slot(fill.slot),
@@ -203,7 +205,7 @@ impl Commit<'_> {
     }
 }
 
-impl Drop for Commit<'_> {
+impl<P: Deref<Target = Port>> Drop for Commit<P> {
     fn drop(&mut self) {
         if let Some(fill) = self.fill.take() {
             self.port.lock().slots.abandon(fill.slot);

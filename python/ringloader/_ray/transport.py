@@ -1,0 +1,326 @@
+"""The transport of one iterator with actors: the rings are as for local workers, served by a relay."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+from ray.exceptions import RayActorError, RayTaskError
+
+import ringloader._native as _native
+from ringloader._late import overdue
+from ringloader._late.watchdog import Watchdog
+from ringloader._placement import registration
+from ringloader._placement.registration import Registrations
+from ringloader._ray import cluster, objects
+from ringloader._ray.actor import Address, Assignment, UnreachableError
+from ringloader._ray.crew import Actor, ActorWorker, Crew, wait_until
+from ringloader._ray.replacing import Replacing
+from ringloader._torch import internals
+from ringloader._transport import budget
+from ringloader._transport.protocol import Counters, Transport
+from ringloader._worker.loop import Work
+from ringloader._worker.options import EpochStart, WorkerOption
+
+if TYPE_CHECKING:
+    from ringloader._options.table import Options
+    from ringloader._torch.protocols import TorchLoader
+
+# Seconds between two looks whether an actor that is waited for has died.
+_LOOK = 0.1
+
+
+class Settings(NamedTuple):
+    """What ``Workers`` was given."""
+
+    max_bytes: int | None
+    retries: int
+    start_timeout: float
+    host: str
+
+
+class _Counts:
+    """Counts of one epoch after another, for a report."""
+
+    def __init__(self, engine: _native.Engine, relay: _native.MainRelay) -> None:
+        self._engine = engine
+        self._relay = relay
+        self.begin_epoch()
+
+    def begin_epoch(self) -> None:
+        self.replaced_workers = 0
+        self._received_before = self._relay.received
+
+    def __call__(self) -> list[tuple[str, int]]:
+        received = self._relay.received - self._received_before
+        own = [("received_bytes", received), ("replaced_workers", self.replaced_workers)]
+        return self._engine.counters() + own
+
+
+class RayTransport(Transport):
+    """The transport of one iterator with actors.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        worker_options: The options that workers ask.
+        device_type: Of the device that batches are moved to.
+        in_turn: False if tasks go to the worker that has the fewest.
+        crew: Has the actors.
+        settings: What ``Workers`` was given.
+
+    Raises:
+        TypeError: If an object of the loader cannot be pickled. No actor was started then.
+    """
+
+    engine: _native.Engine
+    path = "ray"
+    about = "native scheduling, with actors of a Ray cluster for workers"
+    scheduler = _native.Scheduler
+    # Attributes: an iterator that lives on while modules are torn down finds their names None.
+    _join_seconds = internals.JOIN_SECONDS
+    _wait_until = staticmethod(wait_until)
+
+    def __init__(
+        self,
+        loader: TorchLoader,
+        options: Options,
+        worker_options: Sequence[WorkerOption],
+        device_type: str | None,
+        in_turn: bool,
+        crew: Crew,
+        settings: Settings,
+    ) -> None:
+        workers = loader.num_workers
+        self._record = crew.records.record_of(loader)
+        self._max_tasks = budget.most_tasks(loader, in_turn)
+        share = budget.share_per_worker(workers, options.max_shared_bytes, _native.available_memory())
+        with budget.asking(OSError, ValueError):
+            engine = _native.Engine(workers, self._max_tasks, share)
+        watching = None
+        if loader.timeout or options.watchdog is not None:
+            watching = Watchdog(options.watchdog, loader.in_order)
+        super().__init__(engine, worker_options, watching)
+        self._crew = crew
+        self._settings = settings
+        self._count = workers
+        self._registrations: Registrations | None = None
+        self._work: dict[int, Work] = {}
+        self._handles: dict[int, ActorWorker] = {}
+        # The numbers under which the workers are expected.
+        self._numbers: dict[int, int] = {}
+        # Why each was lost, as Ray has it, by its worker and number.
+        self._why: dict[tuple[int, int], str] = {}
+        try:
+            if device_type is not None:
+                self.registrations(device_type)
+            token = secrets.token_bytes(32)
+            self._relay = _native.MainRelay(engine, settings.host, token, settings.max_bytes)
+            self._address = Address(settings.host, self._relay.port, token)
+        except OSError as error:
+            engine.close()
+            raise RuntimeError(
+                f"the main process cannot listen for workers at {settings.host} ({error}); pass host= to the "
+                "Workers: an address of this machine"
+            ) from error
+        except BaseException:
+            engine.close()
+            raise
+        self._counts = _Counts(engine, self._relay)
+        self.counters = Counters(self._counts)
+        # So that they start side by side.
+        self._waiting = [crew.take(self._record.number) for _ in range(workers)]
+
+    def start(self, work: Work) -> ActorWorker:
+        """Gives a worker's actor its work. The last call waits until all are connected."""
+        self._work[work.worker] = work
+        handle = self._begin(work, self._waiting.pop(0), self._relay.expect(self.engine, work.worker))
+        if len(self._handles) == self._count:
+            left = self._wait_until(self._settings.start_timeout)
+            for worker in range(self._count):
+                self._connect(worker, left)
+        return self._handles.get(work.worker, handle)
+
+    def _begin(self, work: Work, actor: Actor, number: int) -> ActorWorker:
+        fields = tuple(work._replace(options=()))
+        try:
+            pickled = objects.dumps((fields, self.options), self._record.keys())
+            assignment = Assignment(
+                self._address,
+                work.worker,
+                number,
+                self._max_tasks,
+                self.engine.share,
+                self._record.number,
+                [self._record.ref],
+                pickled,
+                self._crew.records.numbers(),
+            )
+            relay, worker, why = self._relay, work.worker, self._why
+
+            def lose(how: str) -> None:
+                why[worker, number] = how
+                relay.lose(worker, number, how)
+
+            handle = ActorWorker(actor, assignment, lose, self._crew)
+        except BaseException:
+            self._crew.discard(actor)
+            raise
+        actor.numbers = (actor.numbers & assignment.keep) | {self._record.number}
+        self._handles[work.worker] = handle
+        self._numbers[work.worker] = number
+        return handle
+
+    def _connect(self, worker: int, left: Callable[[], float]) -> None:
+        """Waits until a worker is connected, and takes another actor where one dies before.
+
+        Raises:
+            RuntimeError: If there is no room, or an actor cannot work with this process.
+        """
+        deaths = 0
+        while True:
+            handle = self._handles[worker]
+            timeout = min(max(left(), 0.0), _LOOK)
+            is_connected, lost = self._relay.standing(worker, self._numbers[worker], timeout)
+            # Raises for other versions.
+            birth = handle.actor.birth
+            if is_connected:
+                return
+            # What Ray knows comes later than the end of the connection, or never.
+            error = handle.failure() or handle.actor.has_failed()
+            if isinstance(error, RayTaskError):
+                raise self._error_of_start(worker, error)
+            if lost is not None or error is not None:
+                self._relay.lose(worker, self._numbers[worker], "it has not begun")
+                if error is not None and not isinstance(error, RayActorError):
+                    raise RuntimeError(f"DataLoader worker {worker} could not be started: {error}") from error
+                deaths += 1
+                if deaths > self._settings.retries:
+                    raise RuntimeError(
+                        f"DataLoader worker {worker} could not be started: its actor has died {deaths} times"
+                    ) from error
+                self._another(worker)
+            elif left() <= 0:
+                raise self._error_of_room(worker, birth is not None)
+            self._crew.check_open()
+
+    def _error_of_start(self, worker: int, error: RayTaskError) -> RuntimeError:
+        cause = error.cause if isinstance(error.cause, BaseException) else None
+        if isinstance(cause, UnreachableError):
+            return RuntimeError(str(cause))
+        what = error if cause is None else f"{type(cause).__name__}: {cause}"
+        made = RuntimeError(f"DataLoader worker {worker} could not be started: {what}")
+        made.__cause__ = error
+        return made
+
+    def _error_of_room(self, worker: int, lives: bool) -> RuntimeError:
+        seconds = f"start_timeout={self._settings.start_timeout:g} s"
+        if lives:
+            return RuntimeError(
+                f"DataLoader worker {worker} did not connect to {self._address.host}:{self._address.port} "
+                f"within {seconds}: its actor lives, and unpickles the dataset or cannot reach this address"
+            )
+        asked = cluster.resources_in_words(self._crew.options)
+        return RuntimeError(
+            f"the cluster has had no room for DataLoader worker {worker} within {seconds}: each of the "
+            f"{self._count} workers asks for {asked}; use fewer workers, ask for less, or add nodes"
+        )
+
+    def _another(self, worker: int) -> None:
+        """Gives the work of a worker that has ended, and whose results were taken, to another actor."""
+        # It was given up: a moment.
+        while not self.engine.has_ended(worker):
+            time.sleep(0.001)
+        number = self._relay.expect(self.engine, worker, self.engine.succeed(worker))
+        self._begin(self._work[worker], self._crew.take(self._record.number), number)
+
+    def restart(self, worker: int, start: EpochStart) -> ActorWorker:
+        """Starts a successor of a lost worker, whose results were taken. Waits until it is connected.
+
+        Raises:
+            BaseException: An error of the start.
+        """
+        self.sound = False
+        self._crew.check_open()
+        lost = self._handles[worker]
+        lost.kill()
+        self._work[worker] = self._work[worker]._replace(start=start)
+        self._counts.replaced_workers += 1
+        self._another(worker)
+        self._connect(worker, self._wait_until(self._settings.start_timeout))
+        return self._handles[worker]
+
+    def handle_of(self, worker: int) -> ActorWorker | None:
+        """Returns the handle of the actor that was started last as a worker; None before."""
+        return self._handles.get(worker)
+
+    def make_successors(self, is_iterable: bool) -> Replacing:
+        """Returns what starts successors of lost workers."""
+        return Replacing(self._settings.retries, is_iterable, self)
+
+    def why_lost(self, worker: int) -> str:
+        """Returns why a worker was lost, in words."""
+        lost, known = self._relay.why_lost(worker), self._why.get((worker, self._numbers[worker]))
+        return "; ".join(text for text in dict.fromkeys((lost, known)) if text) or "it has ended"
+
+    def error_of_lost(
+        self, worker: int, handle: ActorWorker, in_hand: overdue.Late | None, *notes: str
+    ) -> RuntimeError:
+        """Returns the error for a worker that was lost and gets no successor."""
+        error = RuntimeError(
+            f"DataLoader worker {worker} (pid(s) {handle.pid}) on {handle.node} exited unexpectedly: "
+            f"{self.why_lost(worker)}"
+        )
+        error.__cause__ = handle.failure()
+        if in_hand is not None:
+            error.add_note(f"it was in {overdue.batch(*in_hand[1:])}")
+        for note in notes:
+            error.add_note(note)
+        return error
+
+    def end(self, workers: Sequence[ActorWorker], told: Callable[[int], bool]) -> None:
+        """Ends the workers. Kills the actors that are still at work after torch's timeout."""
+        left = self._wait_until(self._join_seconds)
+        try:
+            self.engine.set_done()
+            for worker in range(len(workers)):
+                if told(worker):
+                    self.send(worker, None)
+            for handle in workers:
+                handle.join(max(left(), 0.0))
+        finally:
+            for handle in workers:
+                handle.kill()
+
+    def registrations(self, device_type: str) -> Registrations | None:
+        """Returns the memory that is registered for devices of a type. None if they have no driver for it."""
+        found = self._registrations
+        if found is None or found.device_type != device_type:
+            if found is not None:
+                found.close()
+            self._registrations = registration.registrations_for(self.engine.slot_memory(), device_type)
+        return self._registrations
+
+    def begin_epoch(self) -> None:
+        """Begins another epoch of the same workers, before they are told."""
+        super().begin_epoch()
+        self._counts.begin_epoch()
+
+    def close(self, may_keep: bool = False) -> None:  # noqa: ARG002
+        """Gives back all memory that no tensor holds, and the actors."""
+        if not self._begin_close():
+            return
+        self._relay.close()
+        self.engine.close()
+        if self._registrations is not None:
+            self._registrations.close()
+        for handle in self._handles.values():
+            handle.kill()
+        while self._waiting:
+            self._crew.give_back(self._waiting.pop())
+        self._handles.clear()
+        self._work.clear()
+        if self.watchdog is not None:
+            self.watchdog.close()

@@ -1,0 +1,115 @@
+//! A worker's end as a relay serves it: in the main process, for a worker that is elsewhere.
+
+use std::ops::{Deref, Range};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::commit::Commit;
+use super::{Fill, Port};
+use crate::error::{Error, Result};
+use crate::os::Segment;
+use crate::sync::Arc;
+use crate::transport::layout::Counts;
+
+impl Port {
+    /// As [`begin_commit`](Self::begin_commit), for a batch that another process has numbered.
+    #[must_use]
+    pub fn begin_relayed(self: &Arc<Self>, generation: u64) -> Commit<Arc<Self>> {
+        let mut state = self.lock();
+        state.open = false;
+        state.fillings = generation;
+        Commit { port: self.clone(), fill: state.filling.take(), generation, own: 0 }
+    }
+
+    /// Says that the caller is going to sleep until [`bell`](Self::bell) rings. It must look for a task again before it
+    /// does, and [`withdraw`](Self::withdraw) when it is awake.
+    pub fn announce(&self) {
+        self.control.worker(self.worker).worker_sleeps.announce();
+    }
+
+    /// Says that the caller is awake.
+    pub fn withdraw(&self) {
+        self.control.worker(self.worker).worker_sleeps.withdraw();
+        self.eventfd.clear();
+    }
+
+    /// Readable once the parent has sent something, or given room, since the caller announced its sleep.
+    #[must_use]
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.eventfd.as_fd()
+    }
+
+    /// Returns true if a task is there.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] from the ring.
+    pub fn has_task(&self) -> Result<bool> {
+        Ok(self.lock().tasks.peek(self.control.worker(self.worker).tasks)?.is_some())
+    }
+
+    /// Returns how many results the parent has not taken.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] from the ring.
+    pub fn untaken(&self) -> Result<u64> {
+        let results = self.control.worker(self.worker).results;
+        let mut state = self.lock();
+        Ok(state.results.tail().wrapping_sub(state.results.head(results)?))
+    }
+
+    /// The counts of the epoch that the worker is in.
+    #[must_use]
+    pub fn counts(&self) -> &Counts {
+        self.counters().now()
+    }
+}
+
+impl<P: Deref<Target = Port>> Commit<P> {
+    /// Reads the bytes `range` of the batch from a socket, or some of them; `own`: they go into that segment and not
+    /// into the slot. Returns how many came: none at the end of the stream.
+    ///
+    /// # Errors
+    /// As [`Segment::receive`]; [`Error::Config`] when there is no slot.
+    pub fn receive(
+        &self,
+        socket: BorrowedFd<'_>,
+        range: Range<u64>,
+        own: Option<&(Segment, OwnedFd)>,
+    ) -> Result<std::io::Result<usize>> {
+        let (segment, start) = self.place(own)?;
+        segment.receive(socket, start + range.start, range.end - range.start)
+    }
+
+    /// Replaces `into` by a copy of the bytes `range` of the batch.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn copy_out(
+        &self,
+        range: Range<u64>,
+        into: &mut Vec<u8>,
+        own: Option<&(Segment, OwnedFd)>,
+    ) -> Result<()> {
+        let (segment, start) = self.place(own)?;
+        segment.copy_out(start + range.start, range.end - range.start, into)
+    }
+
+    /// Copies `bytes` to `offset` of the batch.
+    ///
+    /// # Errors
+    /// As [`receive`](Self::receive).
+    pub fn copy_in(&self, offset: u64, bytes: &[u8], own: Option<&(Segment, OwnedFd)>) -> Result<()> {
+        let (segment, start) = self.place(own)?;
+        segment.copy_in(start + offset, bytes)
+    }
+
+    /// In which segment the batch lies, and where it begins.
+    fn place<'a>(&'a self, own: Option<&'a (Segment, OwnedFd)>) -> Result<(&'a Segment, u64)> {
+        if let Some((segment, _)) = own {
+            return Ok((segment, 0));
+        }
+        let Some(Fill { slot, .. }) = &self.fill else {
+            return Err(Error::Config("no slot is being filled".into()));
+        };
+        Ok((self.port.control.segment(), self.port.control.window(self.port.worker, *slot).start))
+    }
+}

@@ -1,0 +1,59 @@
+//! The clock of another machine, as of this one's: by questions and answers, as NTP does it.
+
+use crate::timing::Stamps;
+
+/// What is known of a worker's clock.
+#[derive(Debug, Default)]
+pub(super) struct Clock {
+    /// Its time less ours, and how long question and answer took; `None` before the first answer.
+    known: Option<(i64, u64)>,
+}
+
+impl Clock {
+    /// Takes an answer. `asked` and `now` are moments of this clock, `heard` and `answered` of the other.
+    pub(super) fn take(&mut self, asked: u64, heard: u64, answered: u64, now: u64) {
+        let took = now.saturating_sub(asked).saturating_sub(answered.saturating_sub(heard));
+        // The shortest way is known best.
+        if self.known.is_none_or(|(_, before)| took <= before) {
+            let there = heard as i64 / 2 + answered as i64 / 2;
+            let here = asked as i64 / 2 + now as i64 / 2;
+            self.known = Some((there - here, took));
+        }
+    }
+
+    /// Turns the other clock's moments of a batch into ours. Lengths stay. None is after `now`.
+    pub(super) fn translate(&self, stamps: Stamps, now: u64) -> Stamps {
+        let Some((ahead, _)) = self.known else { return stamps };
+        let moment = |there: u64| match there {
+            0 => 0,
+            there => there.saturating_add_signed(ahead.saturating_neg()).min(now),
+        };
+        let Stamps { asked, got, collating, made, sent, .. } = stamps;
+        let [asked, got, collating, made, sent] = [asked, got, collating, made, sent].map(moment);
+        Stamps { asked, got, collating, made, sent, ..stamps }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn moments_are_translated_by_the_quickest_answer() {
+        let mut clock = Clock::default();
+        let there = Stamps {
+            asked: 1_000_100,
+            got: 1_000_200,
+            made: 1_000_300,
+            sent: 1_000_400,
+            ..Stamps::default()
+        };
+        assert_eq!(clock.translate(there, 5000), there);
+        // Their clock is a million ahead.
+        clock.take(100, 1_000_110, 1_000_120, 130);
+        clock.take(200, 1_000_900, 1_000_901, 1000);
+        let here = Stamps { asked: 100, got: 200, made: 300, sent: 400, ..Stamps::default() };
+        assert_eq!(clock.translate(there, 5000), here);
+        assert_eq!(clock.translate(there, 350).sent, 350, "nothing was sent after it came");
+    }
+}

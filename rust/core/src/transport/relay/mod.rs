@@ -1,0 +1,71 @@
+//! The rings of workers on other machines, over TCP.
+//!
+//! The main process and the worker's process each have the rings and slots of a local worker, and a relay beside them.
+//! The relay of the main process is the worker there: it takes tasks out of the ring and commits results. The relay of
+//! the worker's process is the parent there. A batch's bytes go from the worker's slot over the connection straight
+//! into a slot of the main process; table and offsets stay as they are.
+//!
+//! ```text
+//! main process                                              worker's process
+//! Engine --- task ring ---> Port  MainRelay ==== TCP ==== WorkerRelay  Engine --- task ring ---> Port
+//!        <-- result ring --                                                   <-- result ring --
+//! ```
+//!
+//! | file | about |
+//! |---|---|
+//! | `frame.rs` | what travels over a connection |
+//! | `handshake.rs` | who may begin one |
+//! | `link.rs` | one connection, in the main process |
+//! | `incoming.rs` | a batch on its way from a connection into a slot |
+//! | `window.rs` | how many batches may be on their way |
+//! | `main_end.rs` | the main process's end, as its callers see it |
+//! | `shared.rs` | what both of these share |
+//! | `serving.rs` | its thread, which serves all connections of an iterator |
+//! | `worker_end.rs` | the two threads of a worker's process |
+//! | `clocks.rs` | the other machine's clock |
+//!
+//! # When a worker is lost
+//!
+//! A worker is lost when its connection ends, when nothing is heard of it for [`Beats::lost_after`], or when the caller
+//! [says so](main_end::MainRelay::lose). Then its link goes, with a batch that is half there, and the engine is told as
+//! of a process that has ended. All that was committed is in the ring by then. A successor connects under the next
+//! number; a connection under another number, or with another token, is closed.
+//!
+//! # Room
+//!
+//! A batch waits in the connection until there is a slot for it: TCP stops the worker, whose own slots fill up, and
+//! that stops its loop. What a worker sends after the engine is done is read and dropped, so that it can end.
+
+mod clocks;
+mod frame;
+mod handshake;
+mod incoming;
+mod link;
+pub mod main_end;
+mod serving;
+mod shared;
+mod window;
+pub mod worker_end;
+
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+/// When a worker is heard, and for how long it may be silent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Beats {
+    /// The time between two signs of life.
+    pub every: Duration,
+    /// A worker that was silent for this long is lost.
+    pub lost_after: Duration,
+}
+
+impl Default for Beats {
+    fn default() -> Self {
+        Self { every: Duration::from_secs(3), lost_after: Duration::from_secs(15) }
+    }
+}
+
+/// The secret of an iterator, which a connection begins with.
+pub type Token = [u8; 32];

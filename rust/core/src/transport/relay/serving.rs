@@ -1,0 +1,200 @@
+//! The thread of the main process that serves the connections of all workers of an iterator.
+
+use std::io::ErrorKind;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::time::Duration;
+
+use super::handshake::{Caller, Said};
+use super::link::Link;
+use super::shared::{Request, Shared};
+use super::window::Window;
+use super::{Beats, Token};
+use crate::os::sockets;
+use crate::sync::Arc;
+use crate::transport::{Control, LONGEST_SLEEP};
+
+/// The time that a caller has to say whose it is.
+const INTRODUCED_WITHIN: Duration = Duration::from_secs(10);
+
+/// Callers that have not said it, at most.
+const MOST_CALLERS: usize = 1024;
+
+/// The time between two looks for what comes without a word: room for a batch, a batch that was taken.
+const SOON: Duration = Duration::from_millis(2);
+
+/// What the thread has.
+pub(super) struct Serving {
+    pub(super) shared: Arc<Shared>,
+    pub(super) control: Arc<Control>,
+    pub(super) listener: TcpListener,
+    pub(super) token: Token,
+    pub(super) beats: Beats,
+    pub(super) window: Window,
+    pub(super) callers: Vec<Caller>,
+    pub(super) links: Vec<Option<Link>>,
+}
+
+impl Serving {
+    pub(super) fn run(mut self) {
+        while self.take_requests() {
+            self.accept();
+            let is_held_back = self.serve();
+            self.sleep(is_held_back);
+        }
+        for link in self.links.into_iter().flatten() {
+            link.end();
+        }
+        self.shared.changed.notify_all();
+    }
+
+    /// Does what was asked for. `false`: the relay is closed.
+    fn take_requests(&mut self) -> bool {
+        let mut state = self.shared.lock();
+        if state.is_closed {
+            return false;
+        }
+        let requests = std::mem::take(&mut state.requests);
+        drop(state);
+        for request in requests {
+            match request {
+                Request::Expect { worker, link } => {
+                    // The one before was lost: nothing else is succeeded.
+                    self.links[worker as usize] = Some(*link);
+                }
+                Request::Lose { worker, number, why } => {
+                    if self.links[worker as usize].as_ref().is_some_and(|link| link.number == number) {
+                        self.lose(worker as usize, why);
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// Takes callers in, and listens to what they say.
+    fn accept(&mut self) {
+        while self.callers.len() < MOST_CALLERS {
+            match self.listener.accept() {
+                Ok((socket, _)) => {
+                    if socket.set_nonblocking(true).is_ok() && socket.set_nodelay(true).is_ok() {
+                        self.callers.push(Caller::new(socket));
+                    }
+                }
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                // Nobody is there; or there are too many open files, and the next look tries again.
+                Err(_) => break,
+            }
+        }
+        for mut caller in std::mem::take(&mut self.callers) {
+            match caller.listen(&self.token) {
+                Said::Little if caller.since.elapsed() < INTRODUCED_WITHIN => self.callers.push(caller),
+                Said::Little | Said::Nonsense => {}
+                Said::Worker(worker, number) => self.introduce(caller, worker, number),
+            }
+        }
+    }
+
+    fn introduce(&mut self, caller: Caller, worker: u32, number: u64) {
+        // Any other one is closed: an earlier worker, whose tasks another does now.
+        if let Some(Some(link)) = self.links.get_mut(worker as usize)
+            && link.number == number
+            && link.socket.is_none()
+        {
+            link.connect(caller.socket);
+            self.shared.lock().workers[worker as usize].is_connected = true;
+            self.shared.changed.notify_all();
+        }
+    }
+
+    /// Serves each connection once. Returns true if a batch that is asked for was not sent.
+    fn serve(&mut self) -> bool {
+        let is_done = self.control.is_done();
+        for at in 0..self.links.len() {
+            let Some(link) = &mut self.links[at] else { continue };
+            if is_done {
+                link.tell_done();
+            }
+            let mut lost = link.take_tasks().map_err(|error| error.to_string());
+            lost = lost.and_then(|()| link.step(is_done, &mut self.window));
+            let received = std::mem::take(&mut link.received);
+            if received > 0 {
+                self.shared.lock().received += received;
+            }
+            if let Some(silent) = link.silent_for().filter(|&silent| silent > self.beats.lost_after) {
+                lost = lost.and(Err(format!("nothing was heard of it for {silent:.1?}")));
+            }
+            if let Err(mut why) = lost {
+                if link.is_inside() {
+                    why.push_str(", in the middle of a batch");
+                }
+                self.lose(at, why);
+            }
+        }
+        self.send()
+    }
+
+    /// Sends tasks, the first of all workers first, as far as there is room. Returns true if some are left.
+    fn send(&mut self) -> bool {
+        for link in self.links.iter_mut().flatten() {
+            link.out.take(link.port.untaken().unwrap_or(0));
+        }
+        loop {
+            let of_all: usize = self.links.iter().flatten().map(|link| link.out.batches()).sum();
+            let first = self.links.iter().flatten().filter_map(|link| link.out.first()).min();
+            let links = self.links.iter_mut().flatten();
+            let next = links.filter_map(|link| Some((link.next_batch()?, link))).min_by_key(|(seq, _)| *seq);
+            let Some((seq, link)) = next else { break };
+            // INVARIANT: the first batch that is awaited can always be made, whatever was made before its turn.
+            if first.is_some_and(|first| first < seq) && !self.window.has_room(link.out.batches(), of_all) {
+                self.flush();
+                return true;
+            }
+            link.send_next();
+        }
+        self.flush();
+        false
+    }
+
+    fn flush(&mut self) {
+        for at in 0..self.links.len() {
+            let flushed = self.links[at].as_mut().map_or(Ok(()), Link::flush);
+            if let Err(why) = flushed {
+                self.lose(at, why);
+            }
+        }
+    }
+
+    fn lose(&mut self, at: usize, why: String) {
+        let Some(link) = self.links[at].take() else { return };
+        let status = &mut self.shared.lock().workers[at];
+        status.lost = Some(why);
+        link.end();
+        self.shared.changed.notify_all();
+    }
+
+    /// Sleeps until something happens.
+    fn sleep(&mut self, is_held_back: bool) {
+        let links = || self.links.iter().flatten();
+        links().for_each(|link| link.port.announce());
+        let has_news = links().any(|link| link.has_more || link.port.has_task().unwrap_or(true));
+        let is_stalled = links().any(|link| link.is_stalled);
+        let limit = match () {
+            () if has_news => Duration::ZERO,
+            () if is_held_back || is_stalled => SOON,
+            () => LONGEST_SLEEP.min(self.beats.lost_after / 4),
+        };
+        let mut fds: Vec<(BorrowedFd<'_>, bool)> =
+            vec![(self.shared.bell.as_fd(), false), (self.listener.as_fd(), false)];
+        fds.extend(self.callers.iter().map(|caller| (caller.socket.as_fd(), false)));
+        fds.extend(links().map(|link| (link.port.bell(), false)));
+        // What a connection says that is stalled is read once there is room.
+        let speaking = links().filter(|link| !link.is_stalled);
+        fds.extend(speaking.filter_map(|link| Some((link.socket.as_ref()?.as_fd(), link.has_outgoing()))));
+        if !has_news && sockets::wait(&fds, limit).is_err() {
+            std::thread::sleep(SOON);
+        }
+        links().for_each(|link| link.port.withdraw());
+        self.shared.bell.clear();
+    }
+}

@@ -1,0 +1,395 @@
+//! Both ends over real connections of this machine.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
+use std::time::{Duration, Instant};
+
+use super::frame::{FrameKind, HEADER, Header};
+use super::handshake::Hello;
+use super::main_end::{MainRelay, Standing};
+use super::worker_end::{Identity, WorkerRelay};
+use super::{Beats, Token};
+use crate::transport::engine::Engine;
+use crate::transport::message::{ResultKind, Task, TaskKind};
+use crate::transport::port::{Port, Room};
+use crate::transport::received::Received;
+
+const TOKEN: Token = [42; 32];
+const HOST: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LONG: Duration = Duration::from_secs(60);
+const SHARE: u64 = 4 << 20;
+
+fn relay(engine: &Engine, most: Option<u64>, beats: Beats) -> MainRelay {
+    MainRelay::new(engine, HOST, TOKEN, most, beats).unwrap()
+}
+
+fn task(seq: u64) -> Task {
+    Task { seq, kind: TaskKind::Indices, bytes: seq.to_le_bytes().to_vec() }
+}
+
+fn hello(main: &MainRelay, token: Token, number: u64) -> TcpStream {
+    let mut socket = TcpStream::connect(main.address()).unwrap();
+    socket.set_read_timeout(Some(LONG)).unwrap();
+    socket.write_all(&Hello { token, worker: 0, number }.to_bytes()).unwrap();
+    socket
+}
+
+/// The next frame that is no question for the clock.
+fn frame(socket: &mut TcpStream) -> (Header, Vec<u8>) {
+    loop {
+        let mut bytes = [0; HEADER];
+        socket.read_exact(&mut bytes).unwrap();
+        let header = Header::from_bytes(&bytes).unwrap();
+        let mut content = vec![0; header.len as usize];
+        socket.read_exact(&mut content).unwrap();
+        if header.kind != FrameKind::Ping {
+            return (header, content);
+        }
+    }
+}
+
+fn result(seq: u64, len: u64) -> Header {
+    Header {
+        of: ResultKind::Batch as u64,
+        seq,
+        len,
+        at: [0, 8, seq + 1],
+        counts: [seq + 1, 0, 0, 0, 0],
+        ..Header::of(FrameKind::Result)
+    }
+}
+
+fn next(engine: &Engine) -> Received {
+    let until = Instant::now() + LONG;
+    loop {
+        if let Some(received) = engine.try_next().unwrap() {
+            return received;
+        }
+        assert!(Instant::now() < until, "nothing has come");
+        engine.wait_for(None, Duration::from_millis(100)).unwrap();
+    }
+}
+
+fn ended(engine: &Engine) -> u32 {
+    let until = Instant::now() + LONG;
+    loop {
+        assert!(engine.try_next().unwrap().is_none());
+        if let Some(worker) = engine.take_ended() {
+            return worker;
+        }
+        assert!(Instant::now() < until, "no worker has ended");
+        engine.wait_for(None, Duration::from_millis(100)).unwrap();
+    }
+}
+
+fn bytes_of(received: &Received) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    received.backing().copy_out(0, received.len(), &mut bytes).unwrap();
+    bytes
+}
+
+fn pattern(seq: u64, len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at as u64 * 31 + seq) as u8).collect()
+}
+
+fn take(port: &Port) -> Task {
+    let until = Instant::now() + LONG;
+    loop {
+        if let Some(task) = port.try_task().unwrap() {
+            return task;
+        }
+        assert!(Instant::now() < until, "no task has come");
+        port.wait(Duration::from_millis(100)).unwrap();
+    }
+}
+
+/// Answers a task as a worker does.
+fn answer(port: &Port, seq: u64, len: usize) {
+    let bytes = pattern(seq, len);
+    let mut commit = port.begin_commit();
+    let own = loop {
+        match commit.reserve(len as u64).unwrap() {
+            Room::Ready => break None,
+            Room::Oversize => {
+                if let Some(own) = commit.own_segment(len as u64).unwrap() {
+                    break Some(own);
+                }
+            }
+            Room::Later => {}
+        }
+        port.wait_for_room().unwrap();
+    };
+    commit.copy_in(0, &bytes, own.as_ref()).unwrap();
+    if let Some((_, fd)) = &own {
+        let _ = commit.send(fd).unwrap();
+    }
+    while !commit.finish(seq, ResultKind::Batch, 0..8, len as u64, own.is_some()).unwrap() {
+        port.wait_for_room().unwrap();
+    }
+}
+
+#[test]
+fn tasks_go_out_and_batches_of_any_size_come_back() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    assert_eq!(main.standing(0, number, Duration::ZERO), Standing::Expected);
+    let identity = Identity { token: TOKEN, worker: 0, number };
+    let (host, port) = (main.address().ip().to_string(), main.address().port());
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let worker =
+                WorkerRelay::connect(&host, port, identity, 4, SHARE, LONG, Beats::default()).unwrap();
+            let port = worker.port().unwrap();
+            loop {
+                let task = take(&port);
+                if task.kind == TaskKind::End {
+                    break;
+                }
+                // The third and the sixth are larger than any slot.
+                let len = if task.seq % 3 == 2 { 5 << 20 } else { 1000 + 100_000 * task.seq as usize };
+                answer(&port, task.seq, len);
+            }
+            worker.finish();
+            assert!(!worker.is_lost());
+        });
+        assert_eq!(main.standing(0, number, LONG), Standing::Connected);
+        for seq in 0..4 {
+            engine.put_task(0, task(seq)).unwrap();
+        }
+        let mut held = Vec::new();
+        for seq in 0..8 {
+            let received = next(&engine);
+            assert_eq!((received.seq, received.is_oversize()), (seq, seq % 3 == 2));
+            assert!(bytes_of(&received) == pattern(seq, received.len() as usize), "batch {seq}");
+            held.push(received);
+            held.truncate(2);
+            if seq < 4 {
+                engine.put_task(0, task(seq + 4)).unwrap();
+            }
+        }
+        assert!(main.received() > 10 << 20);
+        engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: vec![] }).unwrap();
+        assert_eq!(ended(&engine), 0);
+    });
+}
+
+#[test]
+fn a_frame_may_come_byte_by_byte() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    engine.put_task(0, task(7)).unwrap();
+    let mut socket = TcpStream::connect(main.address()).unwrap();
+    socket.set_nodelay(true).unwrap();
+    let hello = Hello { token: TOKEN, worker: 0, number }.to_bytes();
+    hello.iter().for_each(|byte| socket.write_all(&[*byte]).unwrap());
+    let (header, content) = frame(&mut socket);
+    assert_eq!((header.kind, header.seq, content), (FrameKind::Task, 7, task(7).bytes));
+    let bytes = pattern(7, 500);
+    for byte in result(7, 500).to_bytes().iter().chain(&bytes) {
+        socket.write_all(&[*byte]).unwrap();
+    }
+    let received = next(&engine);
+    assert_eq!((received.seq, bytes_of(&received)), (7, bytes));
+    let counts = engine.control().worker(0).counters.read(0);
+    assert_eq!(counts[0], ("batches", 8));
+}
+
+#[test]
+fn callers_that_are_not_expected_are_closed() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    let mut wrong = TOKEN;
+    wrong[31] ^= 1;
+    for mut socket in [hello(&main, wrong, number), hello(&main, TOKEN, number + 1), hello(&main, TOKEN, 0)] {
+        assert_eq!(socket.read(&mut [0; 8]).unwrap(), 0, "it was closed");
+    }
+    assert_eq!(main.standing(0, number, Duration::ZERO), Standing::Expected);
+    let _first = hello(&main, TOKEN, number);
+    assert_eq!(main.standing(0, number, LONG), Standing::Connected);
+    assert_eq!(hello(&main, TOKEN, number).read(&mut [0; 8]).unwrap(), 0, "a second one was closed");
+}
+
+#[test]
+fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    for seq in 0..3 {
+        engine.put_task(0, task(seq)).unwrap();
+    }
+    let mut socket = hello(&main, TOKEN, number);
+    socket.write_all(&result(0, 500).to_bytes()).unwrap();
+    socket.write_all(&pattern(0, 500)).unwrap();
+    socket.write_all(&result(1, 500).to_bytes()).unwrap();
+    socket.write_all(&pattern(1, 499)).unwrap();
+    assert_eq!(next(&engine).seq, 0);
+    drop(socket);
+    assert_eq!(ended(&engine), 0);
+    let why = main.why_lost(0).unwrap();
+    assert!(why.contains("in the middle of a batch"), "{why}");
+    assert!(engine.in_hand(0).unwrap().is_none() && engine.is_deserted(0).unwrap());
+
+    let busy = engine.succeed(0).unwrap();
+    let second = main.expect(&engine, 0, Some(&busy)).unwrap();
+    assert_ne!(second, number);
+    engine.put_task(0, task(1)).unwrap();
+    let mut late = hello(&main, TOKEN, number);
+    assert_eq!(late.read(&mut [0; 8]).unwrap(), 0, "the earlier number never counts");
+    let mut socket = hello(&main, TOKEN, second);
+    assert_eq!(frame(&mut socket).0.seq, 1, "tasks that were not sent again are dropped");
+    socket.write_all(&result(1, 500).to_bytes()).unwrap();
+    socket.write_all(&pattern(1, 500)).unwrap();
+    let received = next(&engine);
+    assert_eq!((received.seq, bytes_of(&received)), (1, pattern(1, 500)));
+}
+
+#[test]
+fn a_silent_worker_is_lost_and_one_with_a_heartbeat_is_not() {
+    let beats = Beats { every: Duration::from_millis(20), lost_after: Duration::from_secs(1) };
+    let engine = Engine::new(2, 4, SHARE).unwrap();
+    let main = relay(&engine, None, beats);
+    let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
+    let _silent = hello(&main, TOKEN, numbers[0]);
+    let address = main.address();
+    let identity = Identity { token: TOKEN, worker: 1, number: numbers[1] };
+    let _lives =
+        WorkerRelay::connect(&address.ip().to_string(), address.port(), identity, 4, SHARE, LONG, beats)
+            .unwrap();
+    assert_eq!(main.standing(1, numbers[1], LONG), Standing::Connected);
+    assert_eq!(ended(&engine), 0);
+    let why = main.why_lost(0).unwrap();
+    assert!(why.starts_with("nothing was heard"), "{why}");
+    assert_eq!(main.why_lost(1), None);
+}
+
+#[test]
+fn a_worker_may_be_given_up_under_its_own_number_only() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    main.lose(0, number + 1, "another".into());
+    main.lose(0, number, "Ray says so".into());
+    assert_eq!(ended(&engine), 0);
+    assert_eq!(main.standing(0, number, LONG), Standing::Lost("Ray says so".into()));
+}
+
+#[test]
+fn tasks_are_sent_in_order_within_the_window() {
+    let engine = Engine::new(2, 8, SHARE).unwrap();
+    let main = relay(&engine, Some(1000), Beats::default());
+    let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
+    for seq in 0..8 {
+        engine.put_task((seq % 2) as u32, task(seq)).unwrap();
+    }
+    let mut sockets = [0, 1].map(|worker| {
+        let mut socket = TcpStream::connect(main.address()).unwrap();
+        socket.set_read_timeout(Some(LONG)).unwrap();
+        let number = numbers[worker as usize];
+        socket.write_all(&Hello { token: TOKEN, worker, number }.to_bytes()).unwrap();
+        socket
+    });
+    // One for each until the first has come.
+    for (seq, socket) in sockets.iter_mut().enumerate() {
+        assert_eq!(frame(socket).0.seq, seq as u64);
+    }
+    let is_empty = |socket: &mut TcpStream| {
+        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
+        let is_empty = socket.read(&mut [0; 1]).is_err();
+        socket.set_read_timeout(Some(LONG)).unwrap();
+        is_empty
+    };
+    assert!(sockets.iter_mut().all(is_empty));
+    let [first, second] = &mut sockets;
+    // Two batches of 400 bytes, of which one is here and one is made: there is no room for a third.
+    second.write_all(&result(1, 400).to_bytes()).unwrap();
+    second.write_all(&pattern(1, 400)).unwrap();
+    let there = |worker| {
+        while engine.there_of(worker).unwrap() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    };
+    there(1);
+    assert!(is_empty(first) && is_empty(second));
+    first.write_all(&result(0, 400).to_bytes()).unwrap();
+    first.write_all(&pattern(0, 400)).unwrap();
+    there(0);
+    assert!(is_empty(first) && is_empty(second));
+    assert_eq!(engine.try_next_of(0).unwrap().unwrap().seq, 0);
+    assert_eq!(frame(first).0.seq, 2, "the first that was not sent");
+    assert!(is_empty(first) && is_empty(second));
+    drop(main);
+    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the relay has closed it");
+}
+
+#[test]
+fn what_comes_after_the_end_is_dropped() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    let identity = Identity { token: TOKEN, worker: 0, number };
+    let (host, port) = (main.address().ip().to_string(), main.address().port());
+    std::thread::scope(|scope| {
+        let worker = scope.spawn(|| {
+            let worker =
+                WorkerRelay::connect(&host, port, identity, 4, SHARE, LONG, Beats::default()).unwrap();
+            let port = worker.port().unwrap();
+            let mut made = 0;
+            while take(&port).kind != TaskKind::End {
+                if !port.is_done() {
+                    // More than there is room for in the main process: nobody takes any.
+                    answer(&port, made, 1 << 20);
+                    made += 1;
+                }
+            }
+            worker.finish();
+        });
+        for seq in 0..4 {
+            engine.put_task(0, task(seq)).unwrap();
+        }
+        while engine.committed().unwrap() == 0 {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        engine.set_done();
+        engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: vec![] }).unwrap();
+        worker.join().unwrap();
+    });
+}
+
+#[test]
+fn a_worker_whose_part_has_ended_holds_up_no_other() {
+    let engine = Engine::new(2, 8, SHARE).unwrap();
+    let main = relay(&engine, Some(1), Beats::default());
+    let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
+    let mut sockets = [0, 1].map(|worker| {
+        let mut socket = TcpStream::connect(main.address()).unwrap();
+        socket.set_read_timeout(Some(LONG)).unwrap();
+        let number = numbers[worker as usize];
+        socket.write_all(&Hello { token: TOKEN, worker, number }.to_bytes()).unwrap();
+        socket
+    });
+    for seq in 0..6 {
+        engine.put_task((seq % 2) as u32, task(seq)).unwrap();
+    }
+    let [first, second] = &mut sockets;
+    let answer = |socket: &mut TcpStream, seq, ends_part| {
+        socket.write_all(&Header { ends_part, ..result(seq, 100) }.to_bytes()).unwrap();
+        socket.write_all(&pattern(seq, 100)).unwrap();
+        assert_eq!(next(&engine).seq, seq);
+    };
+    assert_eq!((frame(first).0.seq, frame(second).0.seq), (0, 1));
+    answer(first, 0, true);
+    // Neither the tasks that wait for it, nor later ones, are sent.
+    engine.put_task(0, task(6)).unwrap();
+    answer(second, 1, false);
+    assert_eq!(frame(second).0.seq, 3);
+    answer(second, 3, false);
+    assert_eq!(frame(second).0.seq, 5);
+    answer(second, 5, false);
+    engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
+    engine.put_task(0, task(8)).unwrap();
+    assert_eq!(frame(first).0.of, TaskKind::Object as u64);
+    assert_eq!(frame(first).0.seq, 8, "another epoch");
+}

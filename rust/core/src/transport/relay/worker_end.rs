@@ -1,0 +1,306 @@
+//! The worker's end: the rings of a local worker in its process, and two threads between them and the connection.
+
+use std::io::{Read, Write};
+use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use super::frame::{FrameKind, HEADER, Header};
+use super::handshake::Hello;
+use super::{Beats, Token};
+use crate::error::{Error, Result};
+use crate::os::clock::monotonic;
+use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::transport::LONGEST_SLEEP;
+use crate::transport::engine::Engine;
+use crate::transport::message::{ResultKind, Task, TaskKind};
+use crate::transport::port::Port;
+use crate::transport::received::Received;
+
+/// The longest bytes of a task: more were not sent by a main process.
+const LONGEST_TASK: u64 = 1 << 32;
+
+/// The relay of a worker, in its process.
+#[derive(Debug)]
+pub struct WorkerRelay {
+    shared: Arc<Shared>,
+    socket: TcpStream,
+    threads: Mutex<Vec<JoinHandle<()>>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    engine: Engine,
+    /// Nothing comes after what is committed.
+    is_finished: AtomicBool,
+    /// The connection has ended.
+    is_lost: AtomicBool,
+    /// The main process's question for this clock, and when it came; none if it is 0.
+    asked: Mutex<(u64, u64)>,
+    /// The task whose answer ends the worker's part of the epoch.
+    last: AtomicU64,
+}
+
+/// Whose connection it is.
+#[derive(Debug, Clone, Copy)]
+pub struct Identity {
+    /// The secret of the iterator.
+    pub token: Token,
+    /// The number of the worker.
+    pub worker: u32,
+    /// The number under which it is expected.
+    pub number: u64,
+}
+
+fn io(call: &'static str) -> impl Fn(std::io::Error) -> Error {
+    move |error| Error::io(call, &error)
+}
+
+impl WorkerRelay {
+    /// Connects to the main process, with rings for `max_tasks` tasks and `share` bytes of memory.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when there is no way to the main process within `limit`, or the system refuses what it needs.
+    pub fn connect(
+        host: &str,
+        port: u16,
+        identity: Identity,
+        max_tasks: u32,
+        share: u64,
+        limit: Duration,
+        beats: Beats,
+    ) -> Result<Self> {
+        let failed = io("connecting to the main process");
+        let mut last = None;
+        let mut connected = None;
+        for address in (host, port).to_socket_addrs().map_err(&failed)? {
+            match TcpStream::connect_timeout(&address, limit) {
+                Ok(socket) => {
+                    connected = Some(socket);
+                    break;
+                }
+                Err(error) => last = Some(error),
+            }
+        }
+        let Some(mut socket) = connected else {
+            return Err(failed(last.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
+        };
+        socket.set_nodelay(true).map_err(&failed)?;
+        let Identity { token, worker, number } = identity;
+        socket.write_all(&Hello { token, worker, number }.to_bytes()).map_err(&failed)?;
+        let shared = Arc::new(Shared {
+            engine: Engine::new(1, max_tasks, share)?,
+            is_finished: AtomicBool::new(false),
+            is_lost: AtomicBool::new(false),
+            asked: Mutex::new((0, 0)),
+            last: AtomicU64::new(u64::MAX),
+        });
+        let relay = Self {
+            shared: shared.clone(),
+            socket: socket.try_clone().map_err(&failed)?,
+            threads: Mutex::default(),
+        };
+        let reading = socket.try_clone().map_err(&failed)?;
+        let receiver = Receiver { shared: shared.clone(), socket: reading };
+        relay.start("ringloader-receive", move || receiver.run())?;
+        let sender = Sender { shared, socket, beats, beat: Instant::now(), epoch: 0 };
+        relay.start("ringloader-send", move || sender.run())?;
+        Ok(relay)
+    }
+
+    fn start(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
+        let thread = std::thread::Builder::new().name(name.into()).spawn(run);
+        let thread = thread.map_err(io("starting a relay's thread")).inspect_err(|_| self.abandon())?;
+        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        Ok(())
+    }
+
+    /// The worker's end of the rings. Once.
+    ///
+    /// # Errors
+    /// As [`Port::attach`].
+    pub fn port(&self) -> Result<Port> {
+        let Shared { engine, .. } = &*self.shared;
+        let fds = engine.inherited_fds(0).map_err(io("taking the rings' descriptors"))?;
+        Port::attach(engine.control().clone(), 0, engine.share(), fds)
+    }
+
+    /// The answer to this task will be the worker's last in this epoch.
+    pub fn end_part(&self, seq: u64) {
+        // The ring publishes it, with the commit of that answer, which comes after it in the same thread.
+        self.shared.last.store(seq, Ordering::Relaxed);
+    }
+
+    /// Returns true if the connection has ended before the worker was told to end.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
+        self.shared.is_lost.load(Ordering::Relaxed)
+    }
+
+    /// Sends what is committed, and ends the connection. Waits for the main process to take it all.
+    pub fn finish(&self) {
+        // ORDERING finished: the rings order what was committed before.
+        self.shared.is_finished.store(true, Ordering::Release);
+        self.shared.engine.wake();
+        self.join();
+    }
+
+    fn abandon(&self) {
+        let _ = self.socket.shutdown(Shutdown::Both);
+        self.shared.is_finished.store(true, Ordering::Release);
+        self.shared.engine.wake();
+    }
+
+    fn join(&self) {
+        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        for thread in threads {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Drop for WorkerRelay {
+    fn drop(&mut self) {
+        self.abandon();
+        self.join();
+    }
+}
+
+impl Shared {
+    /// The connection has ended: the worker loop is to end, too.
+    fn lose(&self) {
+        self.is_lost.store(true, Ordering::Relaxed);
+        self.engine.set_done();
+        let _ = self.engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() });
+        self.engine.wake();
+    }
+}
+
+/// Takes tasks from the connection.
+struct Receiver {
+    shared: Arc<Shared>,
+    socket: TcpStream,
+}
+
+impl Receiver {
+    fn run(mut self) {
+        while self.take().is_ok() {}
+        if !self.shared.is_finished.load(Ordering::Acquire) {
+            self.shared.lose();
+        }
+    }
+
+    /// Takes one frame.
+    ///
+    /// # Errors
+    /// When the connection has ended, or has sent what no main process sends.
+    fn take(&mut self) -> Result<()> {
+        let mut bytes = [0; HEADER];
+        self.socket.read_exact(&mut bytes).map_err(io("receiving a task"))?;
+        let header = Header::from_bytes(&bytes)?;
+        match header.kind {
+            FrameKind::Task => {
+                let kind = TaskKind::from_number(header.of)
+                    .filter(|_| header.len <= LONGEST_TASK)
+                    .ok_or_else(|| Error::Corrupt(format!("{} is no kind of task", header.of)))?;
+                let mut bytes = vec![0; header.len as usize];
+                self.socket.read_exact(&mut bytes).map_err(io("receiving a task"))?;
+                self.shared.engine.put_task(0, Task { seq: header.seq, kind, bytes })
+            }
+            FrameKind::Ping => {
+                *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner) =
+                    (header.at[0], monotonic());
+                self.shared.engine.wake();
+                Ok(())
+            }
+            FrameKind::Done => {
+                self.shared.engine.set_done();
+                Ok(())
+            }
+            kind => Err(Error::Corrupt(format!("a worker was sent a {kind:?}"))),
+        }
+    }
+}
+
+/// Sends results and signs of life.
+struct Sender {
+    shared: Arc<Shared>,
+    socket: TcpStream,
+    beats: Beats,
+    /// When the last sign of life was given.
+    beat: Instant,
+    /// Epochs that the results sent have begun after the first.
+    epoch: u64,
+}
+
+impl Sender {
+    fn run(mut self) {
+        if self.serve().is_err() && !self.shared.is_finished.load(Ordering::Acquire) {
+            self.shared.lose();
+        }
+        // The other thread waits in it.
+        let _ = self.socket.shutdown(Shutdown::Both);
+    }
+
+    fn serve(&mut self) -> Result<()> {
+        loop {
+            // ORDERING finished: looked at first, so that all that was committed before is found.
+            let is_finished = self.shared.is_finished.load(Ordering::Acquire);
+            while let Some(result) = self.shared.engine.try_next_of(0)? {
+                self.send(&result)?;
+            }
+            if is_finished {
+                return Ok(());
+            }
+            self.give_sign()?;
+            let left = self.beats.every.saturating_sub(self.beat.elapsed());
+            self.shared.engine.wait_for(Some(0), left.min(LONGEST_SLEEP))?;
+            self.shared.engine.take_wake();
+        }
+    }
+
+    /// Gives a sign of life, if it is time, or was asked for.
+    fn give_sign(&mut self) -> Result<()> {
+        let asked = std::mem::take(&mut *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner));
+        if asked.0 == 0 && self.beat.elapsed() < self.beats.every {
+            return Ok(());
+        }
+        let header = Header { at: [asked.0, asked.1, monotonic()], ..Header::of(FrameKind::Beat) };
+        self.write(&header)
+    }
+
+    fn send(&mut self, result: &Received) -> Result<()> {
+        let counts = self.shared.engine.control().worker(0).counters.read(self.epoch);
+        // See `end_part`.
+        let ends_part =
+            result.kind == ResultKind::Batch && self.shared.last.load(Ordering::Relaxed) == result.seq;
+        self.write(&Header {
+            ends_part,
+            of: result.kind as u64,
+            seq: result.seq,
+            len: result.len(),
+            at: [result.meta_offset, result.table().len() as u64, result.generation],
+            counts: counts.map(|(_, count)| count),
+            ..Header::of(FrameKind::Result)
+        })?;
+        let mut gone = 0;
+        while gone < result.len() {
+            match result.send(self.socket.as_fd(), gone)? {
+                Ok(sent) => gone += sent as u64,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(io("sending a batch")(error)),
+            }
+        }
+        self.epoch += u64::from(result.kind == ResultKind::Object);
+        self.beat = Instant::now();
+        Ok(())
+    }
+
+    fn write(&mut self, header: &Header) -> Result<()> {
+        self.socket.write_all(&header.to_bytes()).map_err(io("sending to the main process"))?;
+        self.beat = Instant::now();
+        Ok(())
+    }
+}

@@ -1,0 +1,80 @@
+"""A simulated cluster of several nodes on this machine, and workers of it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from faults.proc import wait_without_children
+
+ray = pytest.importorskip("ray", reason="Ray is not installed")
+from ray.cluster_utils import Cluster  # noqa: E402
+
+import ringloader.ray  # noqa: E402
+
+# CPUs that the head has, where the test is, and each other node.
+HEAD_CPUS, NODE_CPUS = 8, 4
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.parent.name == "cluster":
+            # A cluster takes seconds to start.
+            item.add_marker(pytest.mark.slow)
+            item.add_marker(pytest.mark.rings_only)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster whose head is this machine."""
+    # Workers find modules as on any machine: by what is installed there.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+        made = Cluster(initialize_head=True, head_node_args={"num_cpus": HEAD_CPUS})
+        ray.init(address=made.address, logging_level=logging.ERROR, log_to_driver=False)
+        yield made
+        ray.shutdown()
+        made.shutdown()
+    left = wait_without_children(20)
+    for pid in left:
+        with contextlib.suppress(psutil.Error):
+            psutil.Process(pid).kill()
+    assert not left, f"processes outlive the cluster: {left}"
+
+
+@pytest.fixture(autouse=True)
+def _no_process_left() -> None:
+    """The cluster's processes are this one's children: the cluster says at its end what is left."""
+
+
+@pytest.fixture(scope="module")
+def workers(cluster: Cluster) -> Iterator[ringloader.ray.Workers]:
+    """Workers that the tests of a module share."""
+    assert cluster.address
+    with ringloader.ray.Workers(3) as made:
+        yield made
+
+
+def actors() -> list[Any]:
+    """Processes of actors of ringloader that run on this machine."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if any(part.startswith("ray::Worker") for part in process.info["cmdline"] or ()):
+                found.append(process)
+    return found
+
+
+def wait_for(holds: Any, seconds: float = 30.0) -> None:
+    """Waits until a condition holds."""
+    until = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < until, "it does not come to hold"
+        time.sleep(0.05)

@@ -1,0 +1,55 @@
+"""Generated cases beside torch's loader with as many local workers."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch.utils.data
+
+import ringloader
+from parity import harness
+from parity.batch_values import ALL
+from parity.generated.build import observed_case
+from parity.generated.cases import Generated, at_random, every_pair
+from parity.test_kinds import WRONG_IN_TORCH
+
+CASES = list(dict.fromkeys([*every_pair(seed=1), *at_random(seed=5, count=50)]))
+
+
+def without_context(case: Generated) -> Generated:
+    return dataclasses.replace(case, context="none")
+
+
+def over_ray(workers: Any) -> type[ringloader.DataLoader]:
+    """Returns the class of loaders whose workers come from the cluster."""
+
+    class OverRay(ringloader.DataLoader):
+        def __init__(self, *args: Any, **arguments: Any) -> None:
+            if arguments.get("num_workers"):
+                arguments["worker_pool"] = workers
+            super().__init__(*args, **arguments)
+
+    return OverRay
+
+
+def assert_parity(case: Generated, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    observed = observed_case(case)
+    expected = harness.run(torch.utils.data.DataLoader, observed)
+    monkeypatch.setattr(harness, "expected_path", "ray" if case.path == "native" else case.path)
+    actual = harness.run(over_ray(workers), observed)
+    harness.assert_same(expected, actual, unordered=observed.unordered)
+
+
+@pytest.mark.parametrize("case", list(dict.fromkeys(map(without_context, CASES))), ids=str)
+def test_case(case, workers, monkeypatch):
+    assert_parity(case, workers, monkeypatch)
+
+
+@pytest.mark.parametrize("name", [name for name in ALL if name not in WRONG_IN_TORCH])
+def test_kind(name, workers, monkeypatch):
+    case = Generated(
+        dataset=f"kind: {name}", batch="none", workers=1, collate="identity", take=None, length=4
+    )
+    assert_parity(case, workers, monkeypatch)
