@@ -13,6 +13,7 @@ BINARIES=(
   loom_wait
   loom_forks
   loom_cache
+  loom_joint
 )
 
 # binary | test | fault, as the sources name it | what the failing model says
@@ -82,6 +83,12 @@ FAULTS=(
   'loom_cache|a_record_that_is_cleared_while_it_is_read_is_not_taken|looked_without_fence|bytes that are gone'
   'loom_cache|a_word_that_is_written_after_a_clear_does_not_stay|published_without_acquire|bytes are left'
   'loom_cache|a_word_that_is_written_after_a_clear_does_not_stay|raised_without_fence|bytes are left'
+  'loom_joint|the_last_of_two_workers_collates|joint_free_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_claim_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_made_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_last_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_bit_before_part|Causality violation'
+  'loom_joint|what_a_dead_worker_had_is_made_again|joint_lost_while_it_lives|Causality violation'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

@@ -29,7 +29,10 @@ class Transport(abc.ABC):
         about: The path in words.
         sound: False once an iteration has ended as it should not.
         scheduler: The class of the native scheduler for this end.
+        shares_tasks: True if all workers share all tasks.
     """
+
+    shares_tasks = False
 
     # An attribute: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
@@ -46,6 +49,11 @@ class Transport(abc.ABC):
         self._ended: set[int] = set()
         # The counters at the end.
         self._final: dict[str, int] | None = None
+
+    @property
+    def scheduled(self) -> Any:
+        """The native end that the scheduler uses."""
+        return self.engine
 
     @abc.abstractmethod
     def start(self, work: Work) -> Any:

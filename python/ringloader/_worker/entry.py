@@ -19,8 +19,9 @@ import torch
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._torch import data_pipes, internals, stand_ins
-from ringloader._worker import collate, loop, malloc
+from ringloader._worker import collate, loop, malloc, process_sharing
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
+from ringloader._worker.options import WorkerOption
 
 # A thread that waits or copies natively when the interpreter goes must not come back to it. Nor in a spawned
 # worker, whose dataset may have threads.
@@ -81,10 +82,19 @@ def run_at(
     stand_ins.port = port
     for option in worker_end.options:
         option.join(work.worker, port)
-    channel = ProcessChannel(port, work.worker, trimming)
+    channel = _channel(port, work.worker, trimming, worker_end.options)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
     _run_as_torchs(channel, work)
     return trimming
+
+
+def _channel(
+    port: _native.Port, worker: int, trimming: malloc.Trimming, options: Iterable[WorkerOption]
+) -> ProcessChannel:
+    for option in options:
+        if isinstance(option, process_sharing.ProcessSharing):
+            return process_sharing.SharingChannel(port, worker, trimming, option)
+    return ProcessChannel(port, worker, trimming)
 
 
 def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:

@@ -10,6 +10,7 @@
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
 //! | [`received`] | a batch that arrived, and what keeps its bytes |
+//! | [`shared_tasks`] | tasks that all workers share, and the parts of their batches |
 //! | [`queues`] | the same between threads of one process, without memory of its own |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
 //! | [`slot_memory`] | the slots as plain memory, for a driver to register |
@@ -58,6 +59,7 @@ pub mod message;
 pub mod port;
 pub mod queues;
 pub mod received;
+pub mod shared_tasks;
 pub mod slot_memory;
 mod worker_handle;
 
