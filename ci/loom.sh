@@ -14,6 +14,7 @@ BINARIES=(
   loom_forks
   loom_cache
   loom_awaited
+  loom_joint
 )
 
 # binary | test | fault, as the sources name it | what the failing model says
@@ -88,6 +89,12 @@ FAULTS=(
   'loom_awaited|the_end_waits_for_a_thread_or_the_thread_stays_out|left_relaxed|Causality violation'
   'loom_awaited|the_end_waits_for_a_thread_or_the_thread_stays_out|count_relaxed|Causality violation'
   'loom_awaited|the_end_waits_for_all_threads|looked_before_counted|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_free_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_claim_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_made_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_last_relaxed|Causality violation'
+  'loom_joint|the_last_of_two_workers_collates|joint_bit_before_part|Causality violation'
+  'loom_joint|what_a_dead_worker_had_is_made_again|joint_lost_while_it_lives|Causality violation'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

@@ -19,6 +19,7 @@ from ringloader._iterator.make import make_iterator
 from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, kept
+from ringloader._options import worker_task as options_of_samples
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool.pool import WorkerPool
@@ -120,6 +121,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             batch is the worker's own object, not a copy. In a thread, ``get_worker_info().rng`` has
             generators with torch's seeds for the worker; the global ones are the process's and are not
             seeded. No effect without workers.
+        worker_task: Unit of work of a worker: a batch, or samples of the earliest batches, which all workers
+            make (``"batch"``, ``"sample"``; default: ``"batch"``, a worker makes whole batches, as torch's).
+            With ``"sample"`` the first batch comes sooner, fewer batches are under way, and a slow sample
+            holds up its own batch alone. ``prefetch_factor`` then counts batches over all workers (default:
+            4, or as many as give each worker two samples). ``collate_fn`` runs in the worker that makes the
+            batch's last samples. A dataset with ``__getitems__`` and one of plain arrays give whole batches:
+            any idle worker takes the next. A worker makes as many samples at a time as take about a
+            millisecond.
         last_batch: Use of samples that fill no whole batch at the end of an epoch: kept, discarded, or
             carried over to the next epoch (``"keep"``, ``"discard"``, ``"rollover"``, or ``None``; default:
             ``None``, as torch's ``drop_last`` says). ``"keep"`` and ``"discard"`` are torch's
@@ -134,17 +143,18 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             an epoch begins (default: ``False``). In a thread, those of ``get_worker_info().rng`` are seeded.
             No effect without workers.
         seeding: When the generators of ``random``, ``numpy.random`` and torch's CPU are seeded (``"torch"``,
-            ``"sample"``, ``"batch"``; default: ``"torch"``, when a worker starts). With ``"sample"`` they are
-            set before each sample, from ``seed``, the epoch and the sample's place in it; with ``"batch"``
-            before each batch, from the place of its first sample. So random augmentation is the same for any
-            number and kind of workers, restarted ones too, and for ``"sample"`` for any ``batch_size``. With
-            a ``DistributedSampler`` a place is that among the samples of all ranks; else each rank has keys
-            of its own. ``collate_fn`` goes on after the last sample. A dataset with ``__getitems__`` draws
-            for its batch from the key of the first sample. Each worker of an ``IterableDataset`` counts its
-            own samples. In a thread, those of ``get_worker_info().rng`` are set. Without workers the
-            program's generators are put back before ``next`` returns. Each task goes to the worker with the
-            fewest unanswered ones, unless the dataset is iterable or has a ``state_dict``; batches come in
-            their order.
+            ``"sample"``, ``"batch"``, or ``None``; default: ``None``, ``"sample"`` with
+            ``worker_task="sample"``, else ``"torch"``: when a worker starts). With ``"sample"`` they are set
+            before each sample, from ``seed``, the epoch and the sample's place in it; with ``"batch"`` before
+            each batch, from the place of its first sample. So random augmentation is the same for any number
+            and kind of workers, restarted ones too, and for ``"sample"`` for any ``batch_size``. With a
+            ``DistributedSampler`` a place is that among the samples of all ranks; else each rank has keys of
+            its own. ``collate_fn`` has a key of its batch. A dataset with ``__getitems__`` draws for its
+            batch from the key of the first sample. Each worker of an ``IterableDataset`` counts its own
+            samples. In a thread, those of ``get_worker_info().rng`` are set. Without workers the program's
+            generators are put back before ``next`` returns. Each task goes to the worker with the fewest
+            unanswered ones, unless the dataset is iterable or has a ``state_dict``; batches come in their
+            order.
         seed: Number that ``ringloader.Seeds`` and ``seeding`` come from, the same in all ranks (an int, 0 or
             more, or ``None``; default: ``None``, torch's base seed, which each process draws). The order of
             the samples does not depend on it.
@@ -188,6 +198,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``worker_method="thread"`` with ``max_shared_bytes``, ``worker_pool``, ``main_prefetch``,
               ``restart_workers``, ``sample_timeout``, ``multiprocessing_context``, a DataPipe or a
               ``Dispatch``;
+            - ``worker_task="sample"`` with another ``seeding`` than ``"sample"``, ``reseed_workers``,
+              ``on_error``, ``sample_timeout``, ``watchdog``, ``stats``, ``prefetch_epochs``, ``worker_pool``,
+              an ``IterableDataset`` or a dataset that has a ``state_dict``;
             - ``last_batch`` with ``batch_size=None`` or a ``batch_sampler`` that does otherwise, or with
               ``drop_last``, unless ``"discard"``;
             - ``last_batch="rollover"`` with an ``IterableDataset``;
@@ -237,10 +250,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
+        worker_task: Literal["batch", "sample"] = "batch",
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         reseed_workers: bool = False,
-        seeding: Literal["torch", "sample", "batch"] = "torch",
+        seeding: Literal["torch", "sample", "batch"] | None = None,
         seed: int | None = None,
         restart_workers: int = 0,
         on_error: OnError = RAISE,
@@ -265,6 +279,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         conflicts.check_made(self, options, prefetch_factor=prefetch_factor)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
+        elif options.worker_task == "sample" and prefetch_factor is None and self.num_workers > 0:
+            self.prefetch_factor = options_of_samples.default_prefetch(self)
         rollover.apply(self, last_batch)
         kept.put(self, options)
         if _native.SUPPORTED:

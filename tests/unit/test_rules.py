@@ -141,6 +141,54 @@ CASES = {
         "seeding='batch' and reseed_workers=True do not go together",
         "leave reseed_workers out",
     ),
+    ("worker_task", 'with another `seeding` than `"sample"`'): Case(
+        {"worker_task": "sample", "seeding": "batch"},
+        {},
+        "worker_task='sample' and seeding='batch' do not go together",
+        "leave seeding out",
+    ),
+    ("worker_task", "with `reseed_workers`"): Case(
+        {"worker_task": "sample", "reseed_workers": True},
+        {},
+        "worker_task='sample' and reseed_workers=True do not go together",
+        "leave one of them out",
+    ),
+    ("worker_task", "with `on_error`"): Case(
+        {"worker_task": "sample", "on_error": "skip"},
+        {},
+        "worker_task='sample' and on_error='skip' do not go together",
+        "leave one of them out",
+    ),
+    ("worker_task", "with `sample_timeout`"): Case(
+        {"worker_task": "sample", "sample_timeout": 2.0},
+        {},
+        "worker_task='sample' and sample_timeout=2.0 do not go together",
+        "leave one of them out",
+    ),
+    ("worker_task", "with `watchdog`"): Case(
+        {"worker_task": "sample", "watchdog": 2.0},
+        {},
+        "worker_task='sample' and watchdog=2.0 do not go together",
+        "leave one of them out",
+    ),
+    ("worker_task", "with `stats`"): Case(
+        {"worker_task": "sample", "stats": True},
+        {},
+        "worker_task='sample' and stats=True do not go together",
+        "leave one of them out",
+    ),
+    ("worker_task", "with `prefetch_epochs`"): Case(
+        {"worker_task": "sample", "prefetch_epochs": True},
+        {},
+        "worker_task='sample' and prefetch_epochs=True do not go together",
+        "leave one of them out",
+    ),
+    ("worker_task", "with `worker_pool`"): Case(
+        {"worker_task": "sample", "worker_pool": POOL},
+        {},
+        "worker_task='sample' and worker_pool=ringloader.WorkerPool(2) do not go together",
+        "leave one of them out",
+    ),
     ("seed", "without `worker_reset_fn`, `reseed_workers` or `seeding`"): Case(
         {"seed": 3}, {}, "seed=3 has no effect without worker_reset_fn", "pass torch's generator"
     ),
@@ -212,6 +260,19 @@ CASES = {
         dispatch(),
         "worker_method='thread' and a Dispatch as dataset do not go together",
         "with num_workers=1",
+    ),
+    ("worker_task", "with an `IterableDataset`"): Case(
+        {"worker_task": "sample"},
+        {"dataset": Stream(range(4)), "num_workers": 1},
+        "worker_task='sample' and an IterableDataset do not go together",
+        "leave worker_task out",
+    ),
+    ("worker_task", "with a dataset that has a `state_dict`"): Case(
+        {"worker_task": "sample"},
+        {"dataset": Saved(), "num_workers": 1},
+        "worker_task='sample' and a dataset with a state_dict do not go together",
+        "or pass snapshot_every_n_steps=None",
+        stateful=True,
     ),
     ("last_batch", "with `batch_size=None`"): Case(
         {"last_batch": "keep"},

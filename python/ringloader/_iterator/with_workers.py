@@ -52,7 +52,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
     _torch_utils = internals.utils_module
-    _scheduler: _native.Scheduler | _native.ThreadScheduler
+    _scheduler: _native.Scheduler | _native.SharingScheduler | _native.ThreadScheduler
     # No type: torch declares None too, which a loader with workers does not have.
     _prefetch_factor: Any
     # Brings batches to where they are needed.
@@ -99,6 +99,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
+            self._most_tasks = self._prefetch_factor * (1 if transport.shares_tasks else self._num_workers)
             self._in_order = loader.in_order
             self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
             self._start_workers()
@@ -156,7 +157,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = [True] * self._num_workers
         self._put_stages()
         if first_iter or source is not None:
-            for _ in range(self._prefetch_factor * self._num_workers):
+            for _ in range(self._most_tasks):
                 self._scheduler.put_index(self)
         kept = states.of(loader)
         if kept is not None:
@@ -197,7 +198,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _make_scheduler(self, source: _native.IndexSource) -> Any:
         made = self._transport.scheduler(
-            self._transport.engine,
+            self._transport.scheduled,
             source,
             self._num_workers,
             self._prefetch_factor,
@@ -207,7 +208,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         )
         if self._restarting is not None:
             made.keep_sent()
-        if self._keys is not None and self._keys.balances:
+        if self._transport.shares_tasks:
+            made.share_tasks(self._most_tasks)
+        elif self._keys is not None and self._keys.balances:
             made.balance()
         if self._stages.recording is not None:
             made.record(self._stages.recording.recorder, self._main_prefetch > 0)

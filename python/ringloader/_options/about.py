@@ -49,6 +49,7 @@ class About:
         is_of_states: True for an option that only ``StatefulDataLoader`` has.
         is_read_again: True for an option that each new iterator reads from the loader's attribute of its
             name, which may be set.
+        as_default: Values that mean what the default means, where no rule says otherwise.
     """
 
     topic: Topic
@@ -69,3 +70,4 @@ class About:
     is_called_in_workers: bool = False
     is_of_states: bool = False
     is_read_again: bool = False
+    as_default: tuple[object, ...] = ()

@@ -43,10 +43,12 @@ def integer(lowest: int, or_none: bool = False) -> Check:
     return check
 
 
-def one_of(*words: str) -> Check:
+def one_of(*words: str, or_none: bool = False) -> Check:
     """Returns the check of a word."""
 
     def check(name: str, value: Any) -> None:
+        if value is None and or_none:
+            return
         if not isinstance(value, str) or value not in words:
             error = ValueError if isinstance(value, str) else TypeError
             raise error(f"{name} must be one of {words}, not {value!r}")

@@ -108,7 +108,7 @@ _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 def are_counted(loader: TorchLoader, options: Options) -> bool:
     """True if an option needs the numbers of epochs."""
-    return _begins(loader, options) or options.seeding != "torch"
+    return _begins(loader, options) or options.seeds != "torch"
 
 
 def option_for(loader: TorchLoader, options: Options) -> EpochOption | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ringloader._options.about import About, Never
 from ringloader._options.checks import THREAD
-from ringloader.bad_samples import raises_first, retries
+from ringloader.bad_samples import RAISE, raises_first, retries
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 When = Literal["given", "made", "begun"]
 
 _AS_THREADS = f'"{THREAD}"'
+_AS_SAMPLES = '"sample"'
 
 
 class Facts(Protocol):
@@ -135,7 +136,29 @@ def _with_threads(option: str, default: Any, why: str) -> Rule:
 
 
 def _needs_seed(options: Any) -> object:
-    return options.worker_reset_fn is not None or options.reseed_workers or options.seeding != "torch"
+    return options.worker_reset_fn is not None or options.reseed_workers or _seeds(options) != "torch"
+
+
+def _seeds(options: Any) -> str:
+    # As `Options.seeds`: some of what rules are checked with has the options alone.
+    seeds: str = options.seeding or ("torch" if options.worker_task == "batch" else "sample")
+    return seeds
+
+
+def _shares(options: Any) -> bool:
+    return bool(options.worker_task == "sample")
+
+
+def _with_sharing(option: str, is_there: Callable[[Any], object], why: str) -> Rule:
+    """Returns the rule for an option that is an error where all workers make one batch."""
+    return _of_options(
+        "worker_task",
+        f"with `{option}`",
+        lambda options: _shares(options) and is_there(getattr(options, option)),
+        f"worker_task='sample' and {option}={{options.{option}!r}} do not go together: {why}; leave one "
+        "of them out",
+        _AS_SAMPLES,
+    )
 
 
 def _has_threads(options: Any, facts: Facts) -> object:
@@ -194,6 +217,23 @@ _OF_OPTIONS = (
         lambda options: options.reseed_workers,
         "seeding={options.seeding!r} and reseed_workers=True do not go together: the generators are set "
         "before each sample or batch anyway; leave reseed_workers out",
+    ),
+    _of_options(
+        "worker_task",
+        'with another `seeding` than `"sample"`',
+        lambda options: _shares(options) and options.seeding not in (None, "sample"),
+        "worker_task='sample' and seeding={options.seeding!r} do not go together: which worker makes a "
+        "sample depends on timing, so random numbers must be the sample's; leave seeding out",
+        _AS_SAMPLES,
+    ),
+    _with_sharing("reseed_workers", bool, "the generators are set before each sample anyway"),
+    _with_sharing("on_error", lambda value: value != RAISE, "the parts of a batch would be handled apart"),
+    _with_sharing("sample_timeout", lambda value: value is not None, "a worker is in parts of batches"),
+    _with_sharing("watchdog", lambda value: value is not None, "a worker is in parts of batches"),
+    _with_sharing("stats", bool, "a batch has no worker whose time is its own"),
+    _with_sharing("prefetch_epochs", bool, "workers share the tasks of one epoch"),
+    _with_sharing(
+        "worker_pool", lambda value: value is not None, "its processes cannot have the memory of shared tasks"
     ),
     _of_options(
         "seed",
@@ -299,6 +339,23 @@ _OF_LOADERS = (
         "its items go to worker processes; leave worker_method out, or pass the source itself with "
         "num_workers=1",
         _AS_THREADS,
+    ),
+    _of_loader(
+        "worker_task",
+        "with an `IterableDataset`",
+        lambda _, facts: facts.is_iterable,
+        "an IterableDataset",
+        "each worker has an iterator of its own, whose samples no other can make; leave worker_task out",
+        _AS_SAMPLES,
+    ),
+    _of_loader(
+        "worker_task",
+        "with a dataset that has a `state_dict`",
+        lambda _, facts: facts.is_asked_for_states,
+        "a dataset with a state_dict",
+        "which samples a worker has made depends on timing, and so would its dataset's state; leave "
+        "worker_task out, or pass snapshot_every_n_steps=None",
+        _AS_SAMPLES,
     ),
     Rule(
         "last_batch",

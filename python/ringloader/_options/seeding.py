@@ -12,7 +12,7 @@ import contextlib
 import functools
 import itertools
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 import numpy
@@ -26,8 +26,8 @@ from ringloader._data.cached_dataset import CachedDataset
 from ringloader._options import epochs
 from ringloader._options.table import Options
 from ringloader._sources import inside, places, samplers
-from ringloader._torch import internals
-from ringloader._worker import gather
+from ringloader._torch import collating, internals
+from ringloader._worker import collate, gather
 from ringloader._worker.options import (
     CountsSamples,
     EpochStart,
@@ -37,6 +37,7 @@ from ringloader._worker.options import (
     Position,
     SeedsInTurn,
     WorkerOption,
+    collator_of,
 )
 
 if TYPE_CHECKING:
@@ -201,7 +202,7 @@ class Seeding(WorkerOption):
         self._turn = Turn(_generators())
         if self._is_iterable:
             return _Stream(dataset, self._turn, self._before == "sample")
-        self._gives_several = self._batches and _gives_several(dataset)
+        self._gives_several = self._batches and gives_several(dataset)
         self._is_of_arrays = gather.draws_nothing(dataset)
         # Arrays are gathered only where nothing stands in front of them.
         if self._before == "batch" or self._is_of_arrays:
@@ -213,33 +214,48 @@ class Seeding(WorkerOption):
             return fetcher
         return _InPlace(fetcher, self, self._turn.generators if self._puts_back else None)
 
+    def finish(self, fetcher: Any) -> None:
+        """Puts a ``collate_fn`` of the user's own behind the seed of its batch."""
+        collator = collator_of(fetcher)
+        collate_fn: Any = getattr(collator, "collate_fn", None)
+        if self._before == "sample" and collate_fn is not None and not _draws_nothing(collate_fn):
+            collator.collate_fn = _Collating(collate_fn, self._turn)
+
     def turn_to(self, placed: _native.Placed) -> None:
         """Begins the batch of an index."""
         turn = self._turn
         turn.stream = keyed(placed.key, self._worker)
         if self._is_iterable:
+            turn.first = turn.number
             if self._before == "batch":
                 turn.set(turn.number)
             return
-        turn.places, turn.number = placed.places, 0
-        if self._before == "batch" or self._gives_several or not placed.places:
+        turn.places, turn.number, turn.first = placed.places, 0, placed.first
+        if self._before == "batch" or self._gives_several:
             turn.set(placed.first)
-        elif self._is_of_arrays:
-            # For the collate_fn, which follows the last sample.
-            turn.set(placed.places[-1])
+
+
+def _draws_nothing(collate_fn: Any) -> bool:
+    """True for torch's own collation, if others taught it nothing."""
+    is_torchs = (
+        collating.is_default_collate(collate_fn)
+        or isinstance(collate_fn, (collate.Collation, _native.Convert))
+        or bool(collating.parts_of_convert(collate_fn))
+    )
+    return is_torchs and not collating.others_in_collate()
 
 
 def keys_for(loader: TorchLoader, options: Options) -> Keys | None:
     """Returns the object that makes the places of an iterator's epochs, if an option needs them."""
-    return None if options.seeding == "torch" else Keys(loader, options.seed)
+    return None if options.seeds == "torch" else Keys(loader, options.seed)
 
 
 def option_for(loader: TorchLoader, options: Options) -> Seeding | None:
     """Returns the option that sets generators where samples are made."""
-    if options.seeding == "torch":
+    if options.seeds == "torch":
         return None
     return Seeding(
-        options.seeding,
+        options.seeds,
         is_iterable=loader._dataset_kind == internals.ITERABLE,
         batches=loader._auto_collation,
         puts_back=loader.num_workers == 0,
@@ -254,6 +270,7 @@ class Turn:
         stream: The key to which the place of a sample is joined.
         places: The places of a batch's samples.
         number: The number of the next one.
+        first: The place of the batch's first sample.
     """
 
     def __init__(self, generators: Global | _Own) -> None:
@@ -261,10 +278,33 @@ class Turn:
         self.stream = 0
         self.places: Sequence[int] = ()
         self.number = 0
+        self.first = 0
 
     def set(self, place: int) -> None:
         """Sets the generators for the sample at a place."""
         self.generators.set(keyed(self.stream, place))
+
+    def set_for_batch(self) -> None:
+        """Sets the generators for what is done with all samples of the batch."""
+        # Not those of its first sample, whose numbers would be used twice.
+        self.generators.set(keyed(keyed(self.stream, self.first), 0))
+
+
+class _Collating:
+    """A ``collate_fn`` that begins with the seed of its batch.
+
+    Args:
+        collate_fn: The function.
+        turn: The samples whose turn it is.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], turn: Turn) -> None:
+        self._collate_fn = collate_fn
+        self._turn = turn
+
+    def __call__(self, samples: Any) -> Any:
+        self._turn.set_for_batch()
+        return self._collate_fn(samples)
 
 
 class Samples(InFront, SeedsInTurn):
@@ -309,7 +349,7 @@ class Samples(InFront, SeedsInTurn):
         return len(self._behind)
 
 
-def _gives_several(dataset: Any) -> bool:
+def gives_several(dataset: Any) -> bool:
     """True if the samples of a batch come from one call of a ``__getitems__``.
 
     That of a ``CachedDataset`` asks for one sample after another. Those of torch's own wrappers do, unless a
@@ -321,7 +361,7 @@ def _gives_several(dataset: Any) -> bool:
     for wrapper in (Subset, StackDataset):
         plain = type(dataset).__getitem__ is wrapper.__getitem__
         if plain and getattr(method, "__func__", None) is wrapper.__getitems__:
-            return any(map(_gives_several, _inner(dataset)))
+            return any(map(gives_several, _inner(dataset)))
     return True
 
 

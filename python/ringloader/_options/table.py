@@ -169,6 +169,25 @@ class Options:
         # The dataset may be one that no process can be sent, or draw from the generators of its thread.
         off_linux="is an error with workers",
     )
+    worker_task: Literal["batch", "sample"] = _option(
+        "batch",
+        topic="Speed",
+        values='`"batch"`, `"sample"`',
+        without='`"batch"`, a worker makes whole batches, as torch\'s',
+        line="Unit of work of a worker: a batch, or samples of the earliest batches, which all workers make.",
+        details='With `"sample"` the first batch comes sooner, fewer batches are under way, and a slow '
+        "sample holds up its own batch alone. `prefetch_factor` then counts batches over all workers "
+        "(default: 4, or as many as give each worker two samples). `collate_fn` runs in the worker that "
+        "makes the batch's last samples. A dataset with `__getitems__` and one of plain arrays give whole "
+        "batches: any idle worker takes the next. A worker makes as many samples at a time as take about a "
+        "millisecond.",
+        page="tuning.md#worker_task",
+        check=checks.one_of("batch", "sample"),
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="works",
+        on_torchs="is left out",
+    )
     last_batch: Literal["keep", "discard", "rollover"] | None = _option(
         None,
         topic="Epochs",
@@ -219,24 +238,25 @@ class Options:
         in_worker="is left out by install",
         on_torchs="is an error with workers",
     )
-    seeding: Literal["torch", "sample", "batch"] = _option(
-        "torch",
+    seeding: Literal["torch", "sample", "batch"] | None = _option(
+        None,
         topic="Randomness",
-        values='`"torch"`, `"sample"`, `"batch"`',
-        without='`"torch"`, when a worker starts',
+        values='`"torch"`, `"sample"`, `"batch"`, or `None`',
+        without='`None`, `"sample"` with `worker_task="sample"`, else `"torch"`: when a worker starts',
         line="When the generators of `random`, `numpy.random` and torch's CPU are seeded.",
         details='With `"sample"` they are set before each sample, from `seed`, the epoch and the sample\'s '
         'place in it; with `"batch"` before each batch, from the place of its first sample. So random '
         "augmentation is the same for any number and kind of workers, restarted ones too, and for "
         '`"sample"` for any `batch_size`. With a `DistributedSampler` a place is that among the samples of '
-        "all ranks; else each rank has keys of its own. `collate_fn` goes on after the last sample. A "
+        "all ranks; else each rank has keys of its own. `collate_fn` has a key of its batch. A "
         "dataset with `__getitems__` draws for its batch from the key of the first sample. Each worker of "
         "an `IterableDataset` counts its own samples. In a thread, those of `get_worker_info().rng` are "
         "set. Without workers the program's generators are put back before `next` returns. Each task goes "
         "to the worker with the fewest unanswered ones, unless the dataset is iterable or has a "
         "`state_dict`; batches come in their order.",
         page="seeds.md#the-same-augmentation-for-any-workers",
-        check=checks.one_of("torch", "sample", "batch"),
+        check=checks.one_of("torch", "sample", "batch", or_none=True),
+        as_default=("torch",),
         in_threads="works",
         in_pool="leaves nothing",
         in_worker="is left out by install",
@@ -389,11 +409,21 @@ class Options:
             about.check(name, getattr(self, name))
         rules.check(_GIVEN, self, self.changed())
 
+    @property
+    def seeds(self) -> Literal["torch", "sample", "batch"]:
+        """``seeding``, or what it is by default."""
+        return self.seeding or ("torch" if self.worker_task == "batch" else "sample")
+
     def changed(self) -> tuple[str, ...]:
         """Returns the names of the options that have another value than their default."""
         found: tuple[str, ...] | None = vars(self).get("_changed")
         if found is None:
-            found = tuple(name for name, default in DEFAULTS.items() if getattr(self, name) != default)
+            values = {name: getattr(self, name) for name in DEFAULTS}
+            found = tuple(
+                name
+                for name, value in values.items()
+                if value != DEFAULTS[name] and value not in TABLE[name].as_default
+            )
             vars(self)["_changed"] = found
         return found
 

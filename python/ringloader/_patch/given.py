@@ -23,9 +23,10 @@ class GivenOptions(TypedDict, total=False):
     worker_pool: WorkerPool | None
     main_prefetch: int
     worker_method: Literal["multiprocessing", "thread"]
+    worker_task: Literal["batch", "sample"]
     worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
     reseed_workers: bool
-    seeding: Literal["torch", "sample", "batch"]
+    seeding: Literal["torch", "sample", "batch"] | None
     seed: int | None
     restart_workers: int
     on_error: OnError

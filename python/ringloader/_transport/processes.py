@@ -18,15 +18,17 @@ from ringloader._dispatch.process import Dispatching, dispatching_for
 from ringloader._late import overdue, watchdog
 from ringloader._late.sample_timeout import SampleTimeouts
 from ringloader._late.watchdog import Watchdog
+from ringloader._options import worker_task
 from ringloader._options.table import Options
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
 from ringloader._start import fallback, guard, main_module, pickled, processes, shared_work, spawn
 from ringloader._torch import internals
-from ringloader._transport import budget
+from ringloader._transport import budget, sharing
 from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
+from ringloader._transport.sharing import SharedTasks
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption, in_order
@@ -50,7 +52,7 @@ class ProcessTransport(Transport):
     engine: _native.Engine
     path = "native"
     about = "native scheduling over shared-memory rings"
-    scheduler = _native.Scheduler
+    scheduler: type[_native.Scheduler | _native.SharingScheduler] = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _group = processes.Group
     _join_seconds = internals.JOIN_SECONDS
@@ -68,8 +70,13 @@ class ProcessTransport(Transport):
         watching: Watchdog | None = None,
         timeouts: SampleTimeouts | None = None,
         look: Callable[[Any], None] | None = None,
+        shared: SharedTasks | None = None,
     ) -> None:
         super().__init__(engine, options, watching)
+        self._shared_tasks = shared
+        if shared is not None:
+            self.shares_tasks = True
+            self.scheduler = _native.SharingScheduler
         self.timeouts = timeouts
         self._dispatching = dispatching
         self._registrations = registrations
@@ -89,6 +96,15 @@ class ProcessTransport(Transport):
             self._shared = shared_work.Shared(look)
         self._calls = threading.RLock()
         self._tag = 0
+
+    @property
+    def scheduled(self) -> Any:
+        return self.engine if self._shared_tasks is None else self._shared_tasks.engine
+
+    def begin_epoch(self) -> None:
+        super().begin_epoch()
+        if self._shared_tasks is not None:
+            self._shared_tasks.option.epoch += 1
 
     def start(self, work: Work) -> Any:
         """Starts the process of a worker."""
@@ -245,6 +261,8 @@ class ProcessTransport(Transport):
             return
         if self._dispatching is not None:
             self._dispatching.close()
+        if self._shared_tasks is not None:
+            self._shared_tasks.engine.close()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
             self._report_left()
@@ -311,14 +329,21 @@ def make_transport(
         look = main_module.look_for(context)
         processes.preload_fork_server(context)
         spawn.prepare(loader)
-    most_tasks = budget.most_tasks(loader, in_turn)
+    shares = options.worker_task == "sample"
+    most_tasks = worker_task.most_tasks(loader) + 1 if shares else budget.most_tasks(loader, in_turn)
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     share = budget.share_per_worker(workers, options.max_shared_bytes, available)
+    if shares:
+        share = sharing.share_of_slots(share)
     with budget.asking(OSError, ValueError):
         engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
-    timeouts = None
+    timeouts = shared = None
     try:
+        if shares:
+            with budget.asking(OSError, ValueError):
+                shared = SharedTasks(loader, engine, share)
+            worker_options = in_order(*worker_options, shared.option)
         dispatching = dispatching_for(loader, context, share)
         if options.sample_timeout is not None:
             # No dispatching process is there: the two options exclude each other.
@@ -348,4 +373,5 @@ def make_transport(
         watching,
         timeouts,
         look,
+        shared,
     )

@@ -76,7 +76,10 @@ class Transport(abc.ABC):
         counters: Returns what a report counts of this epoch.
         sound: False once an iteration has ended as it should not.
         scheduler: The class of the native scheduler for this end.
+        shares_tasks: True if all workers share all tasks.
     """
+
+    shares_tasks = False
 
     # An attribute: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)
@@ -92,6 +95,11 @@ class Transport(abc.ABC):
         self._owner = self._process_identity()
         self._ended: set[int] = set()
         self.counters = Counters(engine.counters)
+
+    @property
+    def scheduled(self) -> Any:
+        """The native end that the scheduler uses."""
+        return self.engine
 
     @abc.abstractmethod
     def start(self, work: Work) -> Any:

@@ -23,12 +23,14 @@ import ringloader._native as _native
 from ringloader._common import held_memory, pickling
 from ringloader._late.watchdog import ThreadWatchdog, Watchdog
 from ringloader._log import logger
+from ringloader._options import worker_task
 from ringloader._options.table import Options
 from ringloader._torch import internals, modes, stand_ins
 from ringloader._transport.protocol import Transport
 from ringloader._worker import collate, loop
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption, in_order
+from ringloader._worker.sharing import NOTHING, Sharing, first_error
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -66,7 +68,7 @@ class ThreadChannel:
     def get(self) -> Any:
         while True:
             message = self._queues.get(self._worker)
-            if message is None or isinstance(message, (tuple, EpochStart)):
+            if message is None or isinstance(message, (tuple, EpochStart, _native.ThreadRun)):
                 return message
             # A call, which answers where it wants to.
             message()
@@ -83,6 +85,62 @@ class ThreadChannel:
         return pickling.whole(wrapper, is_sent=False)
 
 
+class SharingThreadChannel(ThreadChannel):
+    """A :class:`ThreadChannel` over tasks that all threads share.
+
+    Args:
+        queues: The queues of the iterator.
+        worker: The worker's number.
+        sharing: The worker's option.
+    """
+
+    def __init__(self, queues: _native.ThreadQueues, worker: int, sharing: Sharing) -> None:
+        super().__init__(queues, worker)
+        # The run that was taken last, until its samples are there.
+        self._taken: _native.ThreadRun | None = None
+        sharing.channel = self
+
+    def get(self) -> Any:
+        message = super().get()
+        if isinstance(message, _native.ThreadRun):
+            self._taken = message
+            return message.seq, message
+        return message
+
+    def put(self, message: tuple[Any, Any]) -> None:
+        number, data = message
+        if data is NOTHING:
+            return
+        taken = self._taken
+        if taken is not None and isinstance(number, int):
+            # The worker cannot make samples: the error is the run's.
+            if not self.finish(taken, data):
+                return
+            message = number, first_error(self.parts(taken, data)) or data
+        super().put(message)
+
+    def note_time(self, run: _native.ThreadRun, seconds: float) -> None:
+        self._queues.note_time(run, seconds)
+
+    def finish(self, run: _native.ThreadRun, samples: Any) -> bool:
+        self._taken = None
+        return run.finish(samples)
+
+    def finish_without(self, run: _native.ThreadRun) -> bool:
+        self._taken = None
+        return run.finish(None)
+
+    def parts(self, run: _native.ThreadRun, own: Any) -> list[Any]:  # noqa: ARG002
+        return run.parts()
+
+
+def _channel(queues: _native.ThreadQueues, work: Work) -> ThreadChannel:
+    for option in work.options:
+        if isinstance(option, Sharing):
+            return SharingThreadChannel(queues, work.worker, option)
+    return ThreadChannel(queues, work.worker)
+
+
 def _run(queues: _native.ThreadQueues, work: Work) -> None:
     """Runs the worker loop in this thread. Unlike in a process, global generators are not seeded.
 
@@ -92,7 +150,7 @@ def _run(queues: _native.ThreadQueues, work: Work) -> None:
     become_worker(work.base_seed, work.worker, work.workers, work.dataset)
     for option in work.options:
         option.join(work.worker, None)
-    loop.run(ThreadChannel(queues, work.worker), work, collate.put_native)
+    loop.run(_channel(queues, work), work, collate.put_native)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -326,7 +384,14 @@ def make_transport(
     if loader.timeout or options.watchdog is not None:
         watching = ThreadWatchdog(options.watchdog, loader.in_order)
         worker_options = in_order(*worker_options, *watching.options)
+    shares = options.worker_task == "sample"
+    if shares:
+        whole = worker_task.keeps_whole(loader)
+        worker_options = in_order(*worker_options, Sharing(whole))
     made = ThreadTransport(loader.num_workers, worker_options, watching)
+    if shares:
+        made.shares_tasks = True
+        made.engine.share_tasks(not whole)
     if clocks:
         made.engine.time(clocks)
     return made

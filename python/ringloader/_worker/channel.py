@@ -149,10 +149,14 @@ class ProcessChannel(Results):
         self._is_child = parent is None or parent.pid == os.getppid()
         self._parent = os.getppid()
 
+    def _take(self, timeout: float) -> tuple[Any] | None:
+        """Waits for the next task, or message, and returns it in a tuple; None when the time is over."""
+        return self._port.get(timeout)
+
     def get(self) -> Any:
         port = self._port
         while True:
-            task = port.get(_IDLE_SECONDS)
+            task = self._take(_IDLE_SECONDS)
             if task is None and not port.parent_ended:
                 task = self._get_idle()
             if task is not None:
@@ -166,11 +170,11 @@ class ProcessChannel(Results):
         """Waits for longer, and gives back meanwhile what the allocator keeps."""
         timeout, pause = internals.JOIN_SECONDS, self._trimming.until_trim()
         if timeout <= pause:
-            return self._port.get(timeout)
-        task = self._port.get(pause)
+            return self._take(timeout)
+        task = self._take(pause)
         if task is None and not self._port.parent_ended:
             self._trimming.trim()
-            task = self._port.get(timeout - pause)
+            task = self._take(timeout - pause)
         return task
 
     def is_done(self) -> bool:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import random
@@ -19,7 +20,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._torch import data_pipes, internals, stand_ins
-from ringloader._worker import collate, loop, malloc
+from ringloader._worker import collate, loop, malloc, process_sharing
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
 from ringloader._worker.options import WorkerOption
 
@@ -28,6 +29,9 @@ from ringloader._worker.options import WorkerOption
 if _native.SUPPORTED:
     atexit.register(_native.note_exit)
     held_memory.keep_views()
+
+# Makes the channel of a worker.
+ChannelMaker = Callable[[_native.Port, int, malloc.Trimming], ProcessChannel]
 
 
 def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -> None:
@@ -84,7 +88,7 @@ def run_at(
     port: _native.Port,
     worker_end: End,
     fields: Iterable[Any],
-    make_channel: Callable[[_native.Port, int, malloc.Trimming], ProcessChannel] = ProcessChannel,
+    make_channel: ChannelMaker = ProcessChannel,
 ) -> malloc.Trimming:
     """Runs the worker loop at a port, and returns what gives back the memory that the allocator keeps.
 
@@ -97,10 +101,17 @@ def run_at(
     stand_ins.port = port
     for option in worker_end.options:
         option.join(work.worker, port)
-    channel = make_channel(port, work.worker, trimming)
+    channel = _channel_maker(worker_end.options, make_channel)(port, work.worker, trimming)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
     _run_as_torchs(channel, work)
     return trimming
+
+
+def _channel_maker(options: Iterable[WorkerOption], usual: ChannelMaker) -> ChannelMaker:
+    for option in options:
+        if isinstance(option, process_sharing.ProcessSharing):
+            return functools.partial(process_sharing.SharingChannel, sharing=option)
+    return usual
 
 
 def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:

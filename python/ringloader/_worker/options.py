@@ -103,6 +103,8 @@ class Position(enum.IntEnum):
     BATCH = enum.auto()
     # Notes which batch is being made: the time in the other options is time in the batch.
     WATCH = enum.auto()
+    # Makes parts of batches that all workers make.
+    SHARE = enum.auto()
 
 
 class WorkerOption:
@@ -147,6 +149,26 @@ class WorkerOption:
 
     def leave_process(self) -> None:
         """Undoes in a process of a pool what it has changed there. An error ends the process."""
+
+
+class Runs:
+    """Stands for the ``collate_fn`` of a fetcher that makes parts of batches: leaves samples as they are.
+
+    Args:
+        collate_fn: The function that collates whole batches.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
+        self.collate_fn = collate_fn
+
+    def __call__(self, samples: Any) -> Any:
+        return samples
+
+
+def collator_of(fetcher: Any) -> Any:
+    """Returns the object that has the ``collate_fn`` of whole batches: the fetcher, or what stands for it."""
+    collate_fn = getattr(fetcher, "collate_fn", None)
+    return collate_fn if isinstance(collate_fn, Runs) else fetcher
 
 
 def in_order(*options: WorkerOption | None) -> tuple[WorkerOption, ...]:

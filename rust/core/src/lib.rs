@@ -18,6 +18,7 @@
 //! | [`samples`] | byte strings that processes add, one for each index, and read: a file, or memory |
 //! | [`batch`] | a batch as bytes; nothing of rings or memory |
 //! | [`pool`] | which side has which slot; nothing of rings |
+//! | [`joint`] | batches that all workers make together: claims of samples, and who collates |
 //! | [`ring`] | rings of descriptors; nothing of slots |
 //! | [`cache`] | which samples are there, and where; nothing of files |
 //! | [`plan`] | samplers, the selection of workers, the reorder buffer: torch's rules; nothing of processes or memory |
@@ -37,6 +38,7 @@ mod bits;
 pub mod cache;
 pub mod error;
 pub mod forks;
+pub mod joint;
 pub mod plan;
 pub mod pool;
 pub mod ring;

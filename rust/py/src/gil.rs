@@ -141,7 +141,7 @@ pub(crate) const LOOK: Duration = Duration::from_millis(50);
 ///
 /// # Errors
 /// As [`wait`].
-pub(crate) fn wait_for_threads<I: Send, R: Send>(
+pub(crate) fn wait_for_threads<I: Send + Sync, R: Send>(
     py: Python<'_>,
     queues: &Queues<I, R>,
     only: Option<u32>,
@@ -158,7 +158,7 @@ pub(crate) fn wait_for_threads<I: Send, R: Send>(
 ///
 /// # Errors
 /// The error of the queues.
-pub(crate) fn wait_for_request<I: Send, R: Send>(
+pub(crate) fn wait_for_request<I: Send + Sync, R: Send>(
     py: Python<'_>,
     queues: &Queues<I, R>,
     worker: u32,

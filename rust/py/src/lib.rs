@@ -79,14 +79,15 @@ mod _native {
         sampling::places::{Placed, Places},
         sampling::source::IndexSource,
         sampling::stream::{BatchRule, Stream},
-        scheduler::{Order, Positions, Scheduler, ThreadScheduler},
+        scheduler::{Order, Positions, Scheduler, SharingScheduler, ThreadScheduler},
         timing::{Recorder, TimedCollate, TimedFetch, TimedNext, Trace, WorkerClock},
         torch::header::Kept,
         transport::engine::{CachedSegment, Engine, WorkerEnded},
         transport::memory::{SlotMemory, WorkerFds},
         transport::port::Port,
-        transport::queues::ThreadQueues,
+        transport::queues::{ThreadQueues, ThreadRun},
         transport::relay::{MainRelay, WorkerRelay},
+        transport::shared_tasks::{Claimed, SharingEngine, SharingPort},
     };
 
     // The attribute takes no condition.

@@ -8,6 +8,7 @@
 //! Another process may write any byte of this memory at any time. Workers are trusted to follow the protocol of rings
 //! and slots, and may die at any instruction. The parent validates what they wrote before it believes it.
 
+use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -134,6 +135,17 @@ impl Segment {
             std::ptr::copy_nonoverlapping(source.as_ptr(), into.as_mut_ptr(), len as usize);
             into.set_len(len as usize);
         }
+        Ok(())
+    }
+
+    /// Copies the bytes at `offset` to `into`.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the range does not lie in the segment.
+    pub fn fill(&self, offset: u64, into: &mut [MaybeUninit<u8>]) -> Result<()> {
+        let source = self.pointer(offset, into.len() as u64)?;
+        // SAFETY: as in `copy_out`; `into` is this borrow's alone.
+        unsafe { std::ptr::copy_nonoverlapping(source.as_ptr().cast(), into.as_mut_ptr(), into.len()) };
         Ok(())
     }
 

@@ -1,6 +1,8 @@
 //! Places of samples in their epoch, task by task, from which keyed seeds of random generators are made.
 #![forbid(unsafe_code)]
 
+use std::ops::Range;
+
 use super::ordinals::{OrdinalSet, Walk};
 use crate::Result;
 
@@ -53,6 +55,38 @@ impl TaskPlaces {
     #[must_use]
     pub fn first(&self) -> u64 {
         self.runs.first().map_or(0, |run| run.place)
+    }
+
+    /// Returns the number of samples.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.runs.iter().map(|run| run.count).sum()
+    }
+
+    /// Returns true if there are no samples.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Returns the places of some of the samples, by their numbers in the task.
+    #[must_use]
+    pub fn part(&self, samples: Range<u64>) -> Self {
+        let Self { key, step, .. } = *self;
+        let mut runs = Vec::with_capacity(1);
+        let mut before = 0;
+        for run in &self.runs {
+            let (start, end) = (samples.start.max(before), samples.end.min(before + run.count));
+            if start < end {
+                let place = run.place.wrapping_add((start - before).wrapping_mul(step));
+                runs.push(Run { place, count: end - start });
+            }
+            before += run.count;
+        }
+        if runs.is_empty() {
+            runs.push(Run { place: self.first(), count: 0 });
+        }
+        Self { key, step, runs }
     }
 
     /// Returns the places of all samples.
@@ -142,6 +176,22 @@ mod tests {
         for wrong in [vec![(3, 3)], vec![(4, 3)], vec![(0, 2), (1, 3)], vec![(5, 6), (0, 1)]] {
             assert!(matches!(Places::new(0, 0, 1, wrong), Err(Error::Config(_))));
         }
+    }
+
+    #[test]
+    fn a_part_has_the_places_of_its_samples() {
+        let runs = vec![Run { place: 3, count: 2 }, Run { place: 11, count: 3 }];
+        let task = TaskPlaces { key: 9, step: 2, runs };
+        let all: Vec<_> = task.all().collect();
+        assert_eq!(task.len(), 5);
+        for start in 0..5 {
+            for end in start + 1..=5 {
+                let part = task.part(start..end);
+                assert_eq!(part.all().collect::<Vec<_>>(), all[start as usize..end as usize]);
+                assert_eq!((part.key, part.first()), (9, all[start as usize]));
+            }
+        }
+        assert!(task.part(0..0).is_empty());
     }
 
     #[test]

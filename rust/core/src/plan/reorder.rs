@@ -162,6 +162,13 @@ impl<T> ReorderBuffer<T> {
         tasks.filter(|task| matches!(task.state, TaskState::Sent)).map(|task| (task.seq, task.worker))
     }
 
+    /// The tasks of `from` without a result are those of `to` from now on. Returns their number.
+    pub fn reassign(&mut self, from: u32, to: u32) -> u64 {
+        let tasks = self.ring.iter_mut().flatten().chain(&mut self.aside);
+        let of_from = tasks.filter(|task| task.worker == from && matches!(task.state, TaskState::Sent));
+        of_from.map(|task| task.worker = to).count() as u64
+    }
+
     /// The sequence number of the next task.
     pub fn send_idx(&self) -> u64 {
         self.send_idx
@@ -268,6 +275,15 @@ mod tests {
         buffer.record_end(tasks[1]).unwrap();
         assert!(!buffer.awaits(1) && buffer.awaits(0));
         assert_eq!(buffer.awaited_tasks().collect::<Vec<_>>(), [(0, 0)]);
+    }
+
+    #[test]
+    fn tasks_of_a_worker_become_those_of_another() {
+        let mut buffer = ReorderBuffer::new();
+        let tasks: Vec<_> = [0, 1, 1].map(|worker| buffer.send(worker)).into();
+        buffer.arrive(tasks[1], ()).unwrap();
+        assert_eq!(buffer.reassign(1, 0), 1);
+        assert_eq!(buffer.awaited_tasks().collect::<Vec<_>>(), [(0, 0), (2, 0)]);
     }
 
     #[test]

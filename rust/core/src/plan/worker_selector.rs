@@ -57,6 +57,11 @@ impl WorkerSelector {
         selector
     }
 
+    /// For workers that share all tasks, of which `most` may be outstanding: in turn, only for the counts.
+    pub fn for_shared(workers: u32, most: u64) -> Self {
+        Self { max_tasks: most, ..Self::new(workers, 1, ResultOrder::InOrder) }
+    }
+
     /// Returns how many tasks may be outstanding at once. As many are asked for when an epoch begins.
     pub fn max_tasks(&self) -> u64 {
         self.max_tasks

@@ -50,6 +50,10 @@ pub struct Scheduler<T> {
     selector: WorkerSelector,
     tasks: ReorderBuffer<T>,
     order: ResultOrder,
+    /// True if only the worker whose result is next is looked at.
+    looks_in_turn: bool,
+    /// True if all workers share all tasks. Then a task's worker is only the one that its result is counted for.
+    shares: bool,
     /// Modulo [`EPOCHS`].
     epoch: u64,
     /// Workers whose process has ended, and has no successor.
@@ -132,6 +136,8 @@ impl<T> Scheduler<T> {
             selector: WorkerSelector::new(workers, prefetch_factor, order),
             tasks: ReorderBuffer::new(),
             order,
+            looks_in_turn: order == ResultOrder::InOrder,
+            shares: false,
             epoch: 0,
             ended: Vec::new(),
             behind: None,
@@ -149,6 +155,14 @@ impl<T> Scheduler<T> {
     /// for all of them.
     pub fn balance(&mut self) {
         self.loads.get_or_insert_with(|| vec![0; self.selector.workers()].into());
+    }
+
+    /// Lets all workers share all tasks, of which `most` may be out: the transport hands them out, and any worker may
+    /// send the result of any task. Before the first task. The order of the results stays.
+    pub fn share_tasks(&mut self, most: u64) {
+        self.shares = true;
+        self.looks_in_turn = false;
+        self.selector = WorkerSelector::for_shared(self.selector.workers() as u32, most);
     }
 
     /// Begins a new epoch: results of tasks sent before are thrown away when they come, also those of an epoch that was
@@ -236,7 +250,7 @@ impl<T> Scheduler<T> {
                 match self.tasks.next(|worker| transport.is_some() && self.selector.is_active(worker)) {
                     Next::End => return Ok(Poll::End),
                     Next::Ready { seq, worker, data } => return Ok(Poll::Ready { seq, worker, data }),
-                    Next::Wait { worker, .. } => (self.order == ResultOrder::InOrder).then_some(worker),
+                    Next::Wait { worker, .. } => self.looks_in_turn.then_some(worker),
                 };
             let Some(transport) = transport else { return Ok(Poll::End) };
             self.ended.extend(std::iter::from_fn(|| transport.take_ended()));
@@ -331,7 +345,10 @@ impl<T> Scheduler<T> {
     /// Workers that have ended and owe a result, which may still be in their rings.
     fn debtors(&self) -> impl Iterator<Item = u32> {
         let ended = self.ended.iter().copied();
-        ended.filter(|&worker| self.selector.is_active(worker) && self.tasks.awaits(worker))
+        ended.filter(|&worker| {
+            self.selector.is_active(worker)
+                && if self.shares { self.tasks.outstanding() > 0 } else { self.tasks.awaits(worker) }
+        })
     }
 
     /// One of them that has nothing of this epoch left in its ring.
@@ -415,6 +432,20 @@ impl<T> Scheduler<T> {
         self.selector.deactivate(worker);
     }
 
+    /// As [`give_up`](Self::give_up), where all workers share all tasks: the others do what this one had, if any is
+    /// left.
+    pub fn leave_to_others(&mut self, transport: &impl Transport, worker: u32) {
+        self.give_up(worker);
+        if self.shares {
+            transport.lose(worker);
+            if let Some(other) = self.selector.choose() {
+                for _ in 0..self.tasks.reassign(worker, other) {
+                    self.selector.record_sent(other);
+                }
+            }
+        }
+    }
+
     /// A successor runs in place of a worker that was [lost](Poll::Lost): sends the tasks again whose results have not
     /// come, in their order, with the indices that `index` knows.
     ///
@@ -428,6 +459,10 @@ impl<T> Scheduler<T> {
     ) -> Result<()> {
         self.ended.retain(|&ended| ended != worker);
         self.behind = None;
+        if self.shares {
+            transport.lose(worker);
+            return Ok(());
+        }
         let of_worker = self.tasks.awaited_tasks().filter(|&(_, of)| of == worker);
         let mut awaited: Vec<u64> = of_worker.map(|(seq, _)| seq).collect();
         awaited.sort_unstable();

@@ -180,6 +180,11 @@ impl Engine {
         self.poller.eventfd().notify();
     }
 
+    /// Wakes all workers that sleep: there is something that they share.
+    pub fn wake_workers(&self) {
+        self.handles.iter().for_each(|handle| handle.wake());
+    }
+
     /// Returns true if [`wake`](Self::wake) was called and not yet taken.
     #[must_use]
     pub fn is_woken(&self) -> bool {

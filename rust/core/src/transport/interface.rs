@@ -50,4 +50,10 @@ pub trait Transport {
 
     /// A worker that has ended since, each once. All that it had committed is there before.
     fn take_ended(&self) -> Option<u32>;
+
+    /// A worker has ended, and all that it had committed was taken: what it had of tasks that all workers
+    /// share is for the others.
+    fn lose(&self, worker: u32) {
+        let _ = worker;
+    }
 }

@@ -10,6 +10,7 @@
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
 //! | [`received`] | a batch that arrived, and what keeps its bytes |
+//! | [`shared_tasks`] | tasks that all workers share, and the parts of their batches |
 //! | [`queues`] | the same between threads of one process, without memory of its own |
 //! | [`relay`] | the rings of workers on other machines, over TCP |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
@@ -60,6 +61,7 @@ pub mod port;
 pub mod queues;
 pub mod received;
 pub mod relay;
+pub mod shared_tasks;
 pub mod slot_memory;
 mod worker_handle;
 

@@ -238,9 +238,19 @@ impl Port {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn wait(&self, limit: Duration) -> Result<Wake> {
+        self.wait_for_any(limit, || false)
+    }
+
+    /// As [`wait`](Self::wait), also for something that `is_there` finds, after which the parent
+    /// [wakes](crate::transport::engine::Engine::wake_workers) the workers.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait).
+    #[inline]
+    pub fn wait_for_any(&self, limit: Duration, is_there: impl Fn() -> bool) -> Result<Wake> {
         let tasks = self.control.worker(self.worker).tasks;
         let began = Instant::now();
-        let found = || Ok(self.lock().tasks.peek(tasks)?.is_some());
+        let found = || Ok(self.lock().tasks.peek(tasks)?.is_some() || is_there());
         let sleep = || self.wait_unless(found, limit.min(LONGEST_SLEEP));
         let wake = self.spin.before(limit, found, sleep)?.unwrap_or(Wake::Look);
         if began.elapsed() >= LONGEST_SLEEP {
@@ -270,6 +280,11 @@ impl Port {
     #[must_use]
     pub fn worker(&self) -> u32 {
         self.worker
+    }
+
+    /// Begins a task that came by another way than the ring: from now on its batch may lie in a slot.
+    pub fn begin_task(&self) {
+        self.lock().open = true;
     }
 
     /// Returns true if the parent wants nothing more.

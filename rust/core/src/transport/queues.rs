@@ -3,13 +3,16 @@
 //! INVARIANT: no value is dropped while the lock is held, for the end of one may run any code.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::interface::Transport;
 use super::message::ResultKind;
 use crate::error::{Error, Result};
+use crate::joint;
 use crate::process::{self, Process};
+use crate::sync::Arc;
 
 /// A request to a worker.
 #[derive(Debug)]
@@ -25,6 +28,85 @@ pub enum Request<I> {
     },
     /// Another message of torch's protocol.
     Object(I),
+}
+
+/// A task that all workers share: each takes a run of its samples, and the one that makes the last run answers it.
+#[derive(Debug)]
+pub struct SharedTask<I, R> {
+    /// The number of the task.
+    pub seq: u64,
+    /// The index that the task asks for.
+    pub index: I,
+    /// The number of its samples.
+    pub samples: u64,
+    per_run: u64,
+    /// By run: the samples that were made.
+    parts: Mutex<Vec<Option<R>>>,
+}
+
+/// A run of a task's samples, which one worker makes.
+#[derive(Debug)]
+pub struct TaskRun<I, R> {
+    /// The task.
+    pub task: Arc<SharedTask<I, R>>,
+    run: u64,
+}
+
+impl<I, R> Clone for TaskRun<I, R> {
+    fn clone(&self) -> Self {
+        Self { task: self.task.clone(), run: self.run }
+    }
+}
+
+impl<I, R> TaskRun<I, R> {
+    /// The samples of the run, as a range of the task's.
+    #[must_use]
+    pub fn samples(&self) -> Range<u64> {
+        let start = (self.run * self.task.per_run).min(self.task.samples);
+        start..(start + self.task.per_run).min(self.task.samples)
+    }
+
+    /// Returns true if the run is all there is of the task.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.task.runs() == 1
+    }
+
+    /// The run was made. Returns true if all runs are, so that its worker answers the task.
+    pub fn finish(&self, part: R) -> bool {
+        let mut parts = self.task.lock();
+        let before = parts[self.run as usize].replace(part);
+        let is_last = parts.iter().all(Option::is_some);
+        drop(parts);
+        drop(before);
+        is_last
+    }
+}
+
+impl<I, R> SharedTask<I, R> {
+    fn runs(&self) -> u64 {
+        self.samples.div_ceil(self.per_run.max(1)).max(1)
+    }
+
+    /// Gives the samples of all runs, in their order.
+    pub fn take_parts(&self) -> Vec<R> {
+        self.lock().iter_mut().filter_map(Option::take).collect()
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Option<R>>> {
+        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What workers share, and how it is cut.
+#[derive(Debug)]
+struct Sharing<I, R> {
+    /// Runs that no worker has taken, in the order of their tasks.
+    runs: VecDeque<TaskRun<I, R>>,
+    /// Returns the number of an index's samples; `None`: a task is never cut.
+    samples_of: Option<fn(&I) -> u64>,
+    /// The time that a sample takes; 0: not known.
+    nanoseconds: u64,
 }
 
 /// A reply of a worker.
@@ -53,6 +135,8 @@ pub struct Queues<I, R> {
 #[derive(Debug)]
 struct Worker<I, R> {
     requests: VecDeque<Request<I>>,
+    /// The run that it took last.
+    in_hand: Option<TaskRun<I, R>>,
     replies: VecDeque<Reply<R>>,
     /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last
     /// odd one.
@@ -63,6 +147,8 @@ struct Worker<I, R> {
 #[derive(Debug)]
 struct State<I, R> {
     workers: Vec<Worker<I, R>>,
+    /// `None` where each task is one worker's.
+    sharing: Option<Sharing<I, R>>,
     /// The epoch of which batches are counted.
     epoch: u64,
     ended: VecDeque<u32>,
@@ -81,6 +167,7 @@ struct State<I, R> {
 #[derive(Debug)]
 pub struct Remains<I, R> {
     _workers: Vec<Worker<I, R>>,
+    _sharing: Option<Sharing<I, R>>,
 }
 
 impl<I, R> State<I, R> {
@@ -95,6 +182,10 @@ impl<I, R> State<I, R> {
             }
     }
 
+    fn has_runs(&self) -> bool {
+        self.sharing.as_ref().is_some_and(|sharing| !sharing.runs.is_empty())
+    }
+
     /// Returns true if a thread that waits may be glad of news of `worker`.
     fn is_awaited(&self, worker: u32) -> bool {
         self.waiting > 1 || self.waiting == 1 && self.only.is_none_or(|only| only == worker)
@@ -105,10 +196,16 @@ impl<I, R> Queues<I, R> {
     /// For `workers` workers.
     #[must_use]
     pub fn new(workers: u32) -> Self {
-        let worker =
-            |_| Worker { requests: VecDeque::new(), replies: VecDeque::new(), epoch: 0, batches: [0; 2] };
+        let worker = |_| Worker {
+            requests: VecDeque::new(),
+            in_hand: None,
+            replies: VecDeque::new(),
+            epoch: 0,
+            batches: [0; 2],
+        };
         let state = State {
             workers: (0..workers).map(worker).collect(),
+            sharing: None,
             epoch: 0,
             ended: VecDeque::new(),
             turn: 0,
@@ -124,6 +221,61 @@ impl<I, R> Queues<I, R> {
             replied: Condvar::new(),
             process: process::current(),
         }
+    }
+
+    /// Lets all workers share all tasks from now on. `samples_of` returns the number of an index's samples; without it,
+    /// a task is never cut.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn share_tasks(&self, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
+        self.lock()?.sharing = Some(Sharing { runs: VecDeque::new(), samples_of, nanoseconds: 0 });
+        Ok(())
+    }
+
+    /// A worker takes the next run that no other has taken, of the earliest task. It has no request of its own.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn take_run(&self, worker: u32) -> Result<Option<TaskRun<I, R>>> {
+        let mut state = self.lock()?;
+        let found = state.sharing.as_mut().and_then(|sharing| sharing.runs.pop_front());
+        let before = std::mem::replace(&mut state.workers[worker as usize].in_hand, found.clone());
+        drop(state);
+        drop(before);
+        Ok(found)
+    }
+
+    /// Notes the time that a sample took.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn note_time(&self, nanoseconds: u64) -> Result<()> {
+        if let Some(sharing) = &mut self.lock()?.sharing {
+            sharing.nanoseconds = joint::mean(sharing.nanoseconds, nanoseconds);
+        }
+        Ok(())
+    }
+
+    /// Shares a task among all workers.
+    fn share(&self, seq: u64, index: I) -> Result<()> {
+        let mut state = self.lock()?;
+        let workers = state.workers.len() as u32;
+        let is_closed = state.is_closed;
+        let Some(sharing) = state.sharing.as_mut().filter(|_| !is_closed) else {
+            drop(state);
+            return Ok(());
+        };
+        let samples = sharing.samples_of.map_or(1, |samples_of| samples_of(&index));
+        let per_run = joint::per_run(samples, workers, sharing.nanoseconds);
+        let mut task = SharedTask { seq, index, samples, per_run, parts: Mutex::default() };
+        let runs = task.runs();
+        task.parts = Mutex::new((0..runs).map(|_| None).collect());
+        let task = Arc::new(task);
+        sharing.runs.extend((0..runs).map(|run| TaskRun { task: task.clone(), run }));
+        drop(state);
+        self.requested.iter().for_each(Condvar::notify_one);
+        Ok(())
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State<I, R>>> {
@@ -156,7 +308,7 @@ impl<I, R> Queues<I, R> {
     pub fn wait_for_request(&self, worker: u32, limit: Duration) -> Result<()> {
         let deadline = Instant::now().checked_add(limit);
         let mut state = self.lock()?;
-        while state.workers[worker as usize].requests.is_empty() && !state.is_closed {
+        while state.workers[worker as usize].requests.is_empty() && !state.has_runs() && !state.is_closed {
             let Some(left) = left(deadline) else { break };
             let wait = self.requested[worker as usize].wait_timeout(state, left);
             state = wait.unwrap_or_else(PoisonError::into_inner).0;
@@ -283,13 +435,15 @@ impl<I, R> Queues<I, R> {
         let mut state = self.lock()?;
         state.is_done = true;
         state.is_closed = true;
+        let runs = state.sharing.take();
         let take = |worker: &mut Worker<I, R>| Worker {
             requests: std::mem::take(&mut worker.requests),
+            in_hand: worker.in_hand.take(),
             replies: std::mem::take(&mut worker.replies),
             epoch: worker.epoch,
             batches: worker.batches,
         };
-        let remains = Remains { _workers: state.workers.iter_mut().map(take).collect() };
+        let remains = Remains { _workers: state.workers.iter_mut().map(take).collect(), _sharing: runs };
         drop(state);
         self.requested.iter().for_each(Condvar::notify_all);
         self.replied.notify_all();
@@ -301,7 +455,12 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn begin_epoch(&self) -> Result<()> {
-        self.lock()?.epoch += 1;
+        let mut state = self.lock()?;
+        state.epoch += 1;
+        // Nobody waits for what an epoch that was given up has left.
+        let runs = state.sharing.as_mut().map(|sharing| std::mem::take(&mut sharing.runs));
+        drop(state);
+        drop(runs);
         Ok(())
     }
 
@@ -335,6 +494,9 @@ impl<I, R> Transport for Queues<I, R> {
     }
 
     fn put_task(&self, worker: u32, seq: u64, index: I) -> Result<()> {
+        if self.lock()?.sharing.is_some() {
+            return self.share(seq, index);
+        }
         self.put(worker, Request::Task { seq, index })
     }
 
@@ -365,5 +527,15 @@ impl<I, R> Transport for Queues<I, R> {
 
     fn take_ended(&self) -> Option<u32> {
         self.lock().ok()?.ended.pop_front()
+    }
+
+    fn lose(&self, worker: u32) {
+        let Ok(mut state) = self.lock() else { return };
+        let in_hand = state.workers[worker as usize].in_hand.take();
+        if let (Some(sharing), Some(run)) = (&mut state.sharing, in_hand) {
+            sharing.runs.push_front(run);
+        }
+        drop(state);
+        self.requested.iter().for_each(Condvar::notify_one);
     }
 }

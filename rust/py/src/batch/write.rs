@@ -5,6 +5,7 @@ use std::ptr::{NonNull, copy_nonoverlapping};
 use pyo3::prelude::*;
 use ringloader_core::os::Segment;
 use ringloader_core::transport::port::{Commit, Port};
+use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 
 use crate::gil::{DETACH, exception, without_interpreter};
 use crate::torch::memory::Memory;
@@ -25,6 +26,12 @@ pub(crate) enum Target<'a, 'p> {
     Own(&'a Segment),
     /// Private memory, that of one sample.
     Private(&'a Memory),
+    /// A part of a batch that all workers make, in bytes that were reserved for it.
+    Part {
+        tasks: &'a SharedTasks,
+        claimed: &'a Claimed,
+        start: u64,
+    },
 }
 
 impl Target<'_, '_> {
@@ -33,6 +40,9 @@ impl Target<'_, '_> {
             Self::Slot(commit) => commit.pointer(offset, len).map_err(exception),
             Self::Own(segment) => segment.pointer(offset, len).map_err(exception),
             Self::Private(memory) => memory.pointer(offset, len),
+            Self::Part { tasks, claimed, start } => {
+                tasks.pointer(claimed, start.saturating_add(offset), len).map_err(exception)
+            }
         }
     }
 

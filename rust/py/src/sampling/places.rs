@@ -1,5 +1,6 @@
 //! The places of a task's samples in their epoch, on the way to the worker that seeds its generators by them.
 
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
@@ -125,6 +126,14 @@ pub(crate) fn split(bytes: &[u8]) -> PyResult<(TaskPlaces, TaskKind, &[u8])> {
     split().ok_or_else(|| PyRuntimeError::new_err("a task without the places of its samples"))
 }
 
+/// Returns the number of a task's samples: 1 for an index without places.
+pub(crate) fn samples_of((kind, bytes): &TaskIndex) -> u64 {
+    match kind {
+        TaskKind::Seeded => split(bytes).map_or(1, |(places, ..)| places.len()),
+        _ => 1,
+    }
+}
+
 /// Returns an index with its places, as a worker gets it.
 ///
 /// # Errors
@@ -141,6 +150,27 @@ pub(crate) fn placed<'py>(index: Bound<'py, PyAny>, places: &TaskPlaces) -> PyRe
     };
     let (key, first) = (int(places.key)?.unbind(), int(places.first())?.unbind());
     Ok(Bound::new(py, Placed { index: index.unbind(), key, first, places: all.unbind() })?.into_any())
+}
+
+/// Returns the index of some of a batch's samples, with their places.
+///
+/// # Errors
+/// The error that the index raises where it is iterated; `RuntimeError` if it has fewer samples.
+pub(crate) fn part<'py>(
+    index: Bound<'py, PyAny>,
+    places: &TaskPlaces,
+    samples: Range<u64>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let py = index.py();
+    let items = index.try_iter()?.collect::<PyResult<Vec<_>>>()?;
+    let of_part = items.get(samples.start as usize..samples.end as usize).ok_or_else(without_places)?;
+    let of_part = objects::list(py, of_part.iter().cloned().map(Ok::<_, PyErr>))?;
+    placed(of_part.into_any(), &places.part(samples))
+}
+
+/// The error for a task of which no part can be made.
+pub(crate) fn without_places() -> PyErr {
+    PyRuntimeError::new_err("a task without the places of its samples, or with fewer samples than places")
 }
 
 /// Start, stop and step of the range that the places are, if they are one.

@@ -114,7 +114,7 @@ impl<E: ParentEnd> Scheduling<E> {
                         deadline = Deadline::after(self.timeout)?;
                         continue;
                     }
-                    state.core.give_up(worker);
+                    state.core.leave_to_others(&**core, worker);
                     callbacks.raise_lost(worker, in_hand)?;
                     return Err(PyRuntimeError::new_err(format!(
                         "DataLoader worker {worker} exited unexpectedly"

@@ -32,6 +32,7 @@ use crate::timing::Recorder;
 use crate::torch::names::Torch;
 use crate::transport::engine::{Engine, stand_in};
 use crate::transport::queues::ThreadQueues;
+use crate::transport::shared_tasks::SharingEngine;
 
 use self::ahead::Ahead;
 use self::following::{Following, Reading};
@@ -121,6 +122,10 @@ macro_rules! scheduler_class {
                 self.0.balance(py)
             }
 
+            fn share_tasks(&self, py: Python<'_>, most: u64) -> PyResult<()> {
+                self.0.share_tasks(py, most)
+            }
+
             fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
                 self.0.watch(py, seconds)
             }
@@ -201,6 +206,11 @@ scheduler_class!(
     /// Native scheduling over shared-memory rings.
     Scheduler,
     Engine
+);
+scheduler_class!(
+    /// Native scheduling of tasks that all workers share, over shared-memory rings.
+    SharingScheduler,
+    SharingEngine
 );
 scheduler_class!(
     /// Native scheduling over queues between threads.
@@ -338,6 +348,12 @@ impl<E: ParentEnd> Scheduling<E> {
     /// iterable datasets, where each worker has an end of its own.
     fn balance(&self, py: Python<'_>) -> PyResult<()> {
         self.lock(py)?.core.balance();
+        Ok(())
+    }
+
+    /// Lets all workers share all tasks, of which `most` may be out. Before the first one.
+    fn share_tasks(&self, py: Python<'_>, most: u64) -> PyResult<()> {
+        self.lock(py)?.core.share_tasks(most);
         Ok(())
     }
 

@@ -21,6 +21,7 @@ use crate::sampling::places;
 use crate::sampling::source::IndexSource;
 use crate::transport::engine::Engine;
 use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
+use crate::transport::shared_tasks::{Sharing, SharingEngine};
 
 /// In each pickle that has what torch sends of a tensor to another process.
 const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";
@@ -198,6 +199,76 @@ impl ParentEnd for Engine {
 
     fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
         wait(py, core, only, limit)
+    }
+}
+
+impl ParentEnd for SharingEngine {
+    type Core = Sharing;
+
+    fn of(this: &Py<Self>) -> &Self {
+        this.get()
+    }
+
+    fn core(&self) -> PyResult<Arc<Sharing>> {
+        self.core()
+    }
+
+    fn is_done(&self) -> bool {
+        self.engine.get().is_done()
+    }
+
+    fn end_wait(&self) -> PyResult<()> {
+        ParentEnd::end_wait(self.engine.get())
+    }
+
+    fn unpack<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
+        self.engine.get().unpack(py, delivery)
+    }
+
+    fn arrival<'py>(
+        this: &Py<Self>,
+        py: Python<'py>,
+        delivery: Received,
+        iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        Engine::arrival(&this.get().engine, py, delivery, iterable)
+    }
+
+    fn stamps(delivery: &Received) -> Option<(u32, Stamps)> {
+        Engine::stamps(delivery)
+    }
+
+    fn numbers(index: &TaskIndex) -> Option<&[u8]> {
+        numbers(index)
+    }
+
+    fn read(
+        source: &IndexSource,
+        callbacks: &Callbacks<'_, '_>,
+        _again: bool,
+    ) -> PyResult<Option<TaskIndex>> {
+        // Each worker that makes a part of the batch decodes it.
+        source.read(callbacks, true)
+    }
+
+    fn clone_index(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
+        index.clone()
+    }
+
+    fn index<'py>(py: Python<'py>, index: &TaskIndex) -> PyResult<Bound<'py, PyAny>> {
+        Engine::index(py, index)
+    }
+
+    fn in_hand(core: &Sharing, worker: u32) -> Option<(u64, TaskIndex)> {
+        core.sharing.in_hand(worker)
+    }
+
+    fn is_elsewhere(_core: &Sharing, _worker: u32) -> bool {
+        false
+    }
+
+    fn wait(py: Python<'_>, core: &Sharing, only: Option<u32>, limit: Duration) -> PyResult<()> {
+        wait(py, &core.engine, only, limit)
     }
 }
 

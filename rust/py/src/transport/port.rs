@@ -86,7 +86,11 @@ impl Port {
 
     /// Waits for the next task: a message of torch's protocol in a tuple of its own, which costs less than a class.
     /// None when the time is over or the parent has ended. Makes the calls that come before it.
-    fn get<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    pub(super) fn get<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let deadline = Deadline::after(timeout)?;
         if !self.core.is_current() {
             // A process that the dataset forked has come back to the worker loop, which ends so.
@@ -157,7 +161,7 @@ impl Port {
 
     /// Returns true if the parent has ended.
     #[getter]
-    fn parent_ended(&self) -> bool {
+    pub(super) fn parent_ended(&self) -> bool {
         self.parent_ended.load(Ordering::Relaxed)
     }
 }
@@ -216,7 +220,15 @@ impl Port {
         committed
     }
 
-    fn clock(&self) -> Option<&WorkerClock> {
+    pub(super) fn core(&self) -> &Core {
+        &self.core
+    }
+
+    pub(super) fn note_parent_ended(&self) {
+        self.parent_ended.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn clock(&self) -> Option<&WorkerClock> {
         self.clock.get().map(Py::get)
     }
 

@@ -8,13 +8,13 @@ use ringloader_core::plan::TaskPlaces;
 use ringloader_core::sync::Arc;
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
-use ringloader_core::transport::queues::{Queues, Reply, Request};
+use ringloader_core::transport::queues::{Queues, Reply, Request, TaskRun};
 
 use crate::gil::{exception, in_thread, wait_for_request};
 use crate::objects;
 use crate::python;
 use crate::sampling::codec::{decode_index, encode_index, pair};
-use crate::sampling::places::placed;
+use crate::sampling::places::{part, placed, without_places};
 use crate::timing::WorkerClock;
 use crate::torch::names::Torch;
 
@@ -75,6 +75,19 @@ impl ThreadQueues {
         let _ = self.clocks.set(clocks);
     }
 
+    /// Lets all workers share all tasks from now on. `cuts`: each makes some of a task's samples, of which `get` then
+    /// gives a `ThreadRun`.
+    fn share_tasks(&self, cuts: bool) -> PyResult<()> {
+        self.core()?.share_tasks(cuts.then_some(samples_of)).map_err(exception)
+    }
+
+    /// In a worker: notes the seconds that the samples of a run took.
+    fn note_time(&self, run: &ThreadRun, seconds: f64) -> PyResult<()> {
+        let Ok(core) = self.core() else { return Ok(()) };
+        let samples = run.__len__().max(1) as f64;
+        core.note_time((seconds * 1e9 / samples) as u64).map_err(exception)
+    }
+
     /// Tells the workers that nothing more is wanted.
     fn set_done(&self) -> PyResult<()> {
         self.core()?.set_done().map_err(exception)
@@ -120,6 +133,10 @@ impl ThreadQueues {
                         Ok(Some(objects::arguments(py, [seq, index.decode(py)?])?.into_any()))
                     });
                 }
+                None => {}
+            }
+            match core.take_run(worker).map_err(exception)? {
+                Some(run) => return in_thread(py, || Ok(Some(Bound::new(py, ThreadRun(run))?.into_any()))),
                 None => wait_for_request(py, &core, worker)?,
             }
         }
@@ -150,6 +167,76 @@ impl ThreadQueues {
     fn note_end(&self, worker: u32) -> PyResult<()> {
         let Ok(core) = self.core() else { return Ok(()) };
         core.record_end(worker).map_err(exception)
+    }
+}
+
+fn samples_of(index: &Index) -> u64 {
+    match index {
+        Index::Placed(_, places) => places.len(),
+        Index::Plain(_) | Index::Object(_) => 1,
+    }
+}
+
+/// A run of a task's samples, which one thread makes.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct ThreadRun(TaskRun<Index, Made>);
+
+#[pymethods]
+impl ThreadRun {
+    /// A run of an epoch that was given up is dropped before a thread takes it.
+    #[classattr]
+    #[pyo3(name = "is_stale")]
+    const STALE: bool = false;
+    /// A thread that collates has made a run.
+    #[classattr]
+    #[pyo3(name = "is_collation")]
+    const COLLATION: bool = false;
+
+    /// The number of the task.
+    #[getter]
+    fn seq(&self) -> u64 {
+        self.0.task.seq
+    }
+
+    /// True if the run is the whole batch.
+    #[getter]
+    fn is_whole(&self) -> bool {
+        self.0.is_whole()
+    }
+
+    fn __len__(&self) -> usize {
+        let samples = self.0.samples();
+        (samples.end - samples.start) as usize
+    }
+
+    /// The index of the whole batch, with the places of its samples, as a task has it.
+    fn whole_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.0.task.index.decode(py)
+    }
+
+    /// The index of the run, as that of a batch.
+    fn run_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.0.is_whole() {
+            return self.whole_index(py);
+        }
+        let Index::Placed(index, places) = &self.0.task.index else { return Err(without_places()) };
+        part(index.plain(py)?, places, self.0.samples())
+    }
+
+    /// The samples of the batch in place of its index, with their places.
+    fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let Index::Placed(_, places) = &self.0.task.index else { return Err(without_places()) };
+        placed(samples, places)
+    }
+
+    /// Gives the run's samples to the thread that will collate. Returns whether that is the caller.
+    fn finish(&self, samples: Py<PyAny>) -> bool {
+        self.0.finish(Made { object: samples, stamps: None })
+    }
+
+    /// Takes the samples of all runs, run by run.
+    fn parts(&self) -> Vec<Py<PyAny>> {
+        self.0.task.take_parts().into_iter().map(|made| made.object).collect()
     }
 }
 

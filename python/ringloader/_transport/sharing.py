@@ -1,0 +1,39 @@
+"""``worker_task="sample"`` in the main process: the memory of tasks that all worker processes share."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import ringloader._native as _native
+from ringloader._options import worker_task
+from ringloader._worker.process_sharing import ProcessSharing
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+# The smallest room for the samples of a batch.
+_SMALLEST_WINDOW = 1 << 20
+_PAGE = 1 << 12
+
+
+class SharedTasks:
+    """The memory, and the option of workers that use it.
+
+    Args:
+        loader: The loader.
+        engine: The engine of its workers.
+        share: Bytes of the slots of each worker.
+    """
+
+    def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int) -> None:
+        places = worker_task.most_tasks(loader)
+        # As many bytes as the slots have.
+        window = max(share * loader.num_workers // places // _PAGE * _PAGE, _SMALLEST_WINDOW)
+        whole = worker_task.keeps_whole(loader)
+        self.engine = _native.SharingEngine(engine, loader.num_workers, places, window, whole)
+        self.option = ProcessSharing(self.engine.fds(), places, window, whole)
+
+
+def share_of_slots(share: int) -> int:
+    """Returns the bytes of a worker's slots, where samples on their way have the other half."""
+    return max(share // 2, 1)

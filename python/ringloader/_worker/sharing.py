@@ -1,0 +1,143 @@
+"""``worker_task="sample"`` in workers: parts of batches that all workers make.
+
+A worker claims a run of a batch's samples, makes them, and leaves them where the others find them. The worker
+that makes the last run collates the batch, and sends it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any, Protocol
+
+from ringloader._torch import internals
+from ringloader._worker.options import Fetcher, Position, Runs, WorkerOption
+
+# The result of a run whose batch another worker collates.
+NOTHING = object()
+
+
+class Run(Protocol):
+    """Some of a batch's samples that a worker has run; all of them, or none where only collation is left."""
+
+    @property
+    def is_whole(self) -> bool:
+        """True if the batch has no other run."""
+
+    @property
+    def is_stale(self) -> bool:
+        """True if nobody waits for the batch any more."""
+
+    @property
+    def is_collation(self) -> bool:
+        """True if all samples are made, and the batch is to be collated."""
+
+    def whole_index(self) -> Any:
+        """The index of the batch."""
+
+    def run_index(self) -> Any:
+        """The index of the run, as that of a batch."""
+
+    def with_samples(self, samples: list[Any]) -> Any:
+        """Returns samples in place of the batch's index."""
+
+
+class RunChannel(Protocol):
+    """What a worker needs to make runs, in addition to its :class:`~ringloader._worker.loop.Channel`."""
+
+    def failure(self) -> Any:
+        """Wraps the error that is being handled."""
+
+    def note_time(self, run: Any, seconds: float) -> None:
+        """Notes the time that the samples of a run took."""
+
+    def finish(self, run: Any, samples: Any) -> bool:
+        """Leaves the samples of a run, or their error. Returns True if this worker collates the batch."""
+
+    def finish_without(self, run: Any) -> bool:
+        """Finishes a run without samples. Returns True if this worker answers for the batch."""
+
+    def parts(self, run: Any, own: Any) -> list[Any] | None:
+        """Returns the samples of all runs; None if they cannot be had. ``own`` are the worker's last."""
+
+
+class Sharing(WorkerOption):
+    """Makes parts of batches in a worker.
+
+    Args:
+        keeps_whole: True if each batch is made by one worker.
+    """
+
+    position = Position.SHARE
+    # Set before an epoch begins, where the worker's channel is made.
+    channel: RunChannel
+
+    def __init__(self, keeps_whole: bool) -> None:
+        self._keeps_whole = keeps_whole
+        self._runs: Runs | None = None
+
+    def meet(self, fetcher: Any) -> None:
+        self._runs = None
+        if not self._keeps_whole and internals.fetches_by_index(fetcher):
+            self._runs = fetcher.collate_fn = Runs(fetcher.collate_fn)
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        return _Sharer(fetcher, self.channel, self._runs)
+
+
+def first_error(parts: list[Any] | None) -> Any:
+    """Returns the error of the batch's first samples that have one; None if there is none."""
+    wrapped = internals.ExceptionWrapper
+    return next((part for part in parts or () if isinstance(part, wrapped)), None)
+
+
+class _Sharer:
+    """In front of the fetchers of all other options: makes runs, and collates.
+
+    Args:
+        fetcher: Makes runs; whole batches without ``runs``.
+        channel: The worker's.
+        runs: Has the ``collate_fn`` of the fetcher, in whose place it stands.
+    """
+
+    def __init__(self, fetcher: Fetcher, channel: RunChannel, runs: Runs | None) -> None:
+        self._fetcher = fetcher
+        self._channel = channel
+        self._runs = runs
+
+    def fetch(self, run: Run, /) -> Any:
+        if run.is_stale:
+            return None if self._channel.finish_without(run) else NOTHING
+        if self._runs is None:
+            if not self._channel.finish_without(run):
+                return NOTHING
+            return self._fetcher.fetch(run.whole_index())
+        own: Any = None
+        if run.is_collation:
+            self._channel.finish_without(run)
+        else:
+            begun = time.perf_counter()
+            try:
+                own = self._fetcher.fetch(run.run_index())
+            except Exception:
+                own = self._channel.failure()
+            self._channel.note_time(run, time.perf_counter() - begun)
+            if not self._channel.finish(run, own):
+                return NOTHING
+        return self._collated(self._runs, run, own)
+
+    def _collated(self, runs: Runs, run: Run, own: Any) -> Any:
+        if run.is_whole and not run.is_collation:
+            return own if isinstance(own, internals.ExceptionWrapper) else runs.collate_fn(own)
+        parts = self._channel.parts(run, own)
+        if parts is None:
+            samples = self._fetcher.fetch(run.whole_index())
+        else:
+            error = first_error(parts)
+            if error is not None:
+                return error
+            samples = list(itertools.chain.from_iterable(parts))
+            del parts, own
+            # Turns the options to the whole batch: generators are set by its first place.
+            self._fetcher.fetch(run.with_samples([]))
+        return runs.collate_fn(samples)

@@ -1,0 +1,361 @@
+//! Batches that all workers make together: which worker makes which samples, and which of them collates.
+//!
+//! A batch's samples are cut into at most [`MOST_RUNS`] **runs**. The main process lays a batch out in one of a fixed
+//! number of places; idle workers **claim** its runs, make them, and write each as a **part** into the bytes of the
+//! batch. The worker that makes the last run collates: it reads the parts of the others, and sends the batch by its own
+//! ring. Workers never wait for each other. Nothing here knows what a sample is, waits, or calls the system.
+//!
+//! ```text
+//!  claim of a run:    CLOSED --lay_out--> FREE --claim--> worker w --(bit of the run in `made`)--> made
+//!                                          ^                 | lose(w): w has ended
+//!                                          +-----------------+
+//!  the collation's:   CLOSED --last run--> worker w --its result is taken--> CLOSED (close)
+//!                        | lose               | lose(w)
+//!                        +------> FREE <------+ --claim--> worker v
+//! ```
+//!
+//! The claim is the note of who has it: one word, changed by one compare-exchange. So no death falls between a claim and
+//! its note. A claim has the generation of the batch that was laid out, and each change expects it. A worker that was
+//! stopped for long changes nothing of a batch that was laid out since.
+//!
+//! # Who may read and write which bytes
+//!
+//! | bytes | written by | read by |
+//! |---|---|---|
+//! | what was laid out: number, index, size of runs | the main process, before it frees the first claim | whoever has a claim |
+//! | a part | the worker with the claim of its run, before the run's bit is in `made` | the worker with the claim of the collation |
+//!
+//! - Offsets of parts come from one counter, so no two workers, living or dead, have the same bytes of a batch. A run
+//!   that is made again gets other bytes.
+//! - The collating worker copies the parts out. It sends the batch after that. The main process lays out another batch
+//!   in the place once it has taken the result, so nobody reads or writes its bytes then: each run was made, so its
+//!   worker is done with it, or that worker has ended.
+//!
+//! # When a worker dies
+//!
+//! The main process takes all results of the dead worker, and then calls [`Batch::lose`] for each batch. INVARIANT: the
+//! process has ended by then, and so has each that it had forked or none of these writes here. A worker that only seems
+//! dead would write a part for a claim that is another's.
+//!
+//! | the worker died | left behind | repaired by |
+//! |---|---|---|
+//! | with the claim of a run | bytes that no part names | `lose` frees the claim: the run is made again |
+//! | after the run's bit was set, not the last one | its part | nothing to repair |
+//! | after the last bit, before it had the collation's claim | all parts | `lose` frees the claim of the collation |
+//! | while it collated, the last run written | all parts | `lose` frees the claim of the collation |
+//! | while it collated, its own run not written | all other parts | `lose` closes the collation, and frees the run |
+//! | after it committed the batch | a whole batch | its result is taken first, and the batch closed |
+
+use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
+use crate::testing::failpoint::failpoint;
+use crate::testing::fault::fault;
+
+/// The most runs of a batch: `made` has a bit for each. Models have few words.
+pub const MOST_RUNS: u32 = if cfg!(ringloader_loom) { 2 } else { u64::BITS };
+
+/// The time that a run is to take: many times what it costs to hand it out.
+const RUN_NANOSECONDS: u64 = 1_000_000;
+const SEQ: usize = 0;
+const SAMPLES: usize = 1;
+const PER_RUN: usize = 2;
+const KIND: usize = 3;
+const LEN: usize = 4;
+const NEXT: usize = 5;
+const MADE: usize = 6;
+const CLAIMS: usize = 7;
+/// The collation's claim comes after those of the runs.
+const COLLATION: u32 = MOST_RUNS;
+const PARTS: usize = CLAIMS + MOST_RUNS as usize + 1;
+
+/// Words of a batch. Zeroed memory is a place where nothing is laid out.
+pub const WORDS: usize = (PARTS + 2 * MOST_RUNS as usize).next_multiple_of(8);
+
+const CLOSED: u64 = 0;
+const FREE: u64 = 1;
+const FIRST_WORKER: u64 = 2;
+const GENERATION: u32 = 32;
+
+/// The length of a part that could not be written: its samples cannot be sent.
+const UNSENT: u64 = u64::MAX;
+
+fn code(claim: u64) -> u64 {
+    claim & ((1 << GENERATION) - 1)
+}
+
+fn with_code(claim: u64, code: u64) -> u64 {
+    claim >> GENERATION << GENERATION | code
+}
+
+fn of_worker(worker: u32) -> u64 {
+    FIRST_WORKER + u64::from(worker)
+}
+
+/// Returns how many samples of a batch make a run: as many as take about a millisecond, at most an even share. A batch
+/// that takes no longer is not cut. `nanoseconds`: what a sample takes; 0: not known.
+#[must_use]
+pub fn per_run(samples: u64, workers: u32, nanoseconds: u64) -> u64 {
+    let even = samples.div_ceil(workers.max(1).into());
+    if nanoseconds == 0 {
+        return even.max(samples.div_ceil(MOST_RUNS.into()));
+    }
+    let timely = (RUN_NANOSECONDS / nanoseconds).max(1);
+    if timely >= samples {
+        return samples;
+    }
+    timely.min(even).max(samples.div_ceil(MOST_RUNS.into()))
+}
+
+/// Returns the mean time of a sample, after one that took `nanoseconds`.
+#[must_use]
+pub fn mean(before: u64, nanoseconds: u64) -> u64 {
+    if before == 0 {
+        nanoseconds.max(1)
+    } else {
+        ((7 * before.min(1 << 56) + nanoseconds.min(1 << 56)) / 8).max(1)
+    }
+}
+
+/// A batch as it is laid out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Plan {
+    /// The number of its task.
+    pub seq: u64,
+    /// The number of its samples.
+    pub samples: u64,
+    /// The samples of a run; the last one may have fewer.
+    pub per_run: u64,
+    /// The kind of its index.
+    pub kind: u64,
+    /// Bytes of its index, which lie at the start of the batch's bytes.
+    pub len: u64,
+}
+
+impl Plan {
+    /// Returns the number of runs. A batch without samples has one.
+    #[must_use]
+    pub fn runs(&self) -> u32 {
+        let runs = self.samples.div_ceil(self.per_run.max(1)).clamp(1, u64::from(MOST_RUNS));
+        runs as u32
+    }
+}
+
+/// What a worker has claimed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Claim {
+    /// The run; `None` for the collation.
+    pub run: Option<u32>,
+    claim: u64,
+}
+
+/// A part of a batch, where its worker has written it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Part {
+    /// These bytes.
+    Bytes {
+        /// Where they begin.
+        offset: u64,
+        /// Their number.
+        len: u64,
+    },
+    /// The worker could not send the samples.
+    Unsent,
+}
+
+/// The words of one batch, borrowed.
+#[derive(Debug, Clone, Copy)]
+pub struct Batch<'a>(&'a [AtomicU64]);
+
+impl<'a> Batch<'a> {
+    /// The batch in `words`, of which there must be [`WORDS`].
+    #[must_use]
+    pub fn new(words: &'a [AtomicU64]) -> Self {
+        Self(&words[..WORDS])
+    }
+
+    fn get(&self, word: usize) -> u64 {
+        self.0[word].load(Ordering::Relaxed)
+    }
+
+    fn set(&self, word: usize, value: u64) {
+        self.0[word].store(value, Ordering::Relaxed);
+    }
+
+    fn claim_word(&self, run: u32) -> &'a AtomicU64 {
+        &self.0[CLAIMS + run as usize]
+    }
+
+    /// What was laid out. Whoever has no claim may see parts of two batches.
+    #[must_use]
+    pub fn plan(&self) -> Plan {
+        Plan {
+            seq: self.get(SEQ),
+            samples: self.get(SAMPLES),
+            per_run: self.get(PER_RUN),
+            kind: self.get(KIND),
+            len: self.get(LEN),
+        }
+    }
+
+    /// The number of the batch's task. See [`plan`](Self::plan).
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.get(SEQ)
+    }
+
+    /// Lays a batch out, in the main process. Nothing is laid out here, or the batch here was [closed](Self::close).
+    /// Its index is written.
+    pub fn lay_out(&self, plan: &Plan) {
+        self.set(SEQ, plan.seq);
+        self.set(SAMPLES, plan.samples);
+        self.set(PER_RUN, plan.per_run);
+        self.set(KIND, plan.kind);
+        self.set(LEN, plan.len);
+        self.set(NEXT, plan.len);
+        self.set(MADE, 0);
+        let generation = (self.get(CLAIMS + COLLATION as usize) >> GENERATION).wrapping_add(1) << GENERATION;
+        self.claim_word(COLLATION).store(generation | CLOSED, Ordering::Relaxed);
+        for run in 0..plan.runs() {
+            // ORDERING joint-laid-out: what was laid out happens before the claim of a run.
+            self.claim_word(run).store(generation | FREE, release_unless("joint_free_relaxed"));
+        }
+    }
+
+    /// Forgets the batch, whose result the main process has taken. Nobody has a claim of it any more.
+    pub fn close(&self) {
+        for run in 0..=COLLATION {
+            let word = self.claim_word(run);
+            word.store(with_code(word.load(Ordering::Relaxed), CLOSED), Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if something of the batch may be claimed.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        self.free().next().is_some()
+    }
+
+    fn free(&self) -> impl Iterator<Item = (u32, u64)> + 'a {
+        let this = *self;
+        let runs = this.plan().runs();
+        std::iter::once(COLLATION).chain(0..runs).filter_map(move |run| {
+            let claim = this.claim_word(run).load(Ordering::Relaxed);
+            (code(claim) == FREE).then_some((run, claim))
+        })
+    }
+
+    /// Claims something of the batch for `worker`: the first run that is free, or the collation.
+    pub fn claim(&self, worker: u32) -> Option<Claim> {
+        self.free().find_map(|(run, free)| {
+            let claim = with_code(free, of_worker(worker));
+            // ORDERING joint-laid-out: as above. ORDERING joint-made: the collation is free once `lose`, which has
+            // acquired all parts, has released it.
+            let acquire = acquire_unless("joint_claim_relaxed");
+            self.claim_word(run).compare_exchange(free, claim, acquire, Ordering::Relaxed).ok()?;
+            failpoint("joint-claimed");
+            Some(Claim { run: (run != COLLATION).then_some(run), claim })
+        })
+    }
+
+    /// Gives a claim back, as if it had not been made.
+    pub fn give_back(&self, claim: Claim) {
+        let word = self.claim_word(claim.run.unwrap_or(COLLATION));
+        // ORDERING joint-laid-out, joint-made: what this worker has acquired is the next one's too.
+        word.store(with_code(claim.claim, FREE), Ordering::Release);
+    }
+
+    /// Reserves `len` bytes of the batch, of which there are `limit`, for a part.
+    pub fn reserve(&self, len: u64, limit: u64) -> Option<u64> {
+        let len = len.next_multiple_of(64);
+        let mut next = self.get(NEXT);
+        loop {
+            let start = next.checked_next_multiple_of(64)?;
+            let end = start.checked_add(len).filter(|&end| end <= limit)?;
+            match self.0[NEXT].compare_exchange_weak(next, end, Ordering::Relaxed, Ordering::Relaxed) {
+                Ok(_) => return Some(start),
+                Err(now) => next = now,
+            }
+        }
+    }
+
+    fn all(&self) -> u64 {
+        u64::MAX >> (u64::BITS - self.plan().runs())
+    }
+
+    /// Takes the collation if all other runs are made. Then this worker need not write its own: with its death, both
+    /// are free again.
+    pub fn begin_last(&self, claim: Claim) -> bool {
+        let Some(run) = claim.run else { return true };
+        // ORDERING joint-made: the parts of all runs whose bits are seen were written before.
+        let made = self.0[MADE].load(acquire_unless("joint_last_relaxed")) | 1 << run;
+        made == self.all() && self.take_collation(claim)
+    }
+
+    /// The run was made: its part is written. Returns true if this worker is to collate the batch.
+    pub fn finish(&self, claim: Claim, part: Part) -> bool {
+        let Some(run) = claim.run else { return true };
+        let (offset, len) = match part {
+            Part::Bytes { offset, len } => (offset, len),
+            Part::Unsent => (0, UNSENT),
+        };
+        self.set(PARTS + 2 * run as usize, offset);
+        self.set(PARTS + 2 * run as usize + 1, len);
+        failpoint("joint-written");
+        // ORDERING joint-made: the part is written before its bit is seen; whoever sets the last bit sees all parts.
+        let order = if fault("joint_made_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+        let made = self.0[MADE].fetch_or(1 << run, order) | 1 << run;
+        failpoint("joint-made");
+        made == self.all() && self.take_collation(claim)
+    }
+
+    /// Fails if the main process has freed the collation meanwhile, because of the death of another worker.
+    fn take_collation(&self, claim: Claim) -> bool {
+        let word = self.claim_word(COLLATION);
+        let closed = with_code(claim.claim, CLOSED);
+        word.compare_exchange(closed, claim.claim, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    /// The part of a run that is made; `None` of one that is not. For the worker that collates.
+    #[must_use]
+    pub fn part(&self, run: u32) -> Option<Part> {
+        if self.get(MADE) & 1 << run == 0 {
+            return None;
+        }
+        let (offset, len) = (self.get(PARTS + 2 * run as usize), self.get(PARTS + 2 * run as usize + 1));
+        Some(if len == UNSENT { Part::Unsent } else { Part::Bytes { offset, len } })
+    }
+
+    /// Frees what `worker` has claimed and not finished, in the main process, for other workers. The worker's process
+    /// has ended, and all its results were taken.
+    pub fn lose(&self, worker: u32) {
+        // ORDERING joint-made: what the dead worker had acquired, or this process sees, is acquired by the next.
+        let made = self.0[MADE].load(Ordering::Acquire);
+        for run in (0..self.plan().runs()).filter(|run| made & 1 << run == 0) {
+            let word = self.claim_word(run);
+            let claim = word.load(Ordering::Relaxed);
+            if code(claim) == of_worker(worker) {
+                word.store(with_code(claim, FREE), Ordering::Release);
+            }
+        }
+        let word = self.claim_word(COLLATION);
+        let claim = word.load(Ordering::Relaxed);
+        let is_made = made == self.all();
+        if code(claim) == of_worker(worker) {
+            word.store(with_code(claim, if is_made { FREE } else { CLOSED }), Ordering::Release);
+        } else if code(claim) == CLOSED && is_made {
+            // The last worker may live, and be about to take it.
+            let free = with_code(claim, FREE);
+            let _ = word.compare_exchange(claim, free, Ordering::Release, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if `worker` has a claim of the batch: of a run that is not made, or of the collation.
+    #[must_use]
+    pub fn is_with(&self, worker: u32) -> bool {
+        let made = self.get(MADE);
+        let is_mine = |run| code(self.claim_word(run).load(Ordering::Relaxed)) == of_worker(worker);
+        is_mine(COLLATION) || (0..self.plan().runs()).any(|run| made & 1 << run == 0 && is_mine(run))
+    }
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests;

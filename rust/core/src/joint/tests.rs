@@ -1,0 +1,153 @@
+use super::*;
+
+fn words() -> Vec<AtomicU64> {
+    (0..WORDS).map(|_| AtomicU64::new(0)).collect()
+}
+
+fn plan(seq: u64, samples: u64, per_run: u64) -> Plan {
+    Plan { seq, samples, per_run, kind: 3, len: 10 }
+}
+
+fn run(claim: Option<Claim>) -> Option<u32> {
+    claim.expect("something is free").run
+}
+
+const PART: Part = Part::Bytes { offset: 64, len: 5 };
+
+#[test]
+fn nothing_is_claimed_of_zeroed_memory() {
+    let words = words();
+    let batch = Batch::new(&words);
+    assert!(!batch.is_open());
+    assert_eq!(batch.claim(0), None);
+}
+
+#[test]
+fn the_last_worker_collates() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(7, 5, 2));
+    assert_eq!(batch.plan(), plan(7, 5, 2));
+    let claims: Vec<_> = (0..3).map(|worker| batch.claim(worker).unwrap()).collect();
+    assert_eq!(claims.iter().map(|claim| claim.run).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
+    assert_eq!((batch.claim(3), batch.is_open()), (None, false));
+    assert!(!batch.begin_last(claims[1]));
+    assert!(!batch.finish(claims[1], PART));
+    assert!(!batch.finish(claims[0], Part::Unsent));
+    assert!(batch.begin_last(claims[2]));
+    assert_eq!([0, 1, 2].map(|run| batch.part(run)), [Some(Part::Unsent), Some(PART), None]);
+    batch.close();
+    assert!(!batch.is_open());
+    batch.lay_out(&plan(8, 1, 1));
+    let claim = batch.claim(1).unwrap();
+    assert!(batch.finish(claim, PART));
+}
+
+#[test]
+fn a_batch_without_samples_has_one_run_and_many_samples_fit_the_bits() {
+    assert_eq!(plan(0, 0, 0).runs(), 1);
+    assert_eq!(plan(0, 64, 1).runs(), 64);
+    assert_eq!(plan(0, 65, 2).runs(), 33);
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 64, 1));
+    let claims: Vec<_> = (0..64).map(|_| batch.claim(0).unwrap()).collect();
+    assert_eq!(claims.iter().filter(|&&claim| batch.finish(claim, PART)).count(), 1);
+}
+
+#[test]
+fn what_a_dead_worker_had_is_made_again() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 3, 1));
+    let [first, second, _third] = [0, 1, 0].map(|worker| batch.claim(worker).unwrap());
+    assert!(!batch.finish(first, PART));
+    assert!(batch.is_with(0) && batch.is_with(1) && !batch.is_with(2));
+    batch.lose(0);
+    assert!(!batch.is_with(0));
+    let again = batch.claim(2);
+    assert_eq!((run(again), batch.claim(2)), (Some(2), None));
+    assert!(!batch.finish(again.unwrap(), PART));
+    assert!(batch.finish(second, PART));
+}
+
+#[test]
+fn a_collation_that_was_lost_is_done_again() {
+    let words = words();
+    let batch = Batch::new(&words);
+    // The part of the last run was written, and then its worker died, before or after it had the collation.
+    for has_it in [true, false] {
+        batch.lay_out(&plan(0, 1, 1));
+        let claim = batch.claim(0).unwrap();
+        if has_it {
+            assert!(batch.finish(claim, PART));
+        } else {
+            batch.0[MADE].fetch_or(1, Ordering::Relaxed);
+        }
+        batch.lose(0);
+        let again = batch.claim(1);
+        assert_eq!((run(again), batch.part(0)), (None, Some(PART)));
+        assert!(batch.begin_last(again.unwrap()));
+        assert!(batch.finish(again.unwrap(), PART));
+        batch.close();
+    }
+    // It was not written.
+    batch.lay_out(&plan(0, 2, 1));
+    let [first, last] = [0, 1].map(|worker| batch.claim(worker).unwrap());
+    assert!(!batch.finish(first, PART));
+    assert!(batch.begin_last(last));
+    batch.lose(1);
+    let again = batch.claim(2).unwrap();
+    assert_eq!(again.run, Some(1));
+    assert!(batch.begin_last(again));
+}
+
+#[test]
+fn a_worker_that_was_stopped_takes_no_collation_of_another_batch() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 1, 1));
+    let slow = batch.claim(0).unwrap();
+    // It sets the last bit and stops there. Another one dies, so the collation is free for any.
+    batch.0[MADE].fetch_or(1, Ordering::Relaxed);
+    batch.lose(1);
+    assert_eq!(run(batch.claim(2)), None);
+    assert!(!batch.take_collation(slow));
+    batch.close();
+    batch.lay_out(&plan(1, 1, 1));
+    assert!(!batch.take_collation(slow));
+    assert_eq!(run(batch.claim(2)), Some(0));
+}
+
+#[test]
+fn a_claim_that_is_given_back_is_free() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 1, 1));
+    let claim = batch.claim(0).unwrap();
+    batch.give_back(claim);
+    assert_eq!(run(batch.claim(1)), Some(0));
+}
+
+#[test]
+fn parts_have_bytes_of_their_own() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 1, 1));
+    assert_eq!(batch.reserve(65, 1000), Some(64));
+    assert_eq!(batch.reserve(64, 1000), Some(192));
+    assert_eq!(batch.reserve(745, 1000), None);
+    assert_eq!(batch.reserve(640, 1000), Some(256));
+    assert_eq!(batch.reserve(u64::MAX - 63, u64::MAX), None);
+}
+
+#[test]
+fn a_run_takes_about_a_millisecond_and_shares_evenly() {
+    assert_eq!(per_run(64, 2, 0), 32);
+    assert_eq!(per_run(64, 16, 1_000), 64);
+    assert_eq!(per_run(64, 16, 100_000), 4);
+    assert_eq!(per_run(64, 2, 20_000), 32);
+    assert_eq!(per_run(64, 16, 5_000_000), 1);
+    assert_eq!(per_run(1000, 4, 5_000_000), 16);
+    assert_eq!(per_run(0, 4, 0), 0);
+}

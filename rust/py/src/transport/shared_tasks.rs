@@ -1,0 +1,412 @@
+//! Tasks that all worker processes share, as Python classes: the parent's end, and a worker's.
+
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::prelude::*;
+use ringloader_core::batch::Meta;
+use ringloader_core::joint::Part;
+use ringloader_core::os::memory::MemoryProbe;
+use ringloader_core::sync::Arc;
+use ringloader_core::transport::Transport;
+use ringloader_core::transport::engine::Engine as CoreEngine;
+use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
+use ringloader_core::transport::port::Wake;
+use ringloader_core::transport::received::Received;
+use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, SharedTasks, TaskSharing};
+use ringloader_core::{Error, Result};
+
+use super::engine::Engine;
+use super::port::Port;
+use crate::batch::decode;
+use crate::batch::encode::Encoded;
+use crate::batch::write::Target;
+use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
+use crate::process::duplicate;
+use crate::sampling::codec::decode_index;
+use crate::sampling::places::{self, part, placed, samples_of, without_places};
+use crate::torch::memory::Memory;
+use crate::torch::source::Bytes;
+
+/// The number of times that samples are read if others change them meanwhile.
+const MOST_LOOKS: u32 = 100;
+/// The table of a part is compared with no slot's generation.
+const GENERATION: u64 = 0;
+/// Bytes at the start of a part, of which the first eight say where its table begins.
+const HEADER: u64 = 64;
+/// The bit of a task's number from which on it has its epoch. MIRRORS core::scheduler::EPOCH_SHIFT.
+const EPOCH_SHIFT: u32 = ringloader_core::scheduler::EPOCH_SHIFT;
+
+/// The parent's end of an engine whose workers share all tasks.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct SharingEngine {
+    pub(crate) engine: Py<Engine>,
+    /// The tasks, and the descriptor of their bytes, for workers. `None` once it is closed.
+    tasks: Mutex<Option<(Arc<TaskSharing>, OwnedFd)>>,
+}
+
+#[pymethods]
+impl SharingEngine {
+    /// `places`: batches that may be under way. `window`: bytes of one, at most. `keeps_whole`: each batch is made by
+    /// one worker.
+    #[new]
+    fn new(engine: Py<Engine>, workers: u32, places: u32, window: u64, keeps_whole: bool) -> PyResult<Self> {
+        let (memory, bytes) = SharedTasks::create(places, window).map_err(exception)?;
+        let sharing = Arc::new(TaskSharing::new(memory, workers, keeps_whole));
+        Ok(Self { engine, tasks: Mutex::new(Some((sharing, bytes))) })
+    }
+
+    /// The descriptors of the memory, which stay this object's.
+    fn fds(&self) -> PyResult<(RawFd, RawFd)> {
+        match &*self.lock() {
+            Some((sharing, bytes)) => {
+                let words = sharing.memory().words_fd().map_err(exception)?;
+                Ok((words.as_raw_fd(), bytes.as_raw_fd()))
+            }
+            None => Err(closed()),
+        }
+    }
+
+    /// Gives the memory back. Calling it again does nothing.
+    fn close(&self) {
+        // Unmapped after the lock is released.
+        let tasks = self.lock().take();
+        drop(tasks);
+    }
+}
+
+fn closed() -> PyErr {
+    PyRuntimeError::new_err("this iterator was shut down")
+}
+
+impl SharingEngine {
+    /// # Errors
+    /// Once the engine is closed.
+    pub(crate) fn core(&self) -> PyResult<Arc<Sharing>> {
+        let sharing = self.lock().as_ref().map(|(sharing, _)| sharing.clone()).ok_or_else(closed)?;
+        Ok(Arc::new(Sharing { engine: self.engine.get().core()?, sharing }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Arc<TaskSharing>, OwnedFd)>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An engine whose workers share all tasks, as the scheduler uses it.
+pub(crate) struct Sharing {
+    pub(crate) engine: Arc<CoreEngine>,
+    pub(crate) sharing: Arc<TaskSharing>,
+}
+
+impl Sharing {
+    fn taken(&self, found: Result<Option<Received>>) -> Result<Option<Received>> {
+        let answered = match &found {
+            Ok(Some(received)) if received.kind == ResultKind::Batch => Some(received.seq),
+            Err(Error::Arrival { task, .. }) => *task,
+            _ => None,
+        };
+        if let Some(seq) = answered
+            && self.sharing.answered(seq)?
+        {
+            self.engine.wake_workers();
+        }
+        found
+    }
+}
+
+impl Transport for Sharing {
+    type Index = TaskIndex;
+    type Received = Received;
+
+    fn answered(received: &Received) -> (u64, ResultKind) {
+        (received.seq, received.kind)
+    }
+
+    fn put_task(&self, _worker: u32, seq: u64, index: TaskIndex) -> Result<()> {
+        let samples = samples_of(&index);
+        if self.sharing.put(seq, index, samples)? {
+            self.engine.wake_workers();
+        }
+        Ok(())
+    }
+
+    fn try_next(&self) -> Result<Option<Received>> {
+        self.taken(self.engine.try_next())
+    }
+
+    fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
+        self.taken(self.engine.try_next_of(worker))
+    }
+
+    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+        self.engine.peek_of(worker)
+    }
+
+    fn there_of(&self, worker: u32) -> Result<u64> {
+        self.engine.there_of(worker)
+    }
+
+    fn take_ended(&self) -> Option<u32> {
+        self.engine.take_ended()
+    }
+
+    fn lose(&self, worker: u32) {
+        self.sharing.lose(worker);
+        self.engine.wake_workers();
+    }
+}
+
+/// A worker's end of the tasks that all share, beside its port.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct SharingPort {
+    port: Py<Port>,
+    tasks: SharedTasks,
+    probe: MemoryProbe,
+    spare: Mutex<Option<Box<Encoded>>>,
+}
+
+/// What a worker has claimed of a batch: a run of samples, or the collation.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Claimed {
+    core: CoreClaimed,
+    index: TaskIndex,
+    /// The number of the task.
+    #[pyo3(get)]
+    seq: u64,
+    /// True for a batch of an epoch that was given up: nobody wants it.
+    #[pyo3(get)]
+    is_stale: bool,
+}
+
+#[pymethods]
+impl Claimed {
+    /// True if the run is the whole batch.
+    #[getter]
+    fn is_whole(&self) -> bool {
+        self.core.is_whole()
+    }
+
+    /// True for the collation of a batch whose samples others have made.
+    #[getter]
+    fn is_collation(&self) -> bool {
+        self.core.claim.run.is_none()
+    }
+
+    /// The number of the run's samples.
+    fn __len__(&self) -> usize {
+        let samples = self.core.samples();
+        (samples.end - samples.start) as usize
+    }
+
+    /// The index of the whole batch, with the places of its samples, as a task has it.
+    fn whole_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let (kind, bytes) = &self.index;
+        match kind {
+            TaskKind::Seeded => {
+                let (places, kind, bytes) = places::split(bytes)?;
+                placed(decode_index(py, kind, bytes)?, &places)
+            }
+            kind => decode_index(py, *kind, bytes),
+        }
+    }
+
+    /// The index of the run, as that of a batch.
+    fn run_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.core.is_whole() {
+            return self.whole_index(py);
+        }
+        let (kind, bytes) = &self.index;
+        let TaskKind::Seeded = kind else { return Err(without_places()) };
+        let (places, kind, bytes) = places::split(bytes)?;
+        let samples = self.core.samples();
+        if kind == TaskKind::Indices {
+            let of_run = bytes.get(8 * samples.start as usize..8 * samples.end as usize);
+            let index = decode_index(py, kind, of_run.ok_or_else(without_places)?)?;
+            return placed(index, &places.part(samples));
+        }
+        part(decode_index(py, kind, bytes)?, &places, samples)
+    }
+
+    /// The samples of the batch in place of its index, with their places.
+    fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let (TaskKind::Seeded, bytes) = &self.index else { return Err(without_places()) };
+        placed(samples, &places::split(bytes)?.0)
+    }
+}
+
+#[pymethods]
+impl SharingPort {
+    /// The end beside `port`, over the memory of `SharingEngine.fds`, whose descriptors stay the caller's.
+    #[new]
+    fn new(port: Py<Port>, words: RawFd, bytes: RawFd, places: u32, window: u64) -> PyResult<Self> {
+        let bytes = duplicate(bytes)?;
+        let tasks =
+            SharedTasks::attach(duplicate(words)?, bytes.as_fd(), places, window).map_err(exception)?;
+        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default() })
+    }
+
+    /// As `Port.get`, for messages, and for tasks of `epoch`, of which a `Claimed` comes.
+    fn get<'py>(
+        &self,
+        py: Python<'py>,
+        timeout: Option<f64>,
+        epoch: u64,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let deadline = Deadline::after(timeout)?;
+        let port = self.port.get();
+        // Tasks of later epochs wait until this worker has its message of them. Epochs before have been given up.
+        let ago = |seq: u64| (epoch.wrapping_sub(seq >> EPOCH_SHIFT)) << EPOCH_SHIFT >> EPOCH_SHIFT;
+        let is_wanted = |seq: u64| ago(seq) < 1 << (u64::BITS - EPOCH_SHIFT - 1);
+        loop {
+            if let Some(message) = port.get(py, Some(0.0))? {
+                return Ok(Some(message.into_any()));
+            }
+            if port.parent_ended() {
+                return Ok(None);
+            }
+            if let Some(claimed) = self.tasks.claim(port.core().worker(), is_wanted) {
+                port.core().begin_task();
+                if let Some(clock) = port.clock() {
+                    clock.note_task();
+                }
+                let index = self.tasks.index(&claimed).map_err(exception)?;
+                let seq = claimed.plan.seq;
+                let claimed = Claimed { core: claimed, index, seq, is_stale: ago(seq) != 0 };
+                return Ok(Some(Bound::new(py, claimed)?.into_any()));
+            }
+            let Some(left) = deadline.left() else { return Ok(None) };
+            let is_open = || self.tasks.is_open(is_wanted);
+            if detached(py, || port.core().wait_for_any(left, is_open))? == Wake::ParentEnded {
+                port.note_parent_ended();
+            }
+        }
+    }
+
+    /// Takes the collation of a batch if the samples of all other runs are there. The caller then collates.
+    fn begin_last(&self, claimed: &Claimed) -> bool {
+        self.tasks.begin_last(&claimed.core)
+    }
+
+    /// Sends the run's samples to the worker that will collate. Returns whether that is the caller.
+    ///
+    /// # Errors
+    /// The error that pickling raises; `MemoryError` if there is no room. Nothing was sent then.
+    fn put(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
+        let written = encoded.encode(samples).and_then(|()| self.written(claimed, samples, &mut encoded));
+        if encoded.clear() {
+            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(encoded);
+        }
+        Ok(self.tasks.finish(&claimed.core, Some(written?)))
+    }
+
+    /// Says that the run's samples cannot be sent. Returns whether the caller is the worker that makes the batch whole.
+    fn put_nothing(&self, claimed: &Claimed) -> bool {
+        self.tasks.finish(&claimed.core, None)
+    }
+
+    /// The samples of all runs, run by run, with `own` for the one that was claimed; `None` if some could not be sent.
+    ///
+    /// # Errors
+    /// The error that unpickling raises; `MemoryError`.
+    fn parts<'py>(
+        &self,
+        py: Python<'py>,
+        claimed: &Claimed,
+        own: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let mut parts = Vec::new();
+        for run in 0..claimed.core.plan.runs() {
+            if claimed.core.claim.run == Some(run)
+                && let Some(own) = &own
+            {
+                parts.push(own.clone());
+                continue;
+            }
+            match self.tasks.part(&claimed.core, run) {
+                Some(Part::Bytes { offset, len }) => parts.push(self.read(py, claimed, offset, len)?),
+                Some(Part::Unsent) | None => return Ok(None),
+            }
+        }
+        Ok(Some(parts))
+    }
+
+    /// Notes the seconds that the run's samples took, by which later batches are cut.
+    fn note_time(&self, claimed: &Claimed, seconds: f64) {
+        let samples = claimed.__len__().max(1) as f64;
+        self.tasks.note_time((seconds * 1e9 / samples) as u64);
+    }
+
+    /// Notes that samples could not be sent. Returns true when it has happened so often that batches are cut no more.
+    fn note_unsent(&self) -> bool {
+        self.tasks.note_unsent()
+    }
+}
+
+impl SharingPort {
+    fn written(
+        &self,
+        claimed: &Claimed,
+        samples: &Bound<'_, PyAny>,
+        encoded: &mut Encoded,
+    ) -> PyResult<(u64, u64)> {
+        let py = samples.py();
+        let mut reserved = None;
+        for _ in 0..MOST_LOOKS {
+            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
+            groups.form(py, drafts, 0..0, meta)?;
+            let table = groups.lay_out(meta, Some(HEADER));
+            let len = table + meta.encoded_len() as u64;
+            let (start, room) = match reserved {
+                Some((start, room)) if room >= len => (start, room),
+                _ => {
+                    let start = self.tasks.reserve(&claimed.core, len, &self.probe).map_err(exception)?;
+                    let start = start.ok_or_else(|| {
+                        PyMemoryError::new_err(format!("no room for samples of {len} bytes"))
+                    })?;
+                    (start, len)
+                }
+            };
+            reserved = Some((start, room));
+            if !encoded.verify(samples)? {
+                continue;
+            }
+            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
+            let block = meta.finish(GENERATION);
+            let target = Target::Part { tasks: &self.tasks, claimed: &claimed.core, start };
+            target.write(py, &[], &[], 0, &table.to_le_bytes())?;
+            target.write(py, groups.copies(), &drafts.held, table, block)?;
+            return Ok((start, len));
+        }
+        let text = format!(
+            "the samples were changed by another thread each time that they were read, {MOST_LOOKS} times"
+        );
+        Err(PyRuntimeError::new_err(text))
+    }
+
+    /// The samples of a part, in private memory.
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        claimed: &Claimed,
+        offset: u64,
+        len: u64,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let Self { tasks, .. } = self;
+        let mut table = Vec::new();
+        tasks.copy_out(&claimed.core, offset, 8, &mut table).map_err(exception)?;
+        let table = table.first_chunk().map(|first| u64::from_le_bytes(*first)).filter(|&at| at <= len);
+        let table = table.ok_or_else(|| PyRuntimeError::new_err("shared memory is corrupt: a part"))?;
+        let mut block = Vec::new();
+        tasks.copy_out(&claimed.core, offset + table, len - table, &mut block).map_err(exception)?;
+        let mut memory = Memory::new(table as usize)
+            .ok_or_else(|| PyMemoryError::new_err(format!("no memory for samples of {len} bytes")))?;
+        let into = &mut memory.uninit()[..table as usize];
+        let mut copy = || tasks.fill(&claimed.core, offset, into);
+        if table < DETACH as u64 { copy() } else { without_interpreter(py, copy) }.map_err(exception)?;
+        let meta = Meta::parse(&block, GENERATION, table).map_err(exception)?;
+        decode::read(py, Bytes::Sample(&Arc::new(memory)), &meta, true)
+    }
+}
