@@ -448,6 +448,7 @@ def test_what_is_wrong_is_told(dataset, options, error, text):
         DataLoader(dataset, **options)
 
 
+@pytest.mark.limit(180)
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_of_a_pool(method, tmp_path):
     """Two loaders, both under way; a process that was lost is another's successor in neither."""

@@ -235,6 +235,24 @@ def test_nothing_is_kept_alive_that_refers_to_its_loader(how: dict[str, Any]) ->
     assert not any(worker.is_alive() for worker in workers)
 
 
+def test_persistent_threads_keep_a_loader_to_which_their_dataset_refers() -> None:
+    """Until it is shut down: threads that run have the dataset. Processes have a copy."""
+    kept = {}
+    for method in ("multiprocessing", "thread"):
+        owner = Owner({"worker_method": method, "persistent_workers": True})
+        next(iter(owner.loader))
+        kept[method] = weakref.ref(owner)
+        del owner
+    gc.collect()
+    assert kept["multiprocessing"]() is None
+    owner = kept["thread"]()
+    assert owner is not None
+    owner.loader.shutdown()
+    del owner
+    gc.collect()
+    assert kept["thread"]() is None
+
+
 def test_the_oldest_that_are_gone_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tally, "MOST", 3)
     tally._gone.append(-1)
