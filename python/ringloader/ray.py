@@ -9,7 +9,7 @@ except ImportError as error:
 
 from ringloader._ray.workers import Workers
 
-# Where users find it.
+# The name under which users import it.
 Workers.__module__ = __name__
 
 __all__ = ["Workers"]

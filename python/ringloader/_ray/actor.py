@@ -38,7 +38,7 @@ class UnreachableError(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Address:
-    """Where an iterator listens, and the secret that a connection to it begins with."""
+    """The address of an iterator, and the secret that begins each connection to it."""
 
     host: str
     port: int
@@ -74,7 +74,7 @@ class Assignment:
 
 @dataclasses.dataclass(frozen=True)
 class Birth:
-    """What an actor says of itself once it lives."""
+    """An actor's first answer: its process, its node and its versions."""
 
     pid: int
     node: str
@@ -173,7 +173,7 @@ class Worker:
             with warnings.catch_warnings():
                 entry.run_at(port, RelayEndpoint(assignment.share, options), work, channel)
         finally:
-            # What is committed is still sent.
+            # Committed batches are still sent.
             relay.finish()
         del work
         undo_options(options)

@@ -58,7 +58,7 @@ def new_actor(options: Mapping[str, Any]) -> Any:
 
 
 def resources_in_words(asked: Mapping[str, Any]) -> str:
-    """Returns the resources that an actor asks for, and those that the cluster has left."""
+    """Returns the resources that an actor asks for, and the amounts that are left in the cluster."""
     left = ray.available_resources()
     wanted = {"CPU": asked.get("num_cpus") or 0, **(asked.get("resources") or {})}
     if asked.get("num_gpus"):

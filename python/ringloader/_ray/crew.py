@@ -36,7 +36,7 @@ class Actor:
 
     @property
     def birth(self) -> Birth | None:
-        """What it has said of itself; None as long as it has not.
+        """Its first answer; None before it lives.
 
         Raises:
             RuntimeError: If it cannot work with this process.

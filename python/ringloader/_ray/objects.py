@@ -18,7 +18,7 @@ from ringloader._pool.objects import things_of
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-# What an actor has of a loader is known by the number of the record and the argument's name.
+# The number of a record and an argument's name: by them an actor finds an object of a loader.
 Key = tuple[int, str]
 
 
@@ -59,7 +59,7 @@ def dumps(thing: object, keys: Mapping[int, Key]) -> bytes:
 
 
 class Record:
-    """What one loader has for actors, as it was at its first iterator.
+    """The objects of one loader, in the state of its first iterator.
 
     Args:
         number: The number by which actors hold it.

@@ -33,7 +33,7 @@ _LOOK = 0.1
 
 
 class Settings(NamedTuple):
-    """What ``Workers`` was given."""
+    """Arguments of ``Workers``."""
 
     max_bytes: int | None
     retries: int
@@ -69,7 +69,7 @@ class RayTransport(Transport):
         device_type: Of the device that batches are moved to.
         in_turn: False if tasks go to the worker that has the fewest.
         crew: Has the actors.
-        settings: What ``Workers`` was given.
+        settings: Arguments of ``Workers``.
 
     Raises:
         TypeError: If an object of the loader cannot be pickled. No actor was started then.
@@ -188,7 +188,7 @@ class RayTransport(Transport):
             birth = handle.actor.birth
             if is_connected:
                 return
-            # What Ray knows comes later than the end of the connection, or never.
+            # Ray tells of a death later than the connection ends, or never.
             error = handle.failure() or handle.actor.has_failed()
             if isinstance(error, RayTaskError):
                 raise self._error_of_start(worker, error)
@@ -230,7 +230,7 @@ class RayTransport(Transport):
 
     def _another(self, worker: int) -> None:
         """Gives the work of a worker that has ended, and whose results were taken, to another actor."""
-        # It was given up: a moment.
+        # The relay has given the worker up, so this takes a moment.
         while not self.engine.has_ended(worker):
             time.sleep(0.001)
         number = self._relay.expect(self.engine, worker, self.engine.succeed(worker))

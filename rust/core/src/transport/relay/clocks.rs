@@ -1,11 +1,11 @@
-//! The clock of another machine, as of this one's: by questions and answers, as NTP does it.
+//! The clock of another machine, compared with this one's: by questions and answers, as NTP does it.
 
 use crate::timing::Stamps;
 
-/// What is known of a worker's clock.
+/// A worker's clock.
 #[derive(Debug, Default)]
 pub(super) struct Clock {
-    /// Its time less ours, and how long question and answer took; `None` before the first answer.
+    /// The worker's time less ours, and how long question and answer took; `None` before the first answer.
     known: Option<(i64, u64)>,
 }
 

@@ -11,7 +11,7 @@ pub(super) const HELLO: usize = 64;
 
 const MAGIC: &[u8; 8] = b"ringldr1";
 
-/// What a worker begins its connection with.
+/// The first bytes of a worker's connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Hello {
     pub(super) token: Token,
@@ -50,13 +50,13 @@ pub(super) struct Caller {
     pub(super) since: Instant,
 }
 
-/// What a caller has said.
+/// The words of a caller.
 pub(super) enum Said {
     /// Not everything yet.
     Little,
     /// That it is this worker, under this number.
     Worker(u32, u64),
-    /// What no worker says; or it has gone.
+    /// Words of no worker; or the caller has gone.
     Nonsense,
 }
 

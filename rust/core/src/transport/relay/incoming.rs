@@ -13,10 +13,10 @@ use crate::timing::Stamps;
 use crate::transport::message::ResultKind;
 use crate::transport::port::{Commit, Port, Room};
 
-/// Bytes that one connection may take before the others have their turn.
+/// Bytes that one connection may take before others are served.
 const TURN: u64 = 4 << 20;
 
-/// What a connection is at.
+/// The state of a connection's next frame.
 #[derive(Debug)]
 pub(super) enum Incoming {
     /// A header.
@@ -33,7 +33,7 @@ pub(super) struct Batch {
     pub(super) header: Header,
     kind: ResultKind,
     commit: Commit<Arc<Port>>,
-    /// Its segment, if it is too large for a slot.
+    /// The segment of a batch that is too large for a slot.
     own: Option<(Segment, OwnedFd)>,
     /// Bytes that have come; `None` before there is room.
     have: Option<u64>,
@@ -41,7 +41,7 @@ pub(super) struct Batch {
     is_sent: bool,
 }
 
-/// What a step has come to.
+/// The outcome of a step.
 #[derive(Debug)]
 pub(super) enum Step {
     /// There is more to do.
@@ -67,7 +67,7 @@ impl Incoming {
         !matches!(self, Self::Header { have: 0, .. })
     }
 
-    /// Goes on as far as it can without waiting. `turn`: bytes that it may still take. `is_wanted`: results are.
+    /// Goes on as far as it can without waiting. `turn`: bytes that it may still take. `is_wanted`: false if results are dropped.
     /// `before`: what the predecessors of the worker have counted in this epoch. `stamps` turns the worker's moments into this machine's.
     ///
     /// # Errors

@@ -28,7 +28,7 @@ pub(super) struct Link {
     incoming: Incoming,
     /// Tasks that were taken out of the ring, and not sent.
     tasks: VecDeque<Task>,
-    /// Bytes that are to be sent, and how many of them were.
+    /// Bytes to send, and the number of bytes that have gone.
     outgoing: Vec<u8>,
     gone: usize,
     pub(super) out: Out,
@@ -174,7 +174,7 @@ impl Link {
                 }
                 Step::Dry => return Ok(()),
                 Step::NoRoom => {
-                    // It may be silent for as long as nothing is read.
+                    // Nothing is read, so nothing can be heard.
                     self.heard = Instant::now();
                     self.is_stalled = true;
                     return Ok(());

@@ -30,14 +30,14 @@ pub struct MainRelay {
     process: &'static Process,
 }
 
-/// How a worker that was expected stands.
+/// The standing of a worker that was expected.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Standing {
-    /// It has not connected.
+    /// Not yet connected.
     Expected,
-    /// It has connected. It may be lost by now.
+    /// Connected once. The worker may be lost by now.
     Connected,
-    /// It was lost before it has connected, for this reason; or another was expected since.
+    /// Lost before it had connected, for this reason; or another was expected since.
     Lost(String),
 }
 
@@ -77,7 +77,7 @@ impl MainRelay {
         Ok(Self { shared, address, thread: Mutex::new(Some(thread)), process: process::current() })
     }
 
-    /// Where it listens.
+    /// The address at which it listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address

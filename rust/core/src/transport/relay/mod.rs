@@ -1,6 +1,6 @@
 //! The rings of workers on other machines, over TCP.
 //!
-//! The main process and the worker's process each have the rings and slots of a local worker, and a relay beside them.
+//! The main process and the worker's process each have the rings and slots of a local worker, and a relay.
 //! The relay of the main process is the worker there: it takes tasks out of the ring and commits results. The relay of
 //! the worker's process is the parent there. A batch's bytes go from the worker's slot over the connection straight
 //! into a slot of the main process; table and offsets stay as they are.

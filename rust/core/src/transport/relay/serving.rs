@@ -23,7 +23,7 @@ const MOST_CALLERS: usize = 1024;
 /// The time between two looks for what comes without a word: room for a batch, a batch that was taken.
 const SOON: Duration = Duration::from_millis(2);
 
-/// What the thread has.
+/// The thread's own state.
 pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
     pub(super) control: Arc<Control>,
@@ -188,7 +188,7 @@ impl Serving {
             vec![(self.shared.bell.as_fd(), false), (self.listener.as_fd(), false)];
         fds.extend(self.callers.iter().map(|caller| (caller.socket.as_fd(), false)));
         fds.extend(links().map(|link| (link.port.bell(), false)));
-        // What a connection says that is stalled is read once there is room.
+        // A stalled connection is read again once there is room.
         let speaking = links().filter(|link| !link.is_stalled);
         fds.extend(speaking.filter_map(|link| Some((link.socket.as_ref()?.as_fd(), link.has_outgoing()))));
         if !has_news && sockets::wait(&fds, limit).is_err() {

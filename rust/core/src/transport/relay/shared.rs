@@ -1,4 +1,4 @@
-//! What the main process's end and its thread share.
+//! State that the main process's end and its thread share.
 
 use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

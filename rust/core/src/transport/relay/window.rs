@@ -1,4 +1,4 @@
-//! How many batches may be made, or made and not yet taken.
+//! The limit on batches that are being made, or made and not yet taken.
 
 use std::collections::VecDeque;
 

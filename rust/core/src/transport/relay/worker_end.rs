@@ -43,7 +43,7 @@ struct Shared {
     last: AtomicU64,
 }
 
-/// Whose connection it is.
+/// The worker that a connection belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Identity {
     /// The secret of the iterator.
