@@ -7,9 +7,11 @@
 //!
 //! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
 //! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
-//! and its addresses hold. Without an interpreter lock other threads always run, so there what is copied is held, of
-//! whatever size, and looked at once more ([`Groups::hold`]). Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
+//! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
 //! then [`Encoded::verify`] looks at every leaf again before a byte is copied.
+//!
+//! Free-threaded, other threads always run. There what is copied is held, of whatever size, and looked at once more
+//! ([`Groups::hold`]), and each object that may be met again is held too, so that no other gets its address.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -162,7 +164,7 @@ impl Walk<'_> {
             // Lone surrogates are no UTF-8; pickle knows how to write them.
             let Ok(text) = text.to_str() else { return Ok(false) };
             let number = self.to.meta.skeleton().str(text);
-            self.to.memo.insert(key, Some(number));
+            self.remember(object, Some(number));
             return Ok(true);
         }
         if let Ok(bytes) = object.cast_exact::<PyBytes>() {
@@ -172,38 +174,45 @@ impl Walk<'_> {
                 return Ok(true);
             }
             let leaf = self.to.drafts.bytes(object, bytes);
-            self.leaf(key, leaf);
+            self.leaf(object, leaf);
             return Ok(true);
         }
         if let Some(leaf) = self.to.drafts.add(self.torch, object)? {
-            self.leaf(key, leaf);
+            self.leaf(object, leaf);
             return Ok(true);
         }
         if self.depth == MOST_DEPTH_WRITTEN {
             return Ok(false);
         }
         self.depth += 1;
-        let whole = self.container(key, object);
+        let whole = self.container(object);
         self.depth -= 1;
         whole
     }
 
-    fn leaf(&mut self, key: usize, leaf: u32) {
+    fn leaf(&mut self, object: &Bound<'_, PyAny>, leaf: u32) {
         let number = self.to.meta.skeleton().leaf(leaf);
-        self.to.memo.insert(key, Some(number));
+        self.remember(object, Some(number));
     }
 
-    fn container(&mut self, key: usize, object: &Bound<'_, PyAny>) -> PyResult<bool> {
+    fn remember(&mut self, object: &Bound<'_, PyAny>, number: Option<u32>) {
+        self.to.memo.insert(object.as_ptr() as usize, number);
+        if cfg!(Py_GIL_DISABLED) {
+            self.to.drafts.held.push(object.clone().unbind());
+        }
+    }
+
+    fn container(&mut self, object: &Bound<'_, PyAny>) -> PyResult<bool> {
         if let Ok(list) = object.cast_exact::<PyList>() {
             if let Some(values) = integers(list) {
                 let number = self.to.meta.skeleton().ints(&values);
-                self.to.memo.insert(key, Some(number));
+                self.remember(object, Some(number));
                 return Ok(true);
             }
             let items = items_of(list);
             let len = items.len();
             let number = self.to.meta.skeleton().list(len as u32);
-            self.to.memo.insert(key, Some(number));
+            self.remember(object, Some(number));
             for item in items {
                 if !self.value(&item)? {
                     return Ok(false);
@@ -216,7 +225,7 @@ impl Walk<'_> {
             let entries = entries_of(dict);
             let len = entries.len();
             let number = self.to.meta.skeleton().dict(len as u32);
-            self.to.memo.insert(key, Some(number));
+            self.remember(object, Some(number));
             for (name, item) in entries {
                 // Checks the length as for a list, but after each item: the iterator panics when the number of items
                 // has changed.
@@ -240,13 +249,13 @@ impl Walk<'_> {
             self.to.meta.skeleton().named_tuple(&module, &qualname, tuple.len() as u32)
         };
         // A tuple that contains itself, by way of a list, cannot be made before its items are.
-        self.to.memo.insert(key, None);
+        self.remember(object, None);
         for item in tuple.iter() {
             if !self.value(&item)? {
                 return Ok(false);
             }
         }
-        self.to.memo.insert(key, Some(number));
+        self.remember(object, Some(number));
         Ok(true)
     }
 }

@@ -2,9 +2,9 @@
 //!
 //! INVARIANT: no address outlives a moment in which foreign code may run: what pickling calls, finalisers and signal
 //! handlers, other threads once the interpreter is let go. Walking over plain tensors and exact containers runs none,
-//! and its addresses hold. Without an interpreter lock other threads always run, so there what is copied is held, of
-//! whatever size, and looked at once more ([`Groups::hold`](super::groups::Groups::hold)). Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
-//! then [`Drafts::look`] looks at every leaf again before a byte is copied.
+//! and its addresses hold. Whatever else is done after the first address was taken sets [`Drafts::disturbed`], and
+//! then [`Drafts::look`] looks at every leaf again before a byte is copied. Free-threaded, other threads always run, and
+//! what is copied is held ([`Groups::hold`](super::groups::Groups::hold)).
 //!
 //! Before the pickler calls any code, the encoder holds the storages that it has met so far. So a batch has what torch
 //! would have sent, which moves storages to shared memory at that moment. Nothing holds an array's memory: its bytes
