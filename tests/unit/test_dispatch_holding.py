@@ -109,8 +109,8 @@ def test_random_filters_give_what_torch_gives_of_strided_workers(seed):
 def test_items_larger_than_the_room_are_held_too():
     """A worker's ring is full by bytes while items are allowed: the source must be read on all the same."""
     keeps = Keeps(2, 0, {0})
-    # All that one worker gets is less than the 64 MiB that may be held, but more with the holes that the allocator
-    # has between them: how much the worker takes meanwhile is a matter of time.
+    # What one worker gets is less than may be held, but not with the holes that the allocator has between.
+    # How much the worker takes meanwhile is a matter of time.
     items = Items(100, 1 << 17)
     loader = DataLoader(
         Dispatch(items).filter(keeps), None, num_workers=2, max_shared_bytes=6 << 20, timeout=60
