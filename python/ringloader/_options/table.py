@@ -387,14 +387,15 @@ class Options:
     def __post_init__(self) -> None:
         for name, about in TABLE.items():
             about.check(name, getattr(self, name))
+        # Written past the frozen class: each `iter` asks.
+        vars(self)["_changed"] = tuple(
+            name for name, default in DEFAULTS.items() if getattr(self, name) != default
+        )
         rules.check(_GIVEN, self, self.changed())
 
     def changed(self) -> tuple[str, ...]:
         """Returns the names of the options that have another value than their default."""
-        found: tuple[str, ...] | None = vars(self).get("_changed")
-        if found is None:
-            found = tuple(name for name, default in DEFAULTS.items() if getattr(self, name) != default)
-            vars(self)["_changed"] = found
+        found: tuple[str, ...] = self._changed  # type: ignore[attr-defined]
         return found
 
 
