@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 import torch.utils.data
@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, Sampler
 import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._dispatch import datapipes
-from ringloader._iterator import pausing
+from ringloader._iterator import pausing, plain
 from ringloader._iterator.make import make_iterator
 from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
@@ -219,6 +219,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     max_shared_bytes: int | None
 
+    # A subclass has states. Here, because it takes long to find out that a class has no such attribute.
+    _ringloader_states: ClassVar[Any] = None
+
     #: The bad samples of the epoch that began last, from batches that were handed out, in their order.
     errors = _Errors()
 
@@ -320,8 +323,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return object.__getattribute__(self, name)
 
     def _get_iterator(self) -> Any:
-        without_ours = hook.beneath(internals.Loader._get_iterator)
-        iterator = make_iterator(self, kept.options_of(self), without_ours, super()._get_iterator)
+        without_ours, options = hook.beneath(internals.Loader._get_iterator), kept.options_of(self)
+        iterator = plain.make(self, options, without_ours)
+        if iterator is None:
+            iterator = make_iterator(self, options, without_ours, super()._get_iterator)
         if not isinstance(iterator, pausing.Pausing):
             torchs, iterator = iterator, TorchsIterator(iterator, Stages())
             report.pass_on(torchs, iterator)

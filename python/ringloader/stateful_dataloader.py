@@ -91,8 +91,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
     ) -> None:
         if not _native.SUPPORTED:
             raise RuntimeError(
-                "ringloader.StatefulDataLoader needs Linux: on this system use torchdata's, whose states are "
-                "others, or ringloader.DataLoader, which has none"
+                "ringloader.StatefulDataLoader needs Linux: on this system use torchdata's (pip install "
+                "torchdata), whose states are others, or ringloader.DataLoader, which has none"
             )
         arguments = dict(locals())
         del arguments["self"], arguments["__class__"], arguments["snapshot_every_n_steps"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import logging
 import os
 import random
 import signal
 import threading
 import time
+import types
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,7 @@ import torch.utils.data
 import ringloader
 from faults.proc import Snapshot
 from ringloader import DataLoader, Retry
+from ringloader._late import sample_timeout
 
 pytestmark = pytest.mark.rings_only
 
@@ -325,3 +328,42 @@ def test_no_thread_without_the_option():
     assert torch.cat(list(DataLoader(Threads(0), num_workers=1))).tolist() == [0, 0]
     assert torch.cat(list(made(Threads(0), num_workers=1))).tolist() == [1, 1]
     assert threading.active_count() >= 1
+
+
+def test_nothing_is_left_where_its_memory_cannot_be_had(monkeypatch, snapshot):
+    def refuse(_name):
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(sample_timeout, "memory_file", types.SimpleNamespace(make=refuse))
+    with pytest.raises(OSError, match="Too many open files") as caught:
+        iter(made(Hangs()))
+    # The frames of the error, which lives, have all that was made before.
+    snapshot.assert_nothing_left()
+    assert caught.value.errno == errno.EMFILE
+
+
+def test_a_limit_that_is_never_reached():
+    loader = made(Hangs(()), sample_timeout=float("inf"))
+    assert results(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
+
+
+@pytest.mark.parametrize(
+    ("written", "many"), [(1 << 40, sample_timeout._MOST), (-(1 << 40), 1), (-3, 1), (2, 3)]
+)
+def test_a_worker_may_write_anything_into_its_record(written, many):
+    """The count is a worker's word: the main process reads and writes nothing outside of the record."""
+    timeouts = sample_timeout.SampleTimeouts(2, LIMIT)
+    records = [timeouts._records.of(worker) for worker in range(2)]
+    batch = (None, 0, [0, 1])
+    key = sample_timeout._key(batch[2])
+    record = records[0]
+    record[sample_timeout._EXCEEDED], record[sample_timeout._CALL] = 1, 7
+    record[sample_timeout._BATCH] = record[sample_timeout._OF] = key
+    record[sample_timeout._MANY] = written
+    # One more than may be known is an error of its own: the worker is lost.
+    assert timeouts.has_exceeded(0, batch) == (many < sample_timeout._MOST)
+    assert record[sample_timeout._MANY] == many
+    assert not any(records[1])
+    for one in records:
+        one.release()
+    timeouts.close()

@@ -127,6 +127,7 @@ def test_names_of_cells_are_said_before_workers_start(tmp_path: Path, method: st
     told = in_notebook(
         tmp_path,
         f"""
+        sys.modules["cloudpickle"] = None
         found = [
             tell(Cell(), "{method}"),
             tell(Outer.Inner(), "{method}", collate_fn=same, worker_init_fn=same),
@@ -147,9 +148,31 @@ def test_names_of_cells_are_said_before_workers_start(tmp_path: Path, method: st
             f"workers of the start method '{method}' cannot find {name} of the main module, a notebook, an "
             "interactive session or python -c, which they cannot run again. "
             f"Put {'them' if ',' in name else 'it'} into a module and import it (in a notebook: "
-            "%%writefile data.py), or pass multiprocessing_context='fork', worker_method='thread' or "
-            "num_workers=0"
+            "%%writefile data.py), install cloudpickle (pip install ringloader[cloudpickle]), or pass "
+            "multiprocessing_context='fork', worker_method='thread' or num_workers=0"
         )
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_names_of_cells_travel_by_value_with_cloudpickle(tmp_path: Path, method: str) -> None:
+    told = in_notebook(
+        tmp_path,
+        f"""
+        found = [
+            tell(Cell(), "{method}"),
+            tell(Outer.Inner(), "{method}", collate_fn=same),
+            tell(range(4), "{method}", worker_reset_fn=reset),
+            tell(Cell(), "{method}", worker_pool=True),
+            tell(ringloader.Dispatch(Source()), "{method}"),
+        ]
+        # Handles of this strategy are for one process, so all is pickled for each.
+        torch.multiprocessing.set_sharing_strategy("file_system")
+        both = torch.utils.data.StackDataset(torch.arange(4), Cell())
+        print(json.dumps([*found, tell(both, "{method}", collate_fn=same)], default=int))
+        """,
+    )
+    assert told[:5] == [ALL] * 5
+    assert told[5] == [[[0, 0], [1, 1]], [[2, 2], [3, 3]]]
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -157,6 +180,7 @@ def test_a_pool_says_them_before_it_sends_work(tmp_path: Path, method: str) -> N
     told = in_notebook(
         tmp_path,
         f"""
+        sys.modules["cloudpickle"] = None
         print(json.dumps([
             tell(Cell(), "{method}", worker_pool=True)[:2],
             tell(Numbers(4), "{method}", worker_pool=True, collate_fn=same)[:2],
@@ -305,7 +329,9 @@ def test_a_program_that_says_what_the_fork_server_imports(tmp_path: Path) -> Non
 def test_programs_without_a_notebook(tmp_path: Path, method: str) -> None:
     """``python -c``, a package's ``__main__``, and standard input, for which all workers run ``<stdin>``."""
     body = (
-        textwrap.dedent(CELL) + f"print(json.dumps([tell(Cell(), '{method}'), tell(range(4), '{method}')]))\n"
+        textwrap.dedent(CELL)
+        + "sys.modules['cloudpickle'] = None\n"
+        + f"print(json.dumps([tell(Cell(), '{method}'), tell(range(4), '{method}')]))\n"
     )
     lost, found = run(["-c", body], tmp_path)
     assert "cannot find Cell of the main module, a notebook, an interactive session or python -c" in error(

@@ -40,7 +40,7 @@ class Consumer:
 @pytest.fixture
 def resident(monkeypatch):
     found = [0]
-    monkeypatch.setattr(consumers, "_resident_bytes", lambda: found[0])
+    monkeypatch.setattr(consumers, "_private_bytes", lambda: found[0])
     return found
 
 

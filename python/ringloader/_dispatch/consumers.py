@@ -20,7 +20,7 @@ import torch
 
 import ringloader._native as _native
 from ringloader._torch import internals
-from ringloader._worker import channel
+from ringloader._worker import channel, malloc
 
 # The place of an error, in the words of torch's errors.
 WHERE = "in the dispatching process"
@@ -108,8 +108,8 @@ class Holding:
         self._consumers = consumers
         self._epoch = epoch
         self._most = most
-        # Resident bytes before any was held.
-        self._before = _resident_bytes()
+        # Bytes of this process before any was held.
+        self._before = _private_bytes()
         # Items that were held since the last look.
         self._unlooked = 0
         for one in consumers:
@@ -150,7 +150,11 @@ class Holding:
         if held > _LOOK_EVERY > self._unlooked:
             return True
         self._unlooked = 0
-        grown = _resident_bytes() - self._before
+        grown = _private_bytes() - self._before
+        if grown > self._most:
+            # Between the copies that stay, the allocator has holes where the source's items were.
+            malloc.give_back()
+            grown = _private_bytes() - self._before
         hungry = [other for other in self._reading() if other.is_hungry]
         # If no worker is hungry, the source is not read on before there is room.
         if grown <= self._most or not hungry:
@@ -225,5 +229,7 @@ def _copied(item: Any) -> Any:
         return item
 
 
-def _resident_bytes() -> int:
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+def _private_bytes() -> int:
+    """Returns the bytes of memory that are this process's own: without its rings, and pages of files."""
+    _, resident, shared, *_ = map(int, Path("/proc/self/statm").read_text().split())
+    return (resident - shared) * os.sysconf("SC_PAGE_SIZE")

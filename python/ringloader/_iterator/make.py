@@ -12,6 +12,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
+from ringloader._iterator import plain
 from ringloader._iterator.stages import Stages, Transform
 from ringloader._options import conflicts, epochs, seeding
 from ringloader._options.checks import THREAD
@@ -119,13 +120,13 @@ def _torchs(
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._iterator.torchs import TorchsIterator
 
-    before = report.noted(loader)
+    before = report.times(loader)
     _check_for_torchs(loader, options, reason.text)
     stages = _stages(loader, options, _recorder(loader, options))
     kept = states.of(loader)
     epoch = None if kept is None else kept.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
-    if report.noted(loader) is not before:
+    if report.times(loader) != before:
         # A hook further down has seen to it.
         return iterator
     if reason.warning is not None:
@@ -225,15 +226,15 @@ def _worker_options(loader: TorchLoader, options: Options, timed: Any) -> Sequen
 def _without_workers(loader: TorchLoader, options: Options) -> Any:
     recorder = _recorder(loader, options)
     stages = _stages(loader, options, recorder)
-    from ringloader._iterator.without_workers import SingleProcessIterator
+    from ringloader._iterator.without_workers import IteratorWithOptions
 
     timed = None
     if recorder is not None:
         timed = timing.TimingHere(recorder, loader._dataset_kind == internals.ITERABLE)
     worker_options = _worker_options(loader, options, timed)
     keys = seeding.keys_for(loader, options)
-    made = SingleProcessIterator(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
-    _record(loader, made, "single-process", "num_workers is 0", stages)
+    made = IteratorWithOptions(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
+    _record(loader, made, "single-process", plain.REASON, stages)
     return made
 
 

@@ -34,7 +34,8 @@ class Pausing:
     # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
-    # The counts of it for a report.
+    # For a report: what was noted of it, and its counts.
+    _noted: Any = None
     _count: Count | None = None
 
     def _seconds_waited(self) -> float | None:
@@ -217,6 +218,8 @@ def raise_if_ended(iterator: Pausing) -> None:
 # Iterators of a loader, each with the process that made it.
 _Made = list[tuple[object, "weakref.ref[Any]"]]
 _made: weak_registry.WeakRegistry[_Made] = weak_registry.WeakRegistry()
+# Iterators that are gone are taken out of a list that has become longer.
+_MOST = 16
 
 
 def register(loader: TorchLoader, iterator: object) -> None:
@@ -226,8 +229,14 @@ def register(loader: TorchLoader, iterator: object) -> None:
     except TypeError:
         # An iterator that other code makes, without weak references, is that code's to end.
         return
-    alive = [one for one in _made.get(loader) or () if one[1]() is not None]
-    _made.put(loader, [*alive, (process_identity(), reference)])
+    made = _made.get(loader)
+    if made is None:
+        made = []
+        _made.put(loader, made)
+    made.append((process_identity(), reference))
+    if len(made) > _MOST:
+        # In one step: another thread may look.
+        made[:] = [one for one in made if one[1]() is not None]
 
 
 def alive(loader: TorchLoader) -> list[Any]:

@@ -86,6 +86,9 @@ class Stages(NamedTuple):
         return dict if self.moving is None else self.moving.counts
 
 
+NO_STAGES = Stages()
+
+
 def _moved(moving: Moving, take: Take, iterator: OurIterator) -> Any:
     return moving.place_next(functools.partial(take, iterator))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringloader._common import states
 from ringloader._iterator.base import LoaderIterator
-from ringloader._iterator.stages import Stages
+from ringloader._iterator.stages import NO_STAGES, Stages
 from ringloader._options.seeding import Keys, Placing
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
@@ -18,8 +18,39 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 
+_PROFILE_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
 class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: ignore[misc]
-    """An iterator that asks the dataset in the caller's process, as torch's does, with the options around.
+    """An iterator that asks the dataset in the caller's process: torch's, whose collation is native."""
+
+    _stages = NO_STAGES
+    # Without a gate or an option.
+    _take_next = staticmethod(internals.SingleIterator._next_data)
+
+    def __init__(self, loader: TorchLoader) -> None:
+        internals.SingleIterator.__init__(self, loader)
+        # Analysers of traces look for it.
+        self._profile_name = _PROFILE_NAME
+        if not internals.is_in_worker():
+            # A worker of torch's sends the batch, and has its memory for it.
+            collate.put_native_again(self._dataset_fetcher)
+
+    def _chain(self, gate: Any) -> Callable[[Any], Any]:
+        take = self._stages.moved(internals.SingleIterator._next_data)
+        return self._stages.chain(take, gate=gate)
+
+    def __del__(self) -> None:
+        if self._count is not None:
+            self._count.end(self._num_yielded)
+
+    def _stop(self, _message: str) -> None:
+        # Lets go of the dataset's iterator, as the end of workers does.
+        self.__dict__.pop("_dataset_fetcher", None)
+
+
+class IteratorWithOptions(SingleProcessIterator):
+    """An iterator without workers, with options or states around it.
 
     MIRRORS torch dataloader.py::_SingleProcessDataLoaderIter, its base class.
 
@@ -42,8 +73,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         self._counts_epochs = counts_epochs
         self._plan = self._decide(loader)
         self._init_base(loader)
-        # Analysers of traces look for it.
-        self._profile_name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+        self._profile_name = _PROFILE_NAME
         if self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         if stages.moving is not None:
@@ -55,7 +85,6 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
             self._dataset,
             self._start(),
             self._dataset_kind == internals.ITERABLE,
-            # A worker of torch's sends the batch, and has its memory for it.
             None if internals.is_in_worker() else collate.put_native,
         )
         self._stages = stages
@@ -68,10 +97,6 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         kept = states.of(loader)
         if kept is not None:
             kept.has_begun(loader, epoch, stages.collecting)
-
-    def _chain(self, gate: Any) -> Callable[[Any], Any]:
-        take = self._stages.moved(internals.SingleIterator._next_data)
-        return self._stages.chain(take, gate=gate)
 
     def _start(self) -> EpochStart:
         """Returns the beginning of the epoch, in which this process is the only worker."""
@@ -87,10 +112,3 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         return internals.create_fetcher(
             self._dataset_kind, dataset, self._auto_collation, self._collate_fn, self._drop_last
         )
-
-    def __del__(self) -> None:
-        self._settle()
-
-    def _stop(self, _message: str) -> None:
-        # Lets go of the dataset's iterator, as the end of workers does.
-        self.__dict__.pop("_dataset_fetcher", None)

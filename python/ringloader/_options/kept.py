@@ -25,9 +25,12 @@ READ_AGAIN = tuple(name for name, about in TABLE.items() if about.is_read_again)
 
 def options_of(loader: object) -> Options:
     """Returns the options of ``loader`` as they are now: all the defaults for one that has none."""
-    options: Options = getattr(loader, OPTIONS, _NONE_GIVEN)
+    own = vars(loader)
+    options: Options = own.get(OPTIONS, _NONE_GIVEN)
     for name in READ_AGAIN:
         kept = getattr(options, name)
+        if own.get(name, _MISSING) is kept:
+            continue
         value = kept if name in theirs(loader) else getattr(loader, name, kept)
         if value is not kept:
             options = dataclasses.replace(options, **{name: value})

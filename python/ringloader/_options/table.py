@@ -407,6 +407,12 @@ class Options:
     def __post_init__(self) -> None:
         for name, about in TABLE.items():
             about.check(name, getattr(self, name))
+        # Written past the frozen class: each `iter` asks.
+        vars(self)["_changed"] = tuple(
+            name
+            for name, default in DEFAULTS.items()
+            if (value := getattr(self, name)) != default and value not in TABLE[name].as_default
+        )
         rules.check(_GIVEN, self, self.changed())
 
     @property
@@ -416,15 +422,7 @@ class Options:
 
     def changed(self) -> tuple[str, ...]:
         """Returns the names of the options that have another value than their default."""
-        found: tuple[str, ...] | None = vars(self).get("_changed")
-        if found is None:
-            values = {name: getattr(self, name) for name in DEFAULTS}
-            found = tuple(
-                name
-                for name, value in values.items()
-                if value != DEFAULTS[name] and value not in TABLE[name].as_default
-            )
-            vars(self)["_changed"] = found
+        found: tuple[str, ...] = self._changed  # type: ignore[attr-defined]
         return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringloader._common import weak_registry
 from ringloader._common.looking import attribute
@@ -65,7 +65,7 @@ class PathReport:
         return "\n  ".join([f"{self.path}: {self.reason}", *lines])
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(slots=True)
 class _Record:
     path: PathName
     reason: str
@@ -77,7 +77,17 @@ class _Record:
     count: tally.Count
 
 
-_records: weak_registry.WeakRegistry[_Record] = weak_registry.WeakRegistry()
+class _Kept:
+    """The record of a loader's last iterator, and how many it has made; or that of another's iterator."""
+
+    __slots__ = ("record", "times")
+
+    def __init__(self, record: _Record) -> None:
+        self.record = record
+        self.times = 1
+
+
+_records: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
 
 
 def record(
@@ -100,9 +110,30 @@ def record(
         recording: Notes times, with ``stats``.
         clock: Notes times, for a report at exit.
     """
-    noted = _begin(loader, path, reason, counters, recording, clock)
-    _records.put(iterator, noted)
-    _count(iterator, noted)
+    _put(iterator, _begin(loader, path, reason, counters, recording, clock))
+
+
+def record_again(loader: object, iterator: OurIterator, path: PathName, reason: str) -> bool:
+    """Notes ``iterator`` as :func:`record` does if the loader's last one was alike, and is gone.
+
+    Without workers, options, or a report at exit: then they differ in nothing that is noted.
+    """
+    kept = _records.get(loader)
+    if kept is None:
+        return False
+    noted = kept.record
+    if (
+        noted.path != path
+        or noted.reason != reason
+        or noted.recording is not None
+        or noted.counters is not dict
+        or not tally.is_kept(noted.counted)
+        or not noted.count.follow_next(iterator)
+    ):
+        return False
+    iterator._noted = noted
+    kept.times += 1
+    return True
 
 
 def record_torchs(loader: object, reason: str) -> None:
@@ -119,8 +150,8 @@ def _begin(
     clock: tally.Clock | None,
 ) -> _Record:
     """Notes that a loader begins an iterator."""
-    before = _records.get(loader)
-    counted = tally.tally_of(loader, None if before is None else before.counted, path, reason)
+    kept = _records.get(loader)
+    counted = tally.tally_of(loader, None if kept is None else kept.record.counted, path, reason)
     count = tally.Count(clock)
     if counted is not None:
         counted.begin(count)
@@ -129,22 +160,32 @@ def _begin(
             counted.made_at = made_at.place_of(loader)
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
     noted = _Record(path, reason, counters, recording, counted, count)
-    _records.put(loader, noted)
+    if kept is None:
+        _records.put(loader, _Kept(noted))
+    else:
+        kept.record = noted
+        kept.times += 1
     return noted
 
 
-def _count(iterator: object, noted: _Record) -> None:
-    # One of ours: another one counts nothing for us.
-    if hasattr(type(iterator), "_seconds_waited"):
-        noted.count.follow(cast("OurIterator", iterator))
+def _put(iterator: Any, noted: _Record) -> None:
+    if _is_ours(iterator):
+        iterator._noted = noted
+        noted.count.follow(iterator)
+    else:
+        # It counts nothing for us.
+        _records.put(iterator, _Kept(noted))
+
+
+def _is_ours(iterator: object) -> bool:
+    return hasattr(type(iterator), "_seconds_waited")
 
 
 def pass_on(iterator: object, other: object) -> None:
     """Notes for ``other``, which stands in front of an iterator, what was noted for that."""
-    found = _records.get(iterator)
+    found = noted(iterator)
     if found is not None:
-        _records.put(other, found)
-        _count(other, found)
+        _put(other, found)
 
 
 def add(loader: object, text: str) -> None:
@@ -156,9 +197,19 @@ def add(loader: object, text: str) -> None:
             found.counted.reason = found.reason
 
 
-def noted(key: object) -> _Record | None:
-    """Returns the record that was noted last for an iterator or a loader; a new object each time."""
-    return _records.get(key)
+def noted(key: Any) -> _Record | None:
+    """Returns the record that was noted last for an iterator or a loader."""
+    if _is_ours(key):
+        found: _Record | None = key._noted
+        return found
+    kept = _records.get(key)
+    return None if kept is None else kept.record
+
+
+def times(loader: object) -> int:
+    """Returns how many iterators of a loader have been noted."""
+    kept = _records.get(loader)
+    return 0 if kept is None else kept.times
 
 
 def noted_behind(key: object) -> _Record | None:

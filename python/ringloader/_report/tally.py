@@ -89,7 +89,7 @@ class Count:
         clock: The clock of its epochs, if a report is asked for.
     """
 
-    __slots__ = ("_batches", "_before", "_clock", "_iterator", "_waited")
+    __slots__ = ("_batches", "_before", "_clock", "_gone", "_iterator", "_waited")
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -97,11 +97,30 @@ class Count:
         # Batches of the epochs before, and of this one.
         self._before = self._batches = 0
         self._waited: float | None = None
+        # Has an entry once the iterator has gone, for the one that is counted next.
+        self._gone: list[None] = []
 
     def follow(self, iterator: OurIterator) -> None:
         """Counts what ``iterator`` returns: one of ringloader's, which calls :meth:`settle` when it goes."""
         self._iterator = weakref.ref(iterator)
         iterator._count = self
+
+    def follow_next(self, iterator: OurIterator) -> bool:
+        """Counts what ``iterator`` returns too, if the one before is gone: both without workers and clock."""
+        try:
+            self._gone.pop()
+        except IndexError:
+            return False
+        self._before += self._batches
+        self._batches = 0
+        self._iterator = weakref.ref(iterator)
+        iterator._count = self
+        return True
+
+    def end(self, batches: int) -> None:
+        """Notes how many batches an iterator without workers has returned, which goes."""
+        self._batches = batches
+        self._gone.append(None)
 
     def end_epoch(self, returned: int) -> None:
         """Notes the end of an epoch of ``returned`` batches, after which the iterator counts from 0."""
@@ -161,15 +180,16 @@ class Tally:
 
     def begin(self, count: Count) -> None:
         """Adds an iterator, and adds up iterators that are gone."""
-        for one in self._counts[:]:
+        counts = self._counts
+        for one in counts[:]:
             if one.is_final():
                 try:
-                    self._counts.remove(one)
+                    counts.remove(one)
                 except ValueError:
                     # Another thread has added it up.
                     continue
                 self._sums = plus(self._sums, one.figures())
-        self._counts.append(count)
+        counts.append(count)
 
     def figures(self) -> Figures:
         """Returns the sums of all its epochs."""
@@ -185,7 +205,7 @@ def tally_of(loader: object, before: Tally | None, path: str, reason: str) -> Ta
         path: The path of the iterator that it makes.
         reason: The reason for that.
     """
-    if before is not None and before.number in _tallies:
+    if before is not None and is_kept(before):
         before.path, before.reason = path, reason
         return before
     number = next(_numbers)
@@ -196,6 +216,11 @@ def tally_of(loader: object, before: Tally | None, path: str, reason: str) -> Ta
     _tallies[number] = made
     _drop_oldest()
     return made
+
+
+def is_kept(one: Tally | None) -> bool:
+    """True for a tally that this process has and remembers; a forked child has none of its parent's."""
+    return one is not None and one.number in _tallies
 
 
 def all_tallies() -> list[Tally]:

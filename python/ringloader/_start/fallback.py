@@ -56,6 +56,21 @@ def attempt(
         raise
 
 
+def by_value(dump: Callable[[NewPickler], _T]) -> _T | None:
+    """Calls ``dump`` with cloudpickle's pickler, which names nothing of the main module.
+
+    Returns:
+        What the call returns; None without cloudpickle, or if it cannot pickle the object.
+    """
+    module = _cloudpickle()
+    if module is None:
+        return None
+    try:
+        return dump(functools.partial(_recording_pickler, module, False, lambda _: None))
+    except _ERRORS:
+        return None
+
+
 def _cloudpickle() -> Any:
     try:
         return importlib.import_module("cloudpickle")

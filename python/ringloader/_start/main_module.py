@@ -2,7 +2,7 @@
 
 A process that is not forked runs the file of the main module again. A notebook, an interactive session and
 ``python -c`` have no such file, so a worker has none of their classes and functions. It needs none for what
-is imported from elsewhere, or pickled by value, as cloudpickle does it.
+is imported from elsewhere, or pickled by value, as cloudpickle does it where it is installed.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Look:
             raise RuntimeError(
                 f"workers of the start method {self._method!r} cannot find {', '.join(names)} of the main "
                 f"module, {self._main}. Put {they} into a module and import it (in a notebook: %%writefile "
-                f"data.py), or {self._others}"
+                f"data.py), install cloudpickle (pip install ringloader[cloudpickle]), or {self._others}"
             )
 
 

@@ -107,7 +107,8 @@ def for_all(
 
     Args:
         thing: The object.
-        look: Called with the pickle, and may raise; None if there is nothing to look for.
+        look: Called with the pickle; raises a ``RuntimeError`` for what a process cannot find, which is then
+            pickled by value where cloudpickle is installed. None if there is nothing to look for.
         named: Takes the definitions of the main module that the pickle names; None if they are not wanted.
         ways: Other ways to have workers, for an error.
 
@@ -115,10 +116,20 @@ def for_all(
         NotForAllError: If something holds for one process only.
         BaseException: What pickling raises, and ``look``.
     """
-    pickled = fallback.attempt(
-        thing, lambda new_pickler: Pickled(thing, new_pickler, named), ways, finds_main=look is None
-    )
-    if look is not None:
+
+    def dump(new_pickler: fallback.NewPickler) -> Pickled:
+        return Pickled(thing, new_pickler, named)
+
+    pickled = fallback.attempt(thing, dump, ways, finds_main=look is None)
+    if look is None:
+        return pickled
+    try:
+        pickled.show(look)
+    except RuntimeError:
+        by_value = fallback.by_value(dump)
+        if by_value is None:
+            raise
+        pickled = by_value
         pickled.show(look)
     return pickled
 
@@ -142,7 +153,14 @@ class ForOne:
             return _itself, (self._thing,)
         data = fallback.attempt(self._thing, self._dump, self._ways, finds_main=self._look is None)
         if self._look is not None:
-            self._look(data)
+            try:
+                self._look(data)
+            except RuntimeError:
+                by_value = fallback.by_value(self._dump)
+                if by_value is None:
+                    raise
+                data = by_value
+                self._look(data)
         return pickle.loads, (data,)
 
     def _dump(self, new_pickler: fallback.NewPickler) -> bytes:

@@ -20,7 +20,7 @@ from torch.utils.data import dataloader as torch_dataloader
 import ringloader._native as _native
 from ringloader._log import logger
 from ringloader._torch import internals
-from ringloader._torch.replaced import Replaced, is_speechbrains, recovers, replaced
+from ringloader._torch.replaced import Replaced, is_speechbrains, may_recover, recovers, replaced
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -88,6 +88,19 @@ def reason_of_user() -> Reason | None:
     return None
 
 
+def is_switch_set() -> bool:
+    """True if the variable has a value: a quick look, since a miss of ``os.environ`` takes long."""
+    try:
+        return _KEY in os.environ._data  # type: ignore[attr-defined]
+    except AttributeError:
+        # Another object stands there.
+        return SWITCH in os.environ
+
+
+# The variable's name as `os.environ` has it.
+_KEY: Any = os.environ.encodekey(SWITCH)
+
+
 def reason_for_torch(loader: TorchLoader, get_iterator: Any) -> Reason | None:
     """Returns why a loader with workers must be torch's own, or None.
 
@@ -120,6 +133,40 @@ def reason_against_own_iterator(loader: TorchLoader, get_iterator: Any) -> Reaso
     if found is not None:
         return Reason(f"num_workers is 0, and {found}")
     return Reason(_RECOVERS) if recovers(loader) else None
+
+
+def has_torchs_iterator(get_iterator: Any) -> bool:
+    """True if no loader without workers needs to be torch's own: a quick look, after the first whole check.
+
+    An iterator that calls torch's functions, and mirrors none, may go by it: a function that has got another
+    code meanwhile is called.
+
+    Args:
+        get_iterator: As above.
+    """
+    global _checked
+    cls, base = internals.SingleIterator, internals.BaseIterator
+    if cls is None or base is None:
+        return False
+    found = (
+        get_iterator,
+        torch_dataloader._SingleProcessDataLoaderIter,
+        torch_dataloader._BaseDataLoaderIter,
+        cls.__init__,
+        cls._next_index,
+        cls._next_data,
+        base.__init__,
+    )
+    if found == _checked:
+        return True
+    if internals.missing_name() or may_recover() or _replaced_without_workers(get_iterator):
+        return False
+    _checked = found
+    return True
+
+
+# The parts of torch that the whole check has passed.
+_checked: tuple[Any, ...] = ()
 
 
 def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = False) -> Reason | None:

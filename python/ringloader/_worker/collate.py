@@ -74,11 +74,38 @@ def put_native(fetcher: Any) -> None:
         fetcher.collate_fn = Collation(torchs_own)
 
 
+def put_native_again(fetcher: Any) -> None:
+    """Puts native collation into the fetcher of a loader without workers, the same as before if it still may.
+
+    The native part of a collation finds out by itself if a part of torch was replaced, and leaves each batch
+    to torch then.
+    """
+    global _kept
+    collation = _kept
+    if (
+        collation is None
+        or fetcher.collate_fn is not collation.torchs_own
+        or collation.torchs_own.__code__ is not collation.code
+        or len(collating.collate_fn_map) != collation.known
+    ):
+        put_native(fetcher)
+        if isinstance(fetcher.collate_fn, Collation):
+            _kept = fetcher.collate_fn
+    else:
+        fetcher.collate_fn = collation
+
+
+_kept: Collation | None = None
+
+
 class Collation:
     """Stands in for ``default_collate``. The native part calls no code of the user's."""
 
-    def __init__(self, torchs_own: Callable[[Any], Any]) -> None:
-        self._torchs_own = torchs_own
+    def __init__(self, torchs_own: Any) -> None:
+        self.torchs_own = torchs_own
+        # A tool may put another code into a function, and others may teach torch more classes.
+        self.code = torchs_own.__code__
+        self.known = len(collating.collate_fn_map)
         self._native = _native.Collate(
             None,
             collating.collate_of_columns(),
@@ -91,4 +118,4 @@ class Collation:
 
     def __call__(self, batch: Any) -> Any:
         made = self._native(batch)
-        return self._torchs_own(batch) if made is None else made
+        return self.torchs_own(batch) if made is None else made

@@ -1,0 +1,111 @@
+"""The iterator of a loader without workers, options and states: who has it, and what it leaves as it was."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+import torch.utils.data
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+
+import ringloader
+from ringloader import DataLoader, StatefulDataLoader
+from ringloader._iterator.without_workers import IteratorWithOptions, SingleProcessIterator
+from ringloader._torch import collating
+from ringloader._worker.collate import Collation
+
+pytestmark = pytest.mark.rings_only
+
+DATA = list(range(6))
+
+
+def batches_told() -> int:
+    return sum(one.batches for one in ringloader.reports() if one.is_alive and one.loader.endswith("Told"))
+
+
+class Told(DataLoader):
+    """A loader whose reports are found by its name."""
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 2, "shuffle": True, "generator": torch.Generator()},
+        {"batch_sampler": BatchSampler(SequentialSampler(DATA), 2, False)},
+        {"collate_fn": list, "drop_last": True, "batch_size": 4},
+    ],
+)
+def test_loaders_that_have_it(options):
+    loader = DataLoader(DATA, **options)
+    for _ in range(2):
+        assert type(iter(loader)) is SingleProcessIterator
+        assert ringloader.report(loader).path == "single-process"
+    options = {**options, "generator": torch.Generator()} if "generator" in options else options
+    theirs, ours = (list(one(DATA, **options)) for one in (torch.utils.data.DataLoader, DataLoader))
+    if "generator" not in options:
+        assert str(theirs) == str(ours)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: DataLoader(DATA, batch_size=None),
+        lambda: DataLoader(torch.arange(6)),
+        lambda: DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0)),
+        lambda: DataLoader(DATA, stats=True),
+        lambda: DataLoader(DATA, on_error="skip"),
+        lambda: StatefulDataLoader(DATA),
+    ],
+)
+def test_loaders_that_have_another(make):
+    assert type(iter(make())) is IteratorWithOptions
+
+
+def test_batches_are_counted_over_iterators_that_live_and_that_are_gone():
+    loader = Told(DATA)
+    for _ in range(3):
+        list(loader)
+    assert batches_told() == 18
+    one, other = iter(loader), iter(loader)
+    next(one), next(other), next(other)
+    assert batches_told() == 21
+    del one
+    gc.collect()
+    third = iter(loader)
+    assert (next(third), batches_told()) == (torch.tensor([0]), 22)
+    assert ringloader.report(third).path == ringloader.report(other).path == "single-process"
+    del other, third
+    gc.collect()
+    assert batches_told() == 22
+
+
+def test_its_collation_is_renewed_when_others_teach_torch_a_class(monkeypatch):
+    class Own:
+        pass
+
+    loader = DataLoader([Own(), Own()], batch_size=2)
+    first = iter(DataLoader(DATA))._dataset_fetcher.collate_fn
+    assert iter(DataLoader(DATA))._dataset_fetcher.collate_fn is first
+    with pytest.raises(TypeError, match="default_collate: batch must contain"):
+        next(iter(loader))
+    monkeypatch.setitem(collating.collate_fn_map, Own, lambda batch, **_: len(batch))
+    assert list(loader) == [2]
+    assert iter(DataLoader(DATA))._dataset_fetcher.collate_fn is not first
+    monkeypatch.undo()
+    with pytest.raises(TypeError, match="default_collate: batch must contain"):
+        next(iter(loader))
+
+
+def test_a_collate_function_with_another_code_is_called():
+    """A tool puts another code into a function, and that is what runs."""
+    function = torch.utils.data.default_collate
+    assert isinstance(iter(DataLoader(DATA))._dataset_fetcher.collate_fn, Collation)
+    code = function.__code__
+    try:
+        function.__code__ = (lambda batch: [len(batch)]).__code__
+        assert list(DataLoader(DATA, batch_size=6)) == [[6]]
+    finally:
+        function.__code__ = code
+    assert isinstance(iter(DataLoader(DATA))._dataset_fetcher.collate_fn, Collation)
