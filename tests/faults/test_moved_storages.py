@@ -61,6 +61,7 @@ def test_a_tensor_whose_storage_is_replaced_while_it_is_gathered():
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "wrong batches: 0\n", "")
 
+
 PADDED = """
     import threading
     import torch
@@ -77,8 +78,8 @@ PADDED = """
             for tensor in tensors:
                 tensor.data = torch.full_like(tensor, 1.0 + turn % 2)
 
-    swap_once = threading.Thread(target=swap)
-    swap_once.start()
+    thread = threading.Thread(target=swap)
+    thread.start()
     wrong = 0
     try:
         pad = Pad(value=-1.0)
@@ -88,7 +89,7 @@ PADDED = """
                 wrong += not bool((filled == filled[0]).all() and filled[0] in (0, 1, 2))
     finally:
         stop.set()
-        swap_once.join()
+        thread.join()
     print("wrong rows:", wrong)
 """
 
@@ -103,7 +104,6 @@ def test_tensors_whose_storages_are_replaced_while_they_are_padded():
         check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, "wrong rows: 0\n"), ended.stderr
-
 
 
 class Shrunk(torch.utils.data.Dataset):
