@@ -62,6 +62,50 @@ def test_a_tensor_whose_storage_is_replaced_while_it_is_gathered():
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "wrong batches: 0\n", "")
 
 
+PADDED = """
+    import threading
+    import torch
+    from ringloader.batchify import Pad
+
+    # A megabyte and more: other threads run while it is copied.
+    tensors = [torch.zeros(100_000 + number) for number in range(16)]
+    stop = threading.Event()
+
+    def swap():
+        turn = 0
+        while not stop.is_set():
+            turn += 1
+            for tensor in tensors:
+                tensor.data = torch.full_like(tensor, 1.0 + turn % 2)
+
+    thread = threading.Thread(target=swap)
+    thread.start()
+    wrong = 0
+    try:
+        pad = Pad(value=-1.0)
+        for _ in range(300):
+            for row, tensor in zip(pad(tensors), tensors):
+                filled = row[: len(tensor)]
+                wrong += not bool((filled == filled[0]).all() and filled[0] in (0, 1, 2))
+    finally:
+        stop.set()
+        thread.join()
+    print("wrong rows:", wrong)
+"""
+
+
+def test_tensors_whose_storages_are_replaced_while_they_are_padded():
+    """Each row is of one of the storages."""
+    ended = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(PADDED)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert (ended.returncode, ended.stdout) == (0, "wrong rows: 0\n"), ended.stderr
+
+
 class Shrunk(torch.utils.data.Dataset):
     """The storage of the second sample has half of its bytes."""
 

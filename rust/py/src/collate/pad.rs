@@ -105,8 +105,10 @@ impl Pad {
             }
             return self.made(allocator, dtype, ragged.shapes(), |padded, memory| {
                 // Making torch's memory may bring finalisers about.
-                Ok((!memory.is_torchs() || ragged.is_still(torch, items)?)
-                    && padded.write(items, &ragged, cast)?)
+                if !memory.is_torchs() {
+                    return padded.write(items, &ragged, cast);
+                }
+                ragged.again(torch, items)?.map_or(Ok(false), |now| padded.write(items, &now, cast))
             });
         }
         let Some(numbers) = Numbers::of(items) else { return Ok(None) };

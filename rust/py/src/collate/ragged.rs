@@ -186,15 +186,12 @@ impl Ragged {
         Ok(Some(storages))
     }
 
-    /// Returns true if the samples lie where they lay, after code that was not ours.
+    /// The samples as they lie now, after code that was not ours; `None` if they have another type or shape.
     ///
     /// # Errors
     /// The error that torch raises.
-    pub(super) fn is_still(&self, torch: &Torch, items: &[Bound<'_, PyAny>]) -> PyResult<bool> {
-        Ok(Self::of(torch, items)?.is_some_and(|now| {
-            (now.dtype, &now.addresses, &now.strides) == (self.dtype, &self.addresses, &self.strides)
-                && now.shapes == self.shapes
-        }))
+    pub(super) fn again(&self, torch: &Torch, items: &[Bound<'_, PyAny>]) -> PyResult<Option<Self>> {
+        Ok(Self::of(torch, items)?.filter(|now| now.dtype == self.dtype && now.shapes == self.shapes))
     }
 }
 
