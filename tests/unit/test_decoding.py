@@ -379,3 +379,24 @@ def test_a_live_iterator_at_exit_says_nothing():
         [sys.executable, "-c", LIVE_AT_EXIT], capture_output=True, text=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+@pytest.mark.parametrize("error", [MemoryError, SystemError("<method 'get'> returned NULL without an error")])
+def test_the_thread_goes_on_whatever_its_queue_raises(error):
+    """A caller would wait for a batch that no thread decodes."""
+
+    class Batch:
+        def decode(self):
+            done.append(self)
+
+    class Tasks:
+        def get(self):
+            found = left.pop(0)
+            if found is error:
+                raise error
+            return found
+
+    done, batch = [], Batch()
+    left = [error, batch, None]
+    decoding._decode_all(Tasks())
+    assert (done, left) == ([batch], [])

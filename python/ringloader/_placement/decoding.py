@@ -165,8 +165,9 @@ def _decode_all(tasks: queue.SimpleQueue[_Decoded | None]) -> None:
             if (decoded := tasks.get()) is None:
                 return
             decoded.decode()
-        except MemoryError:
-            # Memory ran out before the batch was begun. The caller decodes it.
+        except BaseException:
+            # Memory ran out before the batch was begun: a MemoryError, or a SystemError where none was set.
+            # The caller decodes it. INVARIANT: the thread goes on, as callers wait for it.
             if decoded is not None:
                 decoded.abandon()
         # The caller's alone, while this thread waits for the next.
