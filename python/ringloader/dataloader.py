@@ -48,6 +48,10 @@ class _Errors:
         return collecting.listed(loader)
 
 
+# The attribute of a loader whose workers are on other machines.
+_ELSEWHERE = "_ringloader_elsewhere"
+
+
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` whose batches travel over shared-memory rings.
 
@@ -276,6 +280,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             arguments["num_workers"] = num_workers or worker_pool.num_workers
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
             arguments["persistent_workers"] = persistent_workers or prefetch_epochs
+            if worker_pool._is_remote:
+                vars(self)[_ELSEWHERE] = True
         # Only values that are not the default: the next class of the MRO may have its own.
         given = {name: arguments[name] for name in _TORCHS if arguments[name] is not _TORCHS[name]}
         super().__init__(datapipes.translated(dataset), **given)
@@ -293,6 +299,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 from ringloader._start import spawn
 
                 spawn.prepare(self)
+
+    def check_worker_number_rationality(self) -> None:
+        """Warns of more workers than there are cores, as torch does, unless they are on other machines."""
+        if _ELSEWHERE not in vars(self):
+            super().check_worker_number_rationality()
 
     def __repr__(self) -> str:
         if "max_shared_bytes" not in vars(self):

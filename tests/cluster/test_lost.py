@@ -109,6 +109,15 @@ def test_an_iterable_dataset_has_no_silent_gap(workers):
     assert any("IterableDataset is not replaced" in note for note in caught.value.__notes__)
 
 
+def test_idle_actors_that_have_gone_are_replaced(cluster):
+    assert cluster.address
+    with ringloader.ray.Workers(2, retries=0) as workers:
+        loader = DataLoader(Told(24), batch_size=4, worker_pool=workers)
+        for pid in {int(made) for _, pids in loader for made in pids}:
+            kill(pid)
+        assert numbers(loader) == list(range(24))
+
+
 def test_a_frozen_worker_is_lost(workers):
     frozen = []
     loader = DataLoader(Told(60, 0.01), batch_size=4, worker_pool=workers)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import Any
 
 import pytest
@@ -35,6 +36,8 @@ def over_ray(workers: Any) -> type[ringloader.DataLoader]:
 
 
 def assert_parity(case: Generated, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    # torch warns of more workers than there are cores here, which workers elsewhere do not use.
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
     observed = observed_case(case)
     expected = harness.run(torch.utils.data.DataLoader, observed)
     monkeypatch.setattr(harness, "expected_path", "ray" if case.path == "native" else case.path)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -107,6 +109,13 @@ def test_stats_are_of_this_machines_clock(workers):
     assert stats.batches == 6
     # Two samples of 20 ms each.
     assert all(worker.dataset / worker.batches > 0.03 for worker in stats.workers)
+
+
+def test_the_cores_of_this_machine_are_no_limit(workers, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert numbers(DataLoader(Told(12), batch_size=4, worker_pool=workers)) == list(range(12))
 
 
 def test_max_bytes(cluster):

@@ -33,6 +33,8 @@ class Actor:
         self._birth: concurrent.futures.Future[Birth] = self.handle.birth.remote().future()
         # Of the records that it holds, or has been sent.
         self.numbers: set[int] = set()
+        # How often it was given work.
+        self.assignments = 0
 
     @property
     def birth(self) -> Birth | None:

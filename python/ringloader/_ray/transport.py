@@ -168,6 +168,7 @@ class RayTransport(Transport):
         except BaseException:
             self._crew.discard(actor)
             raise
+        actor.assignments += 1
         actor.numbers = (actor.numbers & assignment.keep) | {self._record.number}
         self._handles[work.worker] = handle
         self._numbers[work.worker] = number
@@ -196,7 +197,8 @@ class RayTransport(Transport):
                 self._relay.lose(worker, self._numbers[worker], "it has not begun")
                 if error is not None and not isinstance(error, RayActorError):
                     raise RuntimeError(f"DataLoader worker {worker} could not be started: {error}") from error
-                deaths += 1
+                # One that has worked before may have gone since, with its node.
+                deaths += handle.actor.assignments == 1
                 if deaths > self._settings.retries:
                     raise RuntimeError(
                         f"DataLoader worker {worker} could not be started: its actor has died {deaths} times"

@@ -1,5 +1,7 @@
 //! Both ends over real connections of this machine.
 
+mod windows;
+
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::time::{Duration, Instant};
@@ -277,54 +279,6 @@ fn a_worker_may_be_given_up_under_its_own_number_only() {
 }
 
 #[test]
-fn tasks_are_sent_in_order_within_the_window() {
-    let engine = Engine::new(2, 8, SHARE).unwrap();
-    let main = relay(&engine, Some(1000), Beats::default());
-    let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
-    for seq in 0..8 {
-        engine.put_task((seq % 2) as u32, task(seq)).unwrap();
-    }
-    let mut sockets = [0, 1].map(|worker| {
-        let mut socket = TcpStream::connect(main.address()).unwrap();
-        socket.set_read_timeout(Some(LONG)).unwrap();
-        let number = numbers[worker as usize];
-        socket.write_all(&Hello { token: TOKEN, worker, number }.to_bytes()).unwrap();
-        socket
-    });
-    // One for each until the first has come.
-    for (seq, socket) in sockets.iter_mut().enumerate() {
-        assert_eq!(frame(socket).0.seq, seq as u64);
-    }
-    let is_empty = |socket: &mut TcpStream| {
-        socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-        let is_empty = socket.read(&mut [0; 1]).is_err();
-        socket.set_read_timeout(Some(LONG)).unwrap();
-        is_empty
-    };
-    assert!(sockets.iter_mut().all(is_empty));
-    let [first, second] = &mut sockets;
-    // Two batches of 400 bytes, of which one is here and one is made: there is no room for a third.
-    second.write_all(&result(1, 400).to_bytes()).unwrap();
-    second.write_all(&pattern(1, 400)).unwrap();
-    let there = |worker| {
-        while engine.there_of(worker).unwrap() == 0 {
-            std::thread::sleep(Duration::from_millis(1));
-        }
-    };
-    there(1);
-    assert!(is_empty(first) && is_empty(second));
-    first.write_all(&result(0, 400).to_bytes()).unwrap();
-    first.write_all(&pattern(0, 400)).unwrap();
-    there(0);
-    assert!(is_empty(first) && is_empty(second));
-    assert_eq!(engine.try_next_of(0).unwrap().unwrap().seq, 0);
-    assert_eq!(frame(first).0.seq, 2, "the first that was not sent");
-    assert!(is_empty(first) && is_empty(second));
-    drop(main);
-    assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the relay has closed it");
-}
-
-#[test]
 fn what_comes_after_the_end_is_dropped() {
     let engine = Engine::new(1, 4, SHARE).unwrap();
     let main = relay(&engine, None, Beats::default());
@@ -356,40 +310,4 @@ fn what_comes_after_the_end_is_dropped() {
         engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: vec![] }).unwrap();
         worker.join().unwrap();
     });
-}
-
-#[test]
-fn a_worker_whose_part_has_ended_holds_up_no_other() {
-    let engine = Engine::new(2, 8, SHARE).unwrap();
-    let main = relay(&engine, Some(1), Beats::default());
-    let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
-    let mut sockets = [0, 1].map(|worker| {
-        let mut socket = TcpStream::connect(main.address()).unwrap();
-        socket.set_read_timeout(Some(LONG)).unwrap();
-        let number = numbers[worker as usize];
-        socket.write_all(&Hello { token: TOKEN, worker, number }.to_bytes()).unwrap();
-        socket
-    });
-    for seq in 0..6 {
-        engine.put_task((seq % 2) as u32, task(seq)).unwrap();
-    }
-    let [first, second] = &mut sockets;
-    let answer = |socket: &mut TcpStream, seq, ends_part| {
-        socket.write_all(&Header { ends_part, ..result(seq, 100) }.to_bytes()).unwrap();
-        socket.write_all(&pattern(seq, 100)).unwrap();
-        assert_eq!(next(&engine).seq, seq);
-    };
-    assert_eq!((frame(first).0.seq, frame(second).0.seq), (0, 1));
-    answer(first, 0, true);
-    // Neither the tasks that wait for it, nor later ones, are sent.
-    engine.put_task(0, task(6)).unwrap();
-    answer(second, 1, false);
-    assert_eq!(frame(second).0.seq, 3);
-    answer(second, 3, false);
-    assert_eq!(frame(second).0.seq, 5);
-    answer(second, 5, false);
-    engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
-    engine.put_task(0, task(8)).unwrap();
-    assert_eq!(frame(first).0.of, TaskKind::Object as u64);
-    assert_eq!(frame(first).0.seq, 8, "another epoch");
 }
