@@ -390,7 +390,7 @@ def make_transport(
         worker_options = in_order(*worker_options, Sharing(whole))
     made = ThreadTransport(loader.num_workers, worker_options, watching)
     if shares:
-        made.shares_tasks = True
+        made.shared_tasks = worker_task.most_tasks(loader)
         made.engine.share_tasks(not whole)
     if clocks:
         made.engine.time(clocks)

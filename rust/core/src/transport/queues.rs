@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::interface::Transport;
 use super::message::ResultKind;
 use crate::error::{Error, Result};
-use crate::joint;
+use crate::joint::{self, Cost};
 use crate::process::{self, Process};
 use crate::sync::Arc;
 
@@ -267,7 +267,7 @@ impl<I, R> Queues<I, R> {
             return Ok(());
         };
         let samples = sharing.samples_of.map_or(1, |samples_of| samples_of(&index));
-        let per_run = joint::per_run(samples, workers, sharing.nanoseconds);
+        let per_run = joint::per_run(samples, workers, Cost { making: sharing.nanoseconds, sending: 0 });
         let mut task = SharedTask { seq, index, samples, per_run, parts: Mutex::default() };
         let runs = task.runs();
         task.parts = Mutex::new((0..runs).map(|_| None).collect());
