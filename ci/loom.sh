@@ -94,7 +94,7 @@ FAULTS=(
   'loom_joint|the_last_of_two_workers_collates|joint_made_relaxed|Causality violation'
   'loom_joint|the_last_of_two_workers_collates|joint_last_relaxed|Causality violation'
   'loom_joint|the_last_of_two_workers_collates|joint_bit_before_part|Causality violation'
-  'loom_joint|what_a_dead_worker_had_is_made_again|joint_lost_while_it_lives|Causality violation'
+  'loom_joint|a_place_is_used_again_once_a_lost_worker_has_ended|joint_lost_while_it_lives|Causality violation'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

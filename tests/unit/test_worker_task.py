@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
+import ringloader
 from ringloader import DataLoader, StatefulDataLoader, WorkerPool
 from ringloader.batchify import Pad
 
@@ -126,7 +127,8 @@ def test_batches_are_equal_for_any_kind_of_workers(way, collation):
         {"batch_size": 1, "shuffle": None, "batch_sampler": [(3, 1), range(4), torch.tensor([7, 8, 9])]},
         {"prefetch_factor": 1},
         {"persistent_workers": True},
-        {"pin_memory": False, "timeout": 60},
+        {"timeout": 60},
+        {"device": "cpu"},
     ],
     ids=str,
 )
@@ -136,6 +138,27 @@ def test_batches_are_equal_with_other_arguments(way, options):
     of_workers = ("timeout", "prefetch_factor", "persistent_workers")
     without = {name: value for name, value in options.items() if name not in of_workers}
     assert equal(batches(worker_task="sample", **WAYS[way], **options), batches(seeding="sample", **without))
+
+
+def test_batches_are_equal_where_a_thread_decodes_them():
+    got = batches(worker_task="sample", num_workers=2, main_prefetch=2)
+    assert equal(got, batches(seeding="sample"))
+
+
+def test_installed_options_reach_torchs_loaders_and_leave_streams_their_batches():
+    def made(dataset, **options):
+        return torch.utils.data.DataLoader(dataset, 1, num_workers=2, **options)
+
+    with ringloader.installed(worker_task="sample", seed=7):
+        loader = made(Drawing())
+        assert equal(list(loader), list(DataLoader(Drawing(), 1, seeding="sample", seed=7)))
+        iterator = iter(loader)
+        # torch's default is not taken for a number of all workers.
+        assert iterator._most_tasks == 4
+        del iterator
+        stream = made(Stream())
+        assert len(list(stream)) == 16
+        assert "an IterableDataset" in ringloader.report(stream).reason
 
 
 @way

@@ -99,7 +99,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
-            self._most_tasks = self._prefetch_factor * (1 if transport.shares_tasks else self._num_workers)
+            self._most_tasks = transport.shared_tasks or self._prefetch_factor * self._num_workers
             self._in_order = loader.in_order
             self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
             self._start_workers()
@@ -208,7 +208,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         )
         if self._restarting is not None:
             made.keep_sent()
-        if self._transport.shares_tasks:
+        if self._transport.shared_tasks:
             made.share_tasks(self._most_tasks)
         elif self._keys is not None and self._keys.balances:
             made.balance()

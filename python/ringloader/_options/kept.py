@@ -149,6 +149,11 @@ def _names(cls: type, name: str) -> bool:
 _PROTECTED = "_ringloader_shows_options"
 
 
+def shows_options(loader: object) -> bool:
+    """True for a loader of our class, whose constructor takes options."""
+    return hasattr(type(loader), _PROTECTED)
+
+
 def protect(cls: type, names: Iterable[str]) -> None:
     """Makes attributes of options read-only in loaders of ``cls``, but where a subclass has its own.
 

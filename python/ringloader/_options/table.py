@@ -186,7 +186,7 @@ class Options:
         in_threads="works",
         in_pool="leaves nothing",
         in_worker="works",
-        on_torchs="is left out",
+        on_torchs="is an error",
     )
     last_batch: Literal["keep", "discard", "rollover"] | None = _option(
         None,

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ringloader._options import seeding
+from ringloader._options import kept, seeding
 from ringloader._worker import gather
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
+# The `prefetch_factor` of a loader with workers that was given none.
+_TORCHS_DEFAULT = 2
+
 
 def most_tasks(loader: TorchLoader) -> int:
     """Returns how many batches may be under way, over all workers."""
     factor = loader.prefetch_factor
+    if factor == _TORCHS_DEFAULT and not kept.shows_options(loader):
+        # torch's constructor has set it, where none was given.
+        return default_prefetch(loader)
     # torch's constructor refuses anything else that stands there, and has drawn by then.
     return max(factor, 1) if isinstance(factor, int) else 1
 

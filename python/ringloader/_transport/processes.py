@@ -75,7 +75,7 @@ class ProcessTransport(Transport):
         super().__init__(engine, options, watching)
         self._shared_tasks = shared
         if shared is not None:
-            self.shares_tasks = True
+            self.shared_tasks = shared.places
             self.scheduler = _native.SharingScheduler
         self.timeouts = timeouts
         self._dispatching = dispatching

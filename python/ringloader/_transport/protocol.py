@@ -76,10 +76,10 @@ class Transport(abc.ABC):
         counters: Returns what a report counts of this epoch.
         sound: False once an iteration has ended as it should not.
         scheduler: The class of the native scheduler for this end.
-        shares_tasks: True if all workers share all tasks.
+        shared_tasks: The most tasks that may be out, where all workers share all of them; else 0.
     """
 
-    shares_tasks = False
+    shared_tasks = 0
 
     # An attribute: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)

@@ -26,7 +26,7 @@ class SharedTasks:
     """
 
     def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int) -> None:
-        places = worker_task.most_tasks(loader)
+        self.places = places = worker_task.most_tasks(loader)
         # As many bytes as the slots have.
         window = max(share * loader.num_workers // places // _PAGE * _PAGE, _SMALLEST_WINDOW)
         whole = worker_task.keeps_whole(loader)

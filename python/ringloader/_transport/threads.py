@@ -68,11 +68,15 @@ class ThreadChannel:
     def get(self) -> Any:
         while True:
             message = self._queues.get(self._worker)
-            if message is None or isinstance(message, (tuple, EpochStart, _native.ThreadRun)):
+            if message is None or isinstance(message, (tuple, EpochStart)):
                 return message
-            # A call, which answers where it wants to.
-            message()
-            del message
+            message = self._other(message)
+            if message is not None:
+                return message
+
+    def _other(self, call: Any) -> Any:
+        """Makes a call, which answers where it wants to. Returns None."""
+        call()
 
     def put(self, message: tuple[Any, Any]) -> None:
         self._queues.reply(self._worker, message)
@@ -100,12 +104,11 @@ class SharingThreadChannel(ThreadChannel):
         self._taken: _native.ThreadRun | None = None
         sharing.channel = self
 
-    def get(self) -> Any:
-        message = super().get()
-        if isinstance(message, _native.ThreadRun):
-            self._taken = message
-            return message.seq, message
-        return message
+    def _other(self, call: Any) -> Any:
+        if not isinstance(call, _native.ThreadRun):
+            return super()._other(call)
+        self._taken = call
+        return call.seq, call
 
     def put(self, message: tuple[Any, Any]) -> None:
         number, data = message
@@ -390,7 +393,7 @@ def make_transport(
         worker_options = in_order(*worker_options, Sharing(whole))
     made = ThreadTransport(loader.num_workers, worker_options, watching)
     if shares:
-        made.shares_tasks = True
+        made.shared_tasks = worker_task.most_tasks(loader)
         made.engine.share_tasks(not whole)
     if clocks:
         made.engine.time(clocks)

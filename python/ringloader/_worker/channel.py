@@ -143,15 +143,13 @@ class ProcessChannel(Results):
 
     def __init__(self, port: _native.Port, worker: int, trimming: malloc.Trimming) -> None:
         super().__init__(port, f"in DataLoader worker process {worker}")
+        # Waits for the next message, and returns it in a tuple; None when the time is over.
+        self._take = port.get
         self._trimming = trimming
         parent = multiprocessing.parent_process()
         # In a process of a fork server, the port alone knows of the main process's end.
         self._is_child = parent is None or parent.pid == os.getppid()
         self._parent = os.getppid()
-
-    def _take(self, timeout: float) -> tuple[Any] | None:
-        """Waits for the next task, or message, and returns it in a tuple; None when the time is over."""
-        return self._port.get(timeout)
 
     def get(self) -> Any:
         port = self._port

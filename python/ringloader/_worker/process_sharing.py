@@ -64,13 +64,14 @@ class SharingChannel(ProcessChannel):
         self, port: _native.Port, worker: int, trimming: malloc.Trimming, sharing: ProcessSharing
     ) -> None:
         super().__init__(port, worker, trimming)
+        self._take = self._take_shared
         self._shared = sharing.port
         self._epoch = sharing.epoch
         # What was claimed last, until its samples are sent, or kept for its batch.
         self._claimed: _native.Claimed | None = None
         sharing.channel = self
 
-    def _take(self, timeout: float) -> tuple[Any] | None:
+    def _take_shared(self, timeout: float | None) -> tuple[Any] | None:
         found = self._shared.get(timeout, self._epoch)
         if isinstance(found, _native.Claimed):
             self._claimed = found

@@ -55,6 +55,9 @@ pub const MOST_RUNS: u32 = if cfg!(ringloader_loom) { 2 } else { u64::BITS };
 
 /// The time that a run is to take: many times what it costs to hand it out.
 const RUN_NANOSECONDS: u64 = 1_000_000;
+/// What sending costs, as a part of what making costs, is a little below one in so many.
+const DEAR: u64 = 4;
+
 const SEQ: usize = 0;
 const SAMPLES: usize = 1;
 const PER_RUN: usize = 2;
@@ -90,19 +93,29 @@ fn of_worker(worker: u32) -> u64 {
     FIRST_WORKER + u64::from(worker)
 }
 
+/// What a sample costs, in nanoseconds, as measured; 0: not known.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Cost {
+    /// To make it.
+    pub making: u64,
+    /// To bring it from the worker that makes it to the one that collates.
+    pub sending: u64,
+}
+
 /// Returns how many samples of a batch make a run: as many as take about a millisecond, at most an even share. A batch
-/// that takes no longer is not cut. `nanoseconds`: what a sample takes; 0: not known.
+/// that takes no longer is not cut, nor is one whose samples cost more than a little to send.
 #[must_use]
-pub fn per_run(samples: u64, workers: u32, nanoseconds: u64) -> u64 {
-    let even = samples.div_ceil(workers.max(1).into());
-    if nanoseconds == 0 {
-        return even.max(samples.div_ceil(MOST_RUNS.into()));
+pub fn per_run(samples: u64, workers: u32, cost: Cost) -> u64 {
+    let least = samples.div_ceil(MOST_RUNS.into());
+    let even = samples.div_ceil(workers.max(1).into()).max(least);
+    if cost.making == 0 {
+        return even;
     }
-    let timely = (RUN_NANOSECONDS / nanoseconds).max(1);
-    if timely >= samples {
+    let timely = (RUN_NANOSECONDS / cost.making).max(1);
+    if timely >= samples || cost.sending > cost.making / DEAR {
         return samples;
     }
-    timely.min(even).max(samples.div_ceil(MOST_RUNS.into()))
+    timely.min(even).max(least)
 }
 
 /// Returns the mean time of a sample, after one that took `nanoseconds`.
@@ -329,22 +342,23 @@ impl<'a> Batch<'a> {
     pub fn lose(&self, worker: u32) {
         // ORDERING joint-made: what the dead worker had acquired, or this process sees, is acquired by the next.
         let made = self.0[MADE].load(Ordering::Acquire);
-        for run in (0..self.plan().runs()).filter(|run| made & 1 << run == 0) {
-            let word = self.claim_word(run);
-            let claim = word.load(Ordering::Relaxed);
-            if code(claim) == of_worker(worker) {
-                word.store(with_code(claim, FREE), Ordering::Release);
-            }
-        }
+        let is_made = made == self.all();
         let word = self.claim_word(COLLATION);
         let claim = word.load(Ordering::Relaxed);
-        let is_made = made == self.all();
+        // Before a run is free: the worker that makes it finds the collation closed, and takes it.
         if code(claim) == of_worker(worker) {
             word.store(with_code(claim, if is_made { FREE } else { CLOSED }), Ordering::Release);
         } else if code(claim) == CLOSED && is_made {
             // The last worker may live, and be about to take it.
             let free = with_code(claim, FREE);
             let _ = word.compare_exchange(claim, free, Ordering::Release, Ordering::Relaxed);
+        }
+        for run in (0..self.plan().runs()).filter(|run| made & 1 << run == 0) {
+            let word = self.claim_word(run);
+            let claim = word.load(Ordering::Relaxed);
+            if code(claim) == of_worker(worker) {
+                word.store(with_code(claim, FREE), Ordering::Release);
+            }
         }
     }
 

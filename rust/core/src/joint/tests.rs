@@ -143,6 +143,7 @@ fn parts_have_bytes_of_their_own() {
 
 #[test]
 fn a_run_takes_about_a_millisecond_and_shares_evenly() {
+    let per_run = |samples, workers, making| per_run(samples, workers, Cost { making, sending: 0 });
     assert_eq!(per_run(64, 2, 0), 32);
     assert_eq!(per_run(64, 16, 1_000), 64);
     assert_eq!(per_run(64, 16, 100_000), 4);
@@ -150,4 +151,11 @@ fn a_run_takes_about_a_millisecond_and_shares_evenly() {
     assert_eq!(per_run(64, 16, 5_000_000), 1);
     assert_eq!(per_run(1000, 4, 5_000_000), 16);
     assert_eq!(per_run(0, 4, 0), 0);
+}
+
+#[test]
+fn samples_that_cost_much_to_send_stay_with_their_worker() {
+    let cost = |sending| Cost { making: 1_000_000, sending };
+    assert_eq!(per_run(64, 2, cost(100_000)), 1);
+    assert_eq!(per_run(64, 2, cost(300_000)), 64);
 }

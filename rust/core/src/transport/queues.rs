@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 use super::interface::Transport;
 use super::message::ResultKind;
 use crate::error::{Error, Result};
-use crate::joint;
+use crate::joint::{self, Cost};
 use crate::process::{self, Process};
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicBool, Ordering};
 
 /// A request to a worker.
 #[derive(Debug)]
@@ -124,6 +124,8 @@ pub struct Reply<R> {
 #[derive(Debug)]
 pub struct Queues<I, R> {
     state: Mutex<State<I, R>>,
+    /// True once all workers share all tasks. Spares others a look under the lock.
+    shares: AtomicBool,
     /// For each worker, says that it has a request, or that all is closed.
     requested: Box<[Condvar]>,
     /// Says that there is something that the parent waits for.
@@ -217,6 +219,7 @@ impl<I, R> Queues<I, R> {
         };
         Self {
             state: Mutex::new(state),
+            shares: AtomicBool::new(false),
             requested: (0..workers).map(|_| Condvar::new()).collect(),
             replied: Condvar::new(),
             process: process::current(),
@@ -230,6 +233,7 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`] in a forked child.
     pub fn share_tasks(&self, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
         self.lock()?.sharing = Some(Sharing { runs: VecDeque::new(), samples_of, nanoseconds: 0 });
+        self.shares.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -238,6 +242,9 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn take_run(&self, worker: u32) -> Result<Option<TaskRun<I, R>>> {
+        if !self.shares.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
         let mut state = self.lock()?;
         let found = state.sharing.as_mut().and_then(|sharing| sharing.runs.pop_front());
         let before = std::mem::replace(&mut state.workers[worker as usize].in_hand, found.clone());
@@ -267,7 +274,7 @@ impl<I, R> Queues<I, R> {
             return Ok(());
         };
         let samples = sharing.samples_of.map_or(1, |samples_of| samples_of(&index));
-        let per_run = joint::per_run(samples, workers, sharing.nanoseconds);
+        let per_run = joint::per_run(samples, workers, Cost { making: sharing.nanoseconds, sending: 0 });
         let mut task = SharedTask { seq, index, samples, per_run, parts: Mutex::default() };
         let runs = task.runs();
         task.parts = Mutex::new((0..runs).map(|_| None).collect());
@@ -494,7 +501,7 @@ impl<I, R> Transport for Queues<I, R> {
     }
 
     fn put_task(&self, worker: u32, seq: u64, index: I) -> Result<()> {
-        if self.lock()?.sharing.is_some() {
+        if self.shares.load(Ordering::Relaxed) {
             return self.share(seq, index);
         }
         self.put(worker, Request::Task { seq, index })

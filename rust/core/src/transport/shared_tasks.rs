@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::error::{Error, Result};
-use crate::joint::{Batch, Claim, Part, Plan, WORDS, mean, per_run};
+use crate::joint::{Batch, Claim, Cost, Part, Plan, WORDS, mean, per_run};
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;
@@ -20,10 +20,11 @@ use crate::transport::message::{TaskIndex, TaskKind};
 
 /// Words before those of the batches.
 const HEADER: usize = 8;
-/// Nanoseconds that a sample takes, as measured; 0: not known.
-const NANOSECONDS: usize = 0;
+/// The two words of a [`Cost`].
+const MAKING: usize = 0;
+const SENDING: usize = 1;
 /// Runs whose samples could not be sent.
-const UNSENT: usize = 1;
+const UNSENT: usize = 2;
 
 /// So many runs that cannot be sent show that no others can be.
 const FEW: u64 = 4;
@@ -185,9 +186,19 @@ impl SharedTasks {
         self.batch(claimed.place).part(run)
     }
 
-    /// Notes the time that each sample of a run took.
-    pub fn note_time(&self, nanoseconds: u64) {
-        let word = self.word(NANOSECONDS);
+    /// Notes the nanoseconds that each sample of a run took to make.
+    pub fn note_making(&self, nanoseconds: u64) {
+        self.note(MAKING, nanoseconds);
+    }
+
+    /// Notes the nanoseconds that each sample of a run took to send.
+    pub fn note_sending(&self, nanoseconds: u64) {
+        self.note(SENDING, nanoseconds);
+    }
+
+    /// Publishes nothing: of two notes at once, one may be lost.
+    fn note(&self, word: usize, nanoseconds: u64) {
+        let word = self.word(word);
         word.store(mean(word.load(Ordering::Relaxed), nanoseconds), Ordering::Relaxed);
     }
 
@@ -198,10 +209,11 @@ impl SharedTasks {
 
     /// Returns the samples of a run, for a batch of `samples` that `workers` make.
     fn per_run(&self, samples: u64, workers: u32) -> u64 {
-        if self.word(UNSENT).load(Ordering::Relaxed) >= FEW {
+        let word = |word| self.word(word).load(Ordering::Relaxed);
+        if word(UNSENT) >= FEW {
             return samples;
         }
-        per_run(samples, workers, self.word(NANOSECONDS).load(Ordering::Relaxed))
+        per_run(samples, workers, Cost { making: word(MAKING), sending: word(SENDING) })
     }
 }
 

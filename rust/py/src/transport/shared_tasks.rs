@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use ringloader_core::batch::Meta;
 use ringloader_core::joint::Part;
+use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::Transport;
@@ -293,13 +294,18 @@ impl SharingPort {
     /// # Errors
     /// The error that pickling raises; `MemoryError` if there is no room. Nothing was sent then.
     fn put(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let begun = monotonic();
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
         let written = encoded.encode(samples).and_then(|()| self.written(claimed, samples, &mut encoded));
         if encoded.clear() {
             *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(encoded);
         }
-        Ok(self.tasks.finish(&claimed.core, Some(written?)))
+        let written = written?;
+        // To read them takes about as long.
+        let each = 2 * monotonic().saturating_sub(begun) / (claimed.__len__().max(1) as u64);
+        self.tasks.note_sending(each);
+        Ok(self.tasks.finish(&claimed.core, Some(written)))
     }
 
     /// Says that the run's samples cannot be sent. Returns whether the caller is the worker that makes the batch whole.
@@ -336,7 +342,7 @@ impl SharingPort {
     /// Notes the seconds that the run's samples took, by which later batches are cut.
     fn note_time(&self, claimed: &Claimed, seconds: f64) {
         let samples = claimed.__len__().max(1) as f64;
-        self.tasks.note_time((seconds * 1e9 / samples) as u64);
+        self.tasks.note_making((seconds * 1e9 / samples) as u64);
     }
 
     /// Notes that samples could not be sent. Returns true when it has happened so often that batches are cut no more.
