@@ -219,7 +219,10 @@ impl Link {
 
     /// The worker answers no other task of this epoch: the ones that were not sent are not.
     fn end_part(&mut self) {
-        self.out.end_part();
+        if !self.out.end_part() {
+            // What was not sent is of the next epoch.
+            return;
+        }
         let next = self.tasks.iter().position(|task| task.kind == TaskKind::Object);
         self.is_at_end = next.is_none();
         let of_epoch = next.unwrap_or(self.tasks.len());

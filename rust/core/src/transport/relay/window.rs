@@ -53,15 +53,18 @@ impl Out {
         self.unanswered = self.unanswered.saturating_sub(1);
     }
 
-    /// The worker's iterable dataset has ended: it answers no other task of this epoch.
-    pub(super) fn end_part(&mut self) {
+    /// The worker's iterable dataset has ended: it answers no other task of this epoch. Returns true if it was sent no
+    /// task of the next one.
+    pub(super) fn end_part(&mut self) -> bool {
         let answered = self.tasks.len() - self.unanswered as usize;
         let others = self.tasks.iter().skip(answered).take_while(|task| task.is_some()).count();
+        let is_last = answered + others == self.tasks.len();
         for _ in 0..others {
             self.tasks.remove(answered);
         }
         self.batches -= others;
         self.unanswered -= others as u64;
+        is_last
     }
 
     /// Forgets what was taken, where `untaken` results are still in the ring.
@@ -106,12 +109,13 @@ mod tests {
             out.send(seq);
         }
         out.answer();
-        out.end_part();
+        assert!(!out.end_part(), "the next epoch was begun");
         assert_eq!((out.batches(), out.first()), (2, Some(1)));
         out.take(0);
         assert_eq!((out.batches(), out.first()), (1, Some(4)));
         out.answer();
         out.answer();
+        assert!(out.end_part());
         out.take(0);
         assert_eq!(out.batches(), 0);
     }

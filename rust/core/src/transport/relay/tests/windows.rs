@@ -85,3 +85,21 @@ fn a_worker_whose_part_has_ended_holds_up_no_other() {
     assert_eq!(frame(first).0.of, TaskKind::Object as u64);
     assert_eq!(frame(first).0.seq, 8, "another epoch");
 }
+
+#[test]
+fn the_end_of_a_part_concerns_no_task_of_the_next_epoch() {
+    let engine = Engine::new(1, 8, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    let mut socket = hello(&main, TOKEN, number);
+    engine.put_task(0, task(0)).unwrap();
+    engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
+    assert_eq!(frame(&mut socket).0.seq, 0);
+    assert_eq!(frame(&mut socket).0.of, TaskKind::Object as u64);
+    // The answer comes after the next epoch was begun.
+    socket.write_all(&Header { ends_part: true, ..result(0, 100) }.to_bytes()).unwrap();
+    socket.write_all(&pattern(0, 100)).unwrap();
+    assert_eq!(next(&engine).seq, 0);
+    engine.put_task(0, task(8)).unwrap();
+    assert_eq!(frame(&mut socket).0.seq, 8);
+}
