@@ -15,6 +15,7 @@ _ALONE: dict[str, Any] = {
     "device_prefetch": 3,
     "main_prefetch": 2,
     "worker_method": "thread",
+    "worker_task": "sample",
     "worker_reset_fn": told,
     "reseed_workers": True,
     "seeding": "sample",
