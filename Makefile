@@ -38,7 +38,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-apart frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows free-threaded clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-apart frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast cluster cluster-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows free-threaded clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -130,7 +130,7 @@ test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate t
 	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable free-threaded systems"
 
 test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel $(VENV)/.ray ## what takes longer, for CI and releases: slow tests, the wheels
-	ci/gates.py python-test-slow "storm-fast wheel asan aarch64"
+	ci/gates.py python-test-slow "storm-fast wheel asan aarch64 cluster-fast"
 
 test-fast: rust-test python-test-fast ## while working
 
@@ -144,9 +144,15 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
 python-test: $(WHEEL_STAMP) ## the Python tests
 	$(PYTEST) -m "not slow"
 
-# Without those of `make accelerator-slow`, which take half an hour.
+# Without those of `make accelerator-slow`, which take half an hour, and of clusters, which take all cores.
 python-test-slow: $(WHEEL_STAMP) ## the Python tests that take long
-	$(PYTEST) -m "slow and not long"
+	$(PYTEST) -m "slow and not long" --ignore tests/cluster
+
+cluster: $(WHEEL_STAMP) $(VENV)/.ray ## workers on the nodes of a simulated Ray cluster, beside torch's loader
+	RINGLOADER_TEST_ALL=1 $(BIN)/python -m pytest -q tests/cluster
+
+cluster-fast: $(WHEEL_STAMP) $(VENV)/.ray
+	$(BIN)/python -m pytest -q tests/cluster
 
 python-test-fast: $(WHEEL_STAMP)
 	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit
