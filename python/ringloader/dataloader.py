@@ -48,8 +48,8 @@ class _Errors:
         return collecting.listed(loader)
 
 
-# The attribute of a loader whose workers are on other machines.
-_ELSEWHERE = "_ringloader_elsewhere"
+def _have_cores_elsewhere() -> None:
+    """Stands for torch's check of the number of workers, in a loader whose workers are on other machines."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -281,7 +281,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
             arguments["persistent_workers"] = persistent_workers or prefetch_epochs
             if worker_pool._is_remote:
-                vars(self)[_ELSEWHERE] = True
+                # torch would warn of more workers than this machine has cores.
+                vars(self)["check_worker_number_rationality"] = _have_cores_elsewhere
         # Only values that are not the default: the next class of the MRO may have its own.
         given = {name: arguments[name] for name in _TORCHS if arguments[name] is not _TORCHS[name]}
         super().__init__(datapipes.translated(dataset), **given)
@@ -299,11 +300,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 from ringloader._start import spawn
 
                 spawn.prepare(self)
-
-    def check_worker_number_rationality(self) -> None:
-        """Warns of more workers than there are cores, as torch does, unless they are on other machines."""
-        if _ELSEWHERE not in vars(self):
-            super().check_worker_number_rationality()
 
     def __repr__(self) -> str:
         if "max_shared_bytes" not in vars(self):

@@ -298,15 +298,18 @@ def test_collated_numbers_keep_their_size():
 
 @pytest.mark.rings_only
 @harness.needs_new_words
-@pytest.mark.parametrize("workers, file", [(50, "with_workers.py"), (0, "base.py")])
-def test_warnings_name_ringloaders_file(loader_class, workers, file):
+@pytest.mark.parametrize(
+    "workers, options, file",
+    [(50, {}, "with_workers.py"), (0, {"pin_memory": True, "stats": True}, "base.py")],
+)
+def test_warnings_name_ringloaders_file(loader_class, workers, options, file):
     """Filters by category and message find them as torch's; filters by module do not."""
-    options = {} if workers else {"pin_memory": True}
     if not workers and torch.accelerator.is_available():
         pytest.skip("an accelerator is here")
     files = []
     for cls in (torch.utils.data.DataLoader, loader_class):
-        loader = cls(Samples(1), num_workers=workers, **options)
+        given = {name: value for name, value in options.items() if cls is loader_class or name != "stats"}
+        loader = cls(Samples(1), num_workers=workers, **given)
         text = "50 worker processes" if workers else "no accelerator"
         with pytest.warns(UserWarning, match=text) as caught:
             iter(loader)

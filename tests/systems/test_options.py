@@ -21,6 +21,7 @@ EXAMPLES = {
     "worker_prefetch": {"worker_prefetch": 3},
     "main_prefetch": {"main_prefetch": 1},
     "worker_method": {"worker_method": "thread"},
+    "worker_task": {"worker_task": "sample"},
     "last_batch": {"last_batch": "rollover"},
     "worker_reset_fn": {"worker_reset_fn": parts.keep},
     "reseed_workers": {"reseed_workers": True},
@@ -35,7 +36,10 @@ EXAMPLES = {
     "prefetch_epochs": {"prefetch_epochs": True, "persistent_workers": True},
 }
 NEED_WORKERS = {"worker_prefetch", "main_prefetch", "prefetch_epochs"}
-ERRORS = {"worker_method", "worker_reset_fn", "reseed_workers", "seeding", "seed", "on_error", "max_errors"}
+ERRORS = {
+    *("worker_method", "worker_task", "worker_reset_fn", "reseed_workers", "seeding", "seed", "on_error"),
+    "max_errors",
+}
 LEFT_OUT = {
     *("max_shared_bytes", "device_prefetch", "main_prefetch", "restart_workers", "sample_timeout"),
     *("watchdog", "stats"),

@@ -12,7 +12,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
-from ringloader._options import conflicts, kept, rules
+from ringloader._options import conflicts, kept
+from ringloader._options.rule import broken
 from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import select_path
@@ -396,7 +397,7 @@ def test_a_case_breaks_its_rule_and_no_earlier_one(rule):
     changed = [name for name, value in vars(options).items() if value != DEFAULTS[name]]
     facts = conflicts._Facts(loader_class(case)(**arguments), arguments.get("prefetch_factor"))
     same = [other for other in RULES if other.when == rule.when]
-    assert next(rules.broken(same, options, changed, facts)) is rule
+    assert next(broken(same, options, changed, facts)) is rule
 
 
 @named(RULES)

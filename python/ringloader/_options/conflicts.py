@@ -11,9 +11,9 @@ from torch.utils.data import BatchSampler
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._options import rules
 from ringloader._options.about import About
 from ringloader._options.checks import THREAD
+from ringloader._options.rule import broken, checked_when, raise_first
 from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
@@ -21,9 +21,9 @@ from ringloader._worker.telling import epoch_listeners
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-_GIVEN = rules.checked_when("given", RULES)
-_MADE = rules.checked_when("made", RULES)
-_BEGUN = rules.checked_when("begun", RULES)
+_GIVEN = checked_when("given", RULES)
+_MADE = checked_when("made", RULES)
+_BEGUN = checked_when("begun", RULES)
 _LEFT_ASIDE = tuple(rule for rule in RULES if rule.is_left_aside)
 
 
@@ -77,7 +77,7 @@ class _Facts:
 def check(loader: TorchLoader, options: Options) -> None:
     """Raises a ``ValueError`` for options that do not go with ``loader``, which an epoch begins of."""
     if changed := options.changed():
-        rules.check(_BEGUN, options, changed, _Facts(loader))
+        raise_first(_BEGUN, options, changed, _Facts(loader))
 
 
 def check_made(
@@ -93,7 +93,7 @@ def check_made(
     """
     check(loader, options)
     changed = [name for name in options.changed() if name in names]
-    rules.check(_MADE, options, changed, _Facts(loader, prefetch_factor))
+    raise_first(_MADE, options, changed, _Facts(loader, prefetch_factor))
     if not _native.SUPPORTED:
         _check_off_linux(loader, options)
 
@@ -106,7 +106,7 @@ def fitting(loader: TorchLoader, options: Options) -> tuple[Options, list[str]]:
     """
     texts = []
     facts = _Facts(loader)
-    while (rule := next(rules.broken(_LEFT_ASIDE, options, options.changed(), facts), None)) is not None:
+    while (rule := next(broken(_LEFT_ASIDE, options, options.changed(), facts), None)) is not None:
         text = rule.text.format(options=options, facts=facts)
         texts.append(text)
         options = without(options, [rule.option])
@@ -159,7 +159,7 @@ def without(options: Options, names: Iterable[str]) -> Options:
     values = {**{name: getattr(options, name) for name in TABLE}, **{name: DEFAULTS[name] for name in names}}
     while True:
         changed = [name for name, value in values.items() if value != DEFAULTS[name]]
-        rule = next(rules.broken(_GIVEN, types.SimpleNamespace(**values), changed), None)
+        rule = next(broken(_GIVEN, types.SimpleNamespace(**values), changed), None)
         if rule is None:
             return Options(**values)
         values[rule.option] = DEFAULTS[rule.option]

@@ -6,126 +6,27 @@ The constructor, ``convert``, ``install`` and the environment know no other. Imp
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from ringloader._options.about import About, Never
 from ringloader._options.checks import THREAD
+from ringloader._options.rule import Facts, Rule, of_loader, of_options
 from ringloader.bad_samples import RAISE, raises_first, retries
-
-if TYPE_CHECKING:
-    from ringloader._torch.protocols import TorchLoader
-
-# When a rule is checked: where options are given, whatever the loader; when a loader is made or converted;
-# then, and again when an epoch begins.
-When = Literal["given", "made", "begun"]
 
 _AS_THREADS = f'"{THREAD}"'
 _AS_SAMPLES = '"sample"'
 
 
-class Facts(Protocol):
-    """The properties of a loader that rules ask for, in addition to its attributes."""
-
-    # The loader itself, for the attributes that torch documents.
-    loader: TorchLoader
-
-    @property
-    def prefetch_factor(self) -> int | None:
-        """The ``prefetch_factor`` that was given."""
-
-    @property
-    def start_method(self) -> Any:
-        """The name of its ``multiprocessing_context``, or the context if it has none; None without."""
-
-    @property
-    def is_iterable(self) -> bool:
-        """True for an ``IterableDataset``."""
-
-    @property
-    def is_data_pipe(self) -> bool:
-        """True for a DataPipe."""
-
-    @property
-    def is_dispatch(self) -> bool:
-        """True for a ``Dispatch``."""
-
-    @property
-    def is_asked_for_states(self) -> bool:
-        """True if its dataset has, or may have, a part in the loader's state."""
-
-    @property
-    def has_set_epoch(self) -> bool:
-        """True if its dataset, or one inside, has a ``set_epoch``."""
-
-    @property
-    def last_batch(self) -> str | None:
-        """Returns the value of ``last_batch`` that describes its batch sampler; None: unknown."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Rule:
-    """One thing that an option does not go with.
-
-    Attributes:
-        option: The option. Its default goes with everything.
-        what: What it does not go with, for the pages, from "with", "without" or "other than" on.
-        when: When the rule is checked.
-        is_broken: Called with the options and the facts of a loader. The facts are None for a rule that is
-            checked where options are given.
-        text: The error, as a format of ``options`` and ``facts``.
-        is_left_aside: True if ``install``, whose options are for loaders of all kinds, leaves the option
-            aside for such a loader.
-        value: The value that the option must have for it, for the pages; None: any but the default.
-    """
-
-    option: str
-    what: str
-    when: When
-    is_broken: Callable[[Any, Any], object]
-    text: str
-    is_left_aside: bool = False
-    value: str | None = None
-
-
-def _of_options(
-    option: str, what: str, is_broken: Callable[[Any], object], text: str, value: str | None = None
-) -> Rule:
-    return Rule(option, what, "given", lambda options, _: is_broken(options), text, value=value)
-
-
-def _of_loader(
-    option: str,
-    what: str,
-    is_broken: Callable[[Any, Facts], object],
-    with_: str,
-    why: str,
-    value: str | None = None,
-) -> Rule:
-    """Returns a rule that is checked when epochs begin too, and for which ``install`` leaves options aside.
-
-    Args:
-        option: The option.
-        what: What it does not go with, for the pages.
-        is_broken: Called with the options and the facts of a loader.
-        with_: The same for the error, with its value.
-        why: The reason, and what to change.
-        value: The value that the option must have for it, for the pages.
-    """
-    text = f"{option}={{options.{option}!r}} and {with_} do not go together: {why}"
-    return Rule(option, what, "begun", is_broken, text, is_left_aside=True, value=value)
-
-
 def _with_dispatch(option: str, why: str) -> Rule:
-    return _of_loader(
+    return of_loader(
         option, "with a `Dispatch`", lambda _, facts: facts.is_dispatch, "a Dispatch as dataset", why
     )
 
 
 def _with_threads(option: str, default: Any, why: str) -> Rule:
     """Returns the rule for an option that is an error where workers are threads."""
-    return _of_options(
+    return of_options(
         "worker_method",
         f"with `{option}`",
         lambda options: options.worker_method == THREAD and getattr(options, option) != default,
@@ -151,7 +52,7 @@ def _shares(options: Any) -> bool:
 
 def _with_sharing(option: str, is_there: Callable[[Any], object], why: str) -> Rule:
     """Returns the rule for an option that is an error where all workers make one batch."""
-    return _of_options(
+    return of_options(
         "worker_task",
         f"with `{option}`",
         lambda options: _shares(options) and is_there(getattr(options, option)),
@@ -184,41 +85,41 @@ def _has_remote_pool(options: Any) -> object:
 
 
 _OF_OPTIONS = (
-    _of_options(
+    of_options(
         "restart_workers",
         "with `Workers` on a cluster",
         _has_remote_pool,
         "restart_workers={options.restart_workers} and worker_pool={options.worker_pool!r} do not go "
         "together: lost workers of a cluster are always replaced; say with retries= of the Workers how often",
     ),
-    _of_options(
+    of_options(
         "sample_timeout",
         "with `Workers` on a cluster",
         _has_remote_pool,
         "sample_timeout={options.sample_timeout} and worker_pool={options.worker_pool!r} do not go together: "
         "only workers of this machine are ended for a sample; leave sample_timeout out, or use timeout",
     ),
-    _of_options(
+    of_options(
         "device_transform",
         "without `device`",
         lambda options: options.device is None,
         "device_transform needs device: pass the device that its batches are to be on",
     ),
-    _of_options(
+    of_options(
         "main_prefetch",
         "with `device`",
         lambda options: options.device is not None,
         "main_prefetch={options.main_prefetch} and device={options.device!r} do not go together: batches for "
         "a device are prepared before their turn anyway; say with device_prefetch how many",
     ),
-    _of_options(
+    of_options(
         "seeding",
         "with `reseed_workers`",
         lambda options: options.reseed_workers,
         "seeding={options.seeding!r} and reseed_workers=True do not go together: the generators are set "
         "before each sample or batch anyway; leave reseed_workers out",
     ),
-    _of_options(
+    of_options(
         "worker_task",
         'with another `seeding` than `"sample"`',
         lambda options: _shares(options) and options.seeding not in (None, "sample"),
@@ -235,14 +136,14 @@ _OF_OPTIONS = (
     _with_sharing(
         "worker_pool", lambda value: value is not None, "its processes cannot have the memory of shared tasks"
     ),
-    _of_options(
+    of_options(
         "seed",
         "without `worker_reset_fn`, `reseed_workers` or `seeding`",
         lambda options: not _needs_seed(options),
         "seed={options.seed} has no effect without worker_reset_fn, reseed_workers=True or seeding='sample': "
         "for the order of the samples, pass torch's generator",
     ),
-    _of_options(
+    of_options(
         "max_errors",
         "without `on_error`",
         lambda options: raises_first(options.on_error),
@@ -294,28 +195,28 @@ _OF_LOADERS = (
         "worker_prefetch={options.worker_prefetch} and prefetch_factor={facts.prefetch_factor!r} differ, and "
         "both are the number of batches that a worker has ready or under way: pass one of them",
     ),
-    _of_loader(
+    of_loader(
         "worker_prefetch",
         "without workers",
         _is_without_workers,
         "num_workers=0",
         "there is no worker to have batches ready",
     ),
-    _of_loader(
+    of_loader(
         "main_prefetch",
         "without workers",
         _is_without_workers,
         "num_workers=0",
         "without workers nothing is there to be decoded; use num_workers=1",
     ),
-    _of_loader(
+    of_loader(
         "main_prefetch",
         "with `pin_memory`",
         lambda _, facts: facts.loader.pin_memory,
         "pin_memory=True",
         "batches are pinned before their turn in any case; leave main_prefetch out",
     ),
-    _of_loader(
+    of_loader(
         "worker_method",
         "with `multiprocessing_context`",
         lambda options, facts: _has_threads(options, facts) and facts.start_method is not None,
@@ -323,7 +224,7 @@ _OF_LOADERS = (
         "threads are not started by a context; leave one of them out",
         _AS_THREADS,
     ),
-    _of_loader(
+    of_loader(
         "worker_method",
         "with a DataPipe",
         lambda options, facts: _has_threads(options, facts) and facts.is_data_pipe,
@@ -331,7 +232,7 @@ _OF_LOADERS = (
         "each worker needs a copy of its graph; leave worker_method out, or use a Dataset",
         _AS_THREADS,
     ),
-    _of_loader(
+    of_loader(
         "worker_method",
         "with a `Dispatch`",
         lambda options, facts: _has_threads(options, facts) and facts.is_dispatch,
@@ -340,7 +241,7 @@ _OF_LOADERS = (
         "num_workers=1",
         _AS_THREADS,
     ),
-    _of_loader(
+    of_loader(
         "worker_task",
         "with an `IterableDataset`",
         lambda _, facts: facts.is_iterable,
@@ -348,7 +249,7 @@ _OF_LOADERS = (
         "each worker has an iterator of its own, whose samples no other can make; leave worker_task out",
         _AS_SAMPLES,
     ),
-    _of_loader(
+    of_loader(
         "worker_task",
         "with a dataset that has a `state_dict`",
         lambda _, facts: facts.is_asked_for_states,
@@ -403,7 +304,7 @@ _OF_LOADERS = (
         "sample_timeout",
         "items that a worker had taken are lost with it; leave sample_timeout out, or use timeout",
     ),
-    _of_loader(
+    of_loader(
         "sample_timeout",
         "with an `IterableDataset`",
         lambda _, facts: facts.is_iterable and not facts.is_dispatch,
@@ -415,7 +316,7 @@ _OF_LOADERS = (
         "its items are read in one process for all workers; catch errors in its functions, or leave on_error "
         "out",
     ),
-    _of_loader(
+    of_loader(
         "on_error",
         "with an `IterableDataset`",
         lambda options, facts: facts.is_iterable and retries(options.on_error) is not None,
@@ -423,7 +324,7 @@ _OF_LOADERS = (
         "its next sample would be another one; use 'skip', or a function of the index and the error",
         '"retry"',
     ),
-    _of_loader(
+    of_loader(
         "prefetch_epochs",
         "without `persistent_workers` or `worker_pool`",
         lambda _, facts: not (facts.loader.persistent_workers and facts.loader.num_workers > 0),
@@ -431,7 +332,7 @@ _OF_LOADERS = (
         "workers that end with their epoch can begin no other; pass persistent_workers=True, a worker_pool "
         "to ringloader.DataLoader, or leave prefetch_epochs out",
     ),
-    _of_loader(
+    of_loader(
         "prefetch_epochs",
         "with an `IterableDataset`",
         lambda _, facts: facts.is_iterable,
@@ -439,7 +340,7 @@ _OF_LOADERS = (
         "its iterator would begin again before iter() asks for it, and what it gave to an epoch that is "
         "dropped would be lost; leave prefetch_epochs out",
     ),
-    _of_loader(
+    of_loader(
         "prefetch_epochs",
         "with a dataset that has a `state_dict`",
         lambda _, facts: facts.is_asked_for_states,
@@ -447,7 +348,7 @@ _OF_LOADERS = (
         "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
         "snapshot_every_n_steps=None",
     ),
-    _of_loader(
+    of_loader(
         "prefetch_epochs",
         "with threads over a dataset that has `set_epoch`",
         lambda options, facts: options.worker_method == THREAD and facts.has_set_epoch,
@@ -465,30 +366,3 @@ def all_of(table: Mapping[str, About], defaults: Mapping[str, Any]) -> tuple[Rul
         if isinstance(about.in_threads, Never)
     ]
     return (*threads, *_OF_OPTIONS, *_OF_LOADERS)
-
-
-def checked_when(when: When, rules: Iterable[Rule]) -> tuple[Rule, ...]:
-    """Returns the rules that are checked first at that time."""
-    return tuple(rule for rule in rules if rule.when == when)
-
-
-def broken(
-    rules: Iterable[Rule], options: Any, changed: Collection[str], facts: Facts | None = None
-) -> Iterator[Rule]:
-    """Yields the rules that are broken.
-
-    Args:
-        rules: The rules.
-        options: The options, as attributes.
-        changed: Options that have another value than their default.
-        facts: The facts of the loader; None if no rule asks for one.
-    """
-    for rule in rules:
-        if rule.option in changed and rule.is_broken(options, facts):
-            yield rule
-
-
-def check(rules: Iterable[Rule], options: Any, changed: Collection[str], facts: Facts | None = None) -> None:
-    """Raises a ``ValueError`` for the first rule that is broken. Takes the arguments of :func:`broken`."""
-    for rule in broken(rules, options, changed, facts):
-        raise ValueError(rule.text.format(options=options, facts=facts))

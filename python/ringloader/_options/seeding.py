@@ -8,22 +8,19 @@ sets the generators, and asks the fetchers of the other options.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-import numpy
-import torch
-from torch.utils.data import StackDataset, Subset, get_worker_info
+from torch.utils.data import StackDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._data.cached_dataset import CachedDataset
-from ringloader._options import epochs
+from ringloader._options import epochs, generators
+from ringloader._options.generators import Global, OfThread
 from ringloader._options.table import Options
 from ringloader._sources import inside, places, samplers
 from ringloader._torch import collating, internals
@@ -114,65 +111,6 @@ class Placing(InFront):
         return self._behind.fetch(self._places.placed(index))
 
 
-class Global:
-    """The generators of the process, from which datasets draw."""
-
-    def set(self, key: int) -> None:
-        """Sets all of them."""
-        random.seed(key)
-        # numpy and torch seed the same algorithm with 32 bits of a number: torch with the lower ones.
-        numpy.random.seed(key >> 32)
-        torch.default_generator.manual_seed(key)
-
-    def states(self) -> Any:
-        """Returns their states."""
-        return random.getstate(), numpy.random.get_state(legacy=False), torch.default_generator.get_state()
-
-    def put_back(self, states: Any) -> None:
-        """Sets them to states that they had."""
-        random.setstate(states[0])
-        numpy.random.set_state(states[1])
-        torch.default_generator.set_state(states[2])
-
-
-@contextlib.contextmanager
-def generators_put_back() -> Iterator[None]:
-    """Puts the generators of the process back at the end of a block."""
-    generators = Global()
-    states = generators.states()
-    try:
-        yield
-    finally:
-        generators.put_back(states)
-
-
-class _Own:
-    """The generators of a thread that is a worker. Has the methods of :class:`Global`."""
-
-    def __init__(self, rng: Any) -> None:
-        self._random = rng.random_generator
-        self._torch = rng.torch_generator
-        self._numpy = rng.numpy_generator.bit_generator
-
-    def set(self, key: int) -> None:
-        self._random.seed(key)
-        self._numpy.state = type(self._numpy)(key).state
-        self._torch.manual_seed(key)
-
-    def states(self) -> Any:
-        return self._random.getstate(), self._numpy.state, self._torch.get_state()
-
-    def put_back(self, states: Any) -> None:
-        self._random.setstate(states[0])
-        self._numpy.state = states[1]
-        self._torch.set_state(states[2])
-
-
-def _generators() -> Global | _Own:
-    info: Any = get_worker_info()
-    return _Own(info.rng) if getattr(info, "worker_method", None) == "thread" else Global()
-
-
 class Seeding(WorkerOption):
     """Sets generators by the places of samples.
 
@@ -199,7 +137,7 @@ class Seeding(WorkerOption):
         self._worker = worker if self._is_iterable else 0
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
-        self._turn = Turn(_generators())
+        self._turn = Turn(generators.of_this_worker())
         if self._is_iterable:
             return _Stream(dataset, self._turn, self._before == "sample")
         self._gives_several = self._batches and gives_several(dataset)
@@ -273,7 +211,7 @@ class Turn:
         first: The place of the batch's first sample.
     """
 
-    def __init__(self, generators: Global | _Own) -> None:
+    def __init__(self, generators: Global | OfThread) -> None:
         self.generators = generators
         self.stream = 0
         self.places: Sequence[int] = ()
@@ -435,7 +373,7 @@ class _InPlace(InFront):
         programs: Generators that are put back behind each batch, because they are the program's; None: none.
     """
 
-    def __init__(self, fetcher: Fetcher, seeding: Seeding, programs: Global | _Own | None) -> None:
+    def __init__(self, fetcher: Fetcher, seeding: Seeding, programs: Global | OfThread | None) -> None:
         super().__init__(fetcher)
         self._seeding = seeding
         self._programs = programs

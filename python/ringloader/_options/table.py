@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import ringloader.bad_samples as bad_samples
 from ringloader._options import checks, rules
 from ringloader._options.about import About, Never
+from ringloader._options.rule import checked_when, raise_first
 
 if TYPE_CHECKING:
     import torch
@@ -413,7 +414,7 @@ class Options:
             for name, default in DEFAULTS.items()
             if (value := getattr(self, name)) != default and value not in TABLE[name].as_default
         )
-        rules.check(_GIVEN, self, self.changed())
+        raise_first(_GIVEN, self, self.changed())
 
     @property
     def seeds(self) -> Literal["torch", "sample", "batch"]:
@@ -430,4 +431,4 @@ class Options:
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
 RULES = rules.all_of(TABLE, DEFAULTS)
-_GIVEN = rules.checked_when("given", RULES)
+_GIVEN = checked_when("given", RULES)

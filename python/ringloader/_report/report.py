@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import multiprocessing
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 from ringloader._common import weak_registry
 from ringloader._common.looking import attribute
@@ -168,7 +168,7 @@ def _begin(
     return noted
 
 
-def _put(iterator: Any, noted: _Record) -> None:
+def _put(iterator: object, noted: _Record) -> None:
     if _is_ours(iterator):
         iterator._noted = noted
         noted.count.follow(iterator)
@@ -177,7 +177,7 @@ def _put(iterator: Any, noted: _Record) -> None:
         _records.put(iterator, _Kept(noted))
 
 
-def _is_ours(iterator: object) -> bool:
+def _is_ours(iterator: object) -> TypeGuard[OurIterator]:
     return hasattr(type(iterator), "_seconds_waited")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
-from ringloader._options import seeding
+from ringloader._options import generators
 from ringloader._state.beginning import Beginning, beginning_of
 from ringloader._state.objects import Objects, Rule, Sent, read_sent
 from ringloader._state.parts import Part, has_state
@@ -147,7 +147,7 @@ class _Later:
         if part is not None:
             try:
                 # Without workers, what was drawn for these batches was drawn before.
-                with seeding.generators_put_back() if self._worker is None else contextlib.nullcontext():
+                with generators.put_back() if self._worker is None else contextlib.nullcontext():
                     self._objects.read_again(part, self._size, self._worker or 0)
             except Exception as error:
                 self._fetcher = Failing(error, once=True)

@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import IterDataPipe, get_worker_info
 
 import ringloader._native as _native
-from ringloader._options import seeding
+from ringloader._options import generators
 from ringloader._state import datasets, tracked
 from ringloader._state.epoch import CountedEpoch, SampledEpoch, StreamedEpoch
 from ringloader._state.saved import Saved
@@ -128,7 +128,7 @@ class TorchsEpoch:
         """Returns the next batch of an iterator of torch's."""
         if self._to_drop:
             # Without workers, what was drawn for these batches was drawn before.
-            with contextlib.nullcontext() if self._num_workers else seeding.generators_put_back():
+            with contextlib.nullcontext() if self._num_workers else generators.put_back():
                 self._drop(iterator)
         self.ledger.begin_call()
         before = self._consumed(iterator)
