@@ -489,7 +489,7 @@ def test_the_fewest_workers_that_hide_behind_the_step_are_recommended():
         1,
         "the fewest workers whose work the step hides; it took 10.0 ms",
     )
-    assert recommended({0: 50, 1: 80}, 0.01) == (1, "the step hides nothing; the best rate")
+    assert recommended({0: 50, 1: 80}, 0.01) == (1, "the step never fills 95% of the time; the best rate")
 
 
 # The command.

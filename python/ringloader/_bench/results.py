@@ -92,7 +92,7 @@ def recommended(rows: list[Row]) -> tuple[Row, str] | None:
         if row.step and row.batches_per_second * row.step >= NEAR:
             return row, f"the fewest workers whose work the step hides; it took {row.step * 1e3:.1f} ms"
     found = next(row for row in own if row.batches_per_second >= NEAR * fastest.batches_per_second)
-    without = "the step hides nothing; " if found.step else ""
+    without = f"the step never fills {NEAR:.0%} of the time; " if found.step else ""
     if found is fastest:
         return found, f"{without}the best rate"
     share = found.batches_per_second / fastest.batches_per_second
