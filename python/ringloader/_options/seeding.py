@@ -177,7 +177,7 @@ def _draws_nothing(collate_fn: Any) -> bool:
     """True for torch's own collation, if others taught it nothing."""
     is_torchs = (
         collating.is_default_collate(collate_fn)
-        or isinstance(collate_fn, (collate.Collation, _native.Convert))
+        or type(collate_fn) in (collate.Collation, _native.Convert)
         or bool(collating.parts_of_convert(collate_fn))
     )
     return is_torchs and not collating.others_in_collate()

@@ -89,7 +89,7 @@ def put_native_again(fetcher: Any) -> None:
         or len(collating.collate_fn_map) != collation.known
     ):
         put_native(fetcher)
-        if isinstance(fetcher.collate_fn, Collation):
+        if type(fetcher.collate_fn) is Collation:
             _kept = fetcher.collate_fn
     else:
         fetcher.collate_fn = collation

@@ -168,7 +168,7 @@ class Runs:
 def collator_of(fetcher: Any) -> Any:
     """Returns the object that has the ``collate_fn`` of whole batches: the fetcher, or what stands for it."""
     collate_fn = getattr(fetcher, "collate_fn", None)
-    return collate_fn if isinstance(collate_fn, Runs) else fetcher
+    return collate_fn if type(collate_fn) is Runs else fetcher
 
 
 def in_order(*options: WorkerOption | None) -> tuple[WorkerOption, ...]:
