@@ -47,7 +47,6 @@
 //! | after it committed the batch | a whole batch | its result is taken first, and the batch closed |
 
 use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
-use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
 /// The most runs of a batch: `made` has a bit for each. Models have few words.
@@ -264,7 +263,6 @@ impl<'a> Batch<'a> {
             // acquired all parts, has released it.
             let acquire = acquire_unless("joint_claim_relaxed");
             self.claim_word(run).compare_exchange(free, claim, acquire, Ordering::Relaxed).ok()?;
-            failpoint("joint-claimed");
             Some(Claim { run: (run != COLLATION).then_some(run), claim })
         })
     }
@@ -312,11 +310,9 @@ impl<'a> Batch<'a> {
         };
         self.set(PARTS + 2 * run as usize, offset);
         self.set(PARTS + 2 * run as usize + 1, len);
-        failpoint("joint-written");
         // ORDERING joint-made: the part is written before its bit is seen; whoever sets the last bit sees all parts.
         let order = if fault("joint_made_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
         let made = self.0[MADE].fetch_or(1 << run, order) | 1 << run;
-        failpoint("joint-made");
         made == self.all() && self.take_collation(claim)
     }
 
