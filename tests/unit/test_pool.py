@@ -23,6 +23,7 @@ from ringloader import DataLoader, WorkerPool
 from ringloader._options import kept
 from ringloader._pool.main import Held, ProcessState
 from ringloader._pool.objects import PoolObjects
+from ringloader._transport import budget
 from ringloader._worker import collate
 
 pytestmark = pytest.mark.rings_only
@@ -291,3 +292,19 @@ def test_the_process_object():
         worker.join()
         assert [int(batch[0, 0]) for batch in loader] == [0, 1, 2, 3]
         assert pool._crew._processes == [process]
+
+
+class Elsewhere(WorkerPool):
+    """A pool of other machines, while this one has no shared memory left."""
+
+    _is_remote = True
+
+    def _make_transport(self, *_arguments, **_options):
+        raise budget.RefusedError("shared memory could not be had")
+
+
+def test_workers_elsewhere_are_never_replaced_by_workers_here():
+    with Elsewhere(2) as pool:
+        loader = DataLoader(Numbers(4), worker_pool=pool)
+        with pytest.raises(RuntimeError, match=r"cannot be used: shared memory .*; leave worker_pool out"):
+            iter(loader)

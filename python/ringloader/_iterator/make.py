@@ -69,16 +69,22 @@ def make_iterator(
         return _with_threads(loader, options)
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
+        is_remote = options.worker_pool is not None and options.worker_pool._is_remote
         if reason is None:
             from ringloader._start import processes as starting
 
             # What starts elsewhere may take long, and needs no lock here.
-            is_remote = options.worker_pool is not None and options.worker_pool._is_remote
             with contextlib.nullcontext() if is_remote else starting.one_start_at_a_time():
                 made = _with_processes(loader, options)
             if not isinstance(made, Reason):
                 return made
             reason = made
+        if is_remote:
+            # torch would start as many workers here as the cluster was to have.
+            raise RuntimeError(
+                f"the workers of {options.worker_pool!r} cannot be used: {reason.text}; leave worker_pool "
+                "out for workers on this machine"
+            )
     return _torchs(loader, options, reason, without_ours, fall_back)
 
 
