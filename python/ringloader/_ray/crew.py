@@ -33,12 +33,12 @@ class Actor:
         self._birth: concurrent.futures.Future[Birth] = self.handle.birth.remote().future()
         # Of the records that it holds, or has been sent.
         self.numbers: set[int] = set()
-        # How often it was given work.
+        # The number of times that it was given work.
         self.assignments = 0
 
     @property
     def birth(self) -> Birth | None:
-        """Its first answer; None before it lives.
+        """The actor's first answer; None before it lives.
 
         Raises:
             RuntimeError: If it cannot work with this process.

@@ -67,7 +67,7 @@ class SharingChannel(ProcessChannel):
         self._take = self._take_shared
         self._shared = sharing.port
         self._epoch = sharing.epoch
-        # What was claimed last, until its samples are sent, or kept for its batch.
+        # The last claim, until its samples are sent, or kept for its batch.
         self._claimed: _native.Claimed | None = None
         sharing.channel = self
 

@@ -43,7 +43,7 @@ class Run(Protocol):
 
 
 class RunChannel(Protocol):
-    """What a worker needs to make runs, in addition to its :class:`~ringloader._worker.loop.Channel`."""
+    """The calls by which a worker makes runs, beyond its :class:`~ringloader._worker.loop.Channel`."""
 
     def failure(self) -> Any:
         """Wraps the error that is being handled."""

@@ -54,7 +54,7 @@ pub const MOST_RUNS: u32 = if cfg!(ringloader_loom) { 2 } else { u64::BITS };
 
 /// The time that a run is to take: many times what it costs to hand it out.
 const RUN_NANOSECONDS: u64 = 1_000_000;
-/// What sending costs, as a part of what making costs, is a little below one in so many.
+/// A sample is dear to send where that takes more than one part in this many of the time to make it.
 const DEAR: u64 = 4;
 
 const SEQ: usize = 0;
@@ -92,7 +92,7 @@ fn of_worker(worker: u32) -> u64 {
     FIRST_WORKER + u64::from(worker)
 }
 
-/// What a sample costs, in nanoseconds, as measured; 0: not known.
+/// The measured cost of a sample, in nanoseconds; 0: not known.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Cost {
     /// To make it.
@@ -151,7 +151,7 @@ impl Plan {
     }
 }
 
-/// What a worker has claimed.
+/// A worker's claim: a run, or the collation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Claim {
     /// The run; `None` for the collation.
@@ -196,7 +196,7 @@ impl<'a> Batch<'a> {
         &self.0[CLAIMS + run as usize]
     }
 
-    /// What was laid out. Whoever has no claim may see parts of two batches.
+    /// The batch as it was laid out. Without a claim, a reader may see parts of two batches.
     #[must_use]
     pub fn plan(&self) -> Plan {
         Plan {

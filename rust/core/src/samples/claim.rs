@@ -1,4 +1,4 @@
-//! Who makes a sample: one thread of one process.
+//! Claims of samples: one thread of one process makes a sample.
 
 use std::cell::Cell;
 use std::collections::HashSet;

@@ -26,7 +26,7 @@ const SENDING: usize = 1;
 /// Runs whose samples could not be sent.
 const UNSENT: usize = 2;
 
-/// So many runs that cannot be sent show that no others can be.
+/// After this many runs that cannot be sent, batches are cut no more.
 const FEW: u64 = 4;
 
 /// The memory of shared tasks, in any process.
@@ -225,7 +225,7 @@ fn too_many(places: u32, window: u64) -> Error {
     Error::Config(format!("memory for {places} batches of {window} bytes"))
 }
 
-/// What a worker has claimed of a batch.
+/// A worker's claim of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Claimed {
     place: usize,

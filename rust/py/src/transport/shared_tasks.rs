@@ -158,7 +158,7 @@ impl Transport for Sharing {
     }
 }
 
-/// A worker's end of the tasks that all share, beside its port.
+/// A worker's end of the tasks that all workers share. It has a port too, by which batches go.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct SharingPort {
     port: Py<Port>,
@@ -167,7 +167,7 @@ pub(crate) struct SharingPort {
     spare: Mutex<Option<Box<Encoded>>>,
 }
 
-/// What a worker has claimed of a batch: a run of samples, or the collation.
+/// A worker's claim of a batch: a run of samples, or the collation.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Claimed {
     core: CoreClaimed,
@@ -238,7 +238,7 @@ impl Claimed {
 
 #[pymethods]
 impl SharingPort {
-    /// The end beside `port`, over the memory of `SharingEngine.fds`, whose descriptors stay the caller's.
+    /// The end of the worker that has `port`, over the memory of `SharingEngine.fds`, whose descriptors stay the caller's.
     #[new]
     fn new(port: Py<Port>, words: RawFd, bytes: RawFd, places: u32, window: u64) -> PyResult<Self> {
         let bytes = duplicate(bytes)?;

@@ -220,7 +220,7 @@ impl Link {
     /// The worker answers no other task of this epoch: the ones that were not sent are not.
     fn end_part(&mut self) {
         if !self.out.end_part() {
-            // What was not sent is of the next epoch.
+            // The bytes that are left belong to the next epoch.
             return;
         }
         let next = self.tasks.iter().position(|task| task.kind == TaskKind::Object);
