@@ -24,6 +24,7 @@ __all__ = [
     "Ledger",
     "MainRelay",
     "Order",
+    "OwnFd",
     "Pad",
     "Passing",
     "Pinned",
@@ -255,6 +256,22 @@ class Deadline:
     def __new__(cls, fd: int, offset: int, seconds: float) -> Deadline: ...
     def begin(self) -> None: ...
     def end(self) -> None: ...
+
+@final
+class OwnFd:
+    """A descriptor that is closed by ``close``, or when nothing refers to it.
+
+    No signal handler that raises comes between the opening and the owner.
+    """
+
+    @staticmethod
+    def memory(name: str) -> OwnFd: ...
+    @staticmethod
+    def duplicate(fd: int) -> OwnFd: ...
+    @property
+    def fd(self) -> int: ...
+    def close(self) -> None: ...
+    def detach(self) -> int: ...
 
 @final
 class WorkerClock:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import itertools
-import sys
 
 import pytest
 import torch
@@ -12,6 +11,7 @@ import torch
 from accelerator import pretend
 from accelerator.moved import DEVICE, registrar
 from accelerator.pinned import IS_NAMED, PIN
+from faults.interrupts import InterruptError, Interrupting
 from faults.proc import wait_until
 from ringloader import DataLoader
 from ringloader._placement import (
@@ -40,38 +40,6 @@ TRACED = {
     )
 }
 COUNT = 7
-
-
-class InterruptError(BaseException):
-    pass
-
-
-class Interrupting:
-    """Traces this thread, and raises at the bytecode of that number. Without a number it counts them."""
-
-    def __init__(self, number=None):
-        self.number, self.seen, self.where = number, 0, None
-
-    def __enter__(self):
-        sys.settrace(self._call)
-        return self
-
-    def __exit__(self, *_):
-        sys.settrace(None)
-
-    def _call(self, frame, _event, _argument):
-        if frame.f_code.co_filename not in TRACED:
-            return None
-        frame.f_trace_opcodes, frame.f_trace_lines = True, False
-        return self._opcode
-
-    def _opcode(self, frame, event, _argument):
-        if event == "opcode":
-            if self.seen == self.number and self.where is None:
-                self.where = f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
-                raise InterruptError
-            self.seen += 1
-        return self._opcode
 
 
 class Pickled:
@@ -128,7 +96,7 @@ def run(loader, number, at):
     """All batches of an epoch with an interrupt at one step of the call `at`, and where that was."""
     iterator = iter(loader)
     got = []
-    interrupting = Interrupting(number)
+    interrupting = Interrupting(TRACED, number)
     while True:
         try:
             if len(got) == at and interrupting.where is None:

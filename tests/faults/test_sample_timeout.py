@@ -334,7 +334,8 @@ def test_nothing_is_left_where_its_memory_cannot_be_had(monkeypatch, snapshot):
     def refuse(_name):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(sample_timeout, "memory_file", types.SimpleNamespace(make=refuse))
+    refusing = types.SimpleNamespace(OwnFd=types.SimpleNamespace(memory=refuse))
+    monkeypatch.setattr(sample_timeout, "_native", refusing)
     with pytest.raises(OSError, match="Too many open files") as caught:
         iter(made(Hangs()))
     # The frames of the error, which lives, have all that was made before.

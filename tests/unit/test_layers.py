@@ -193,7 +193,7 @@ PYTHON_MAY_USE = {
     },
     "_report": {"_common", "_torch"},
     "_sources": {"_common", "_native", "_torch", "rollover"},
-    "_start": {"_common", "_log", "_torch", "_worker"},
+    "_start": {"_common", "_log", "_native", "_torch", "_worker"},
     "_state": {
         "_common",
         "_log",

@@ -242,7 +242,7 @@ del _name
 
 def _new() -> int:
     """Returns a new memfd; -1 on other systems than Linux."""
-    return memory_file.make("ringloader-array") if _native.SUPPORTED else -1
+    return _native.OwnFd.memory("ringloader-array").detach() if _native.SUPPORTED else -1
 
 
 def _close(fd: int) -> None:

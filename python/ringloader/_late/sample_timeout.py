@@ -59,15 +59,11 @@ class SampleTimeouts:
 
     def __init__(self, workers: int, seconds: float) -> None:
         self.seconds = seconds
-        fd = memory_file.make("ringloader-samples")
-        try:
-            os.write(fd, bytes(8 * _WORDS * workers))
-            memory_file.seal_size(fd)
-            self._records = _Records(fd)
-        except BaseException:
-            os.close(fd)
-            raise
-        self._fd = fd
+        self._fd = _native.OwnFd.memory("ringloader-samples")
+        fd = self._fd.fd
+        os.write(fd, bytes(8 * _WORDS * workers))
+        memory_file.seal_size(fd)
+        self._records = _Records(fd)
         timed = _Timed(fd, seconds)
         self.options: tuple[WorkerOption, ...] = timed, _Batches(timed)
 
@@ -104,7 +100,7 @@ class SampleTimeouts:
     def close(self) -> None:
         """Gives the memory back."""
         self._records.close()
-        os.close(self._fd)
+        self._fd.close()
 
 
 class _Records:

@@ -63,16 +63,13 @@ class Stacks:
 
     def __init__(self, workers: int, notes: bool) -> None:
         self._workers = workers
-        self._fd = memory_file.make("ringloader-watchdog")
-        try:
-            # Filled, so that no later write finds the memory full.
-            os.write(self._fd, bytes(_records_len(workers)))
-            os.ftruncate(self._fd, _records_len(workers) + _MOST_BYTES)
-            memory_file.seal_size(self._fd)
-            self._records = _Records(self._fd, workers)
-        except BaseException:
-            os.close(self._fd)
-            raise
+        self._own = _native.OwnFd.memory("ringloader-watchdog")
+        self._fd = self._own.fd
+        # Filled, so that no later write finds the memory full.
+        os.write(self._fd, bytes(_records_len(workers)))
+        os.ftruncate(self._fd, _records_len(workers) + _MOST_BYTES)
+        memory_file.seal_size(self._fd)
+        self._records = _Records(self._fd, workers)
         self._lock = threading.Lock()
         self._users = 0
         self._is_closed = False
@@ -182,7 +179,7 @@ class Stacks:
 
     def _give_back(self) -> None:
         self._records.close()
-        os.close(self._fd)
+        self._own.close()
 
 
 def _may_answer(pid: int, start: int, number: int) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, context, reduction
 from typing import Any
 
-from ringloader._common import memory_file
+import ringloader._native as _native
 from ringloader._pool import main as pooled
 from ringloader._pool.objects import Record
 from ringloader._start import definitions, guard, pickled, processes, spawn
@@ -131,14 +131,14 @@ class PoolProcess:
         if len(data) <= pooled.MOST_BYTES:
             self._send(pooled.ASSIGN + data, sending.fds)
         else:
-            memory = memory_file.make("ringloader-assignment")
+            memory = _native.OwnFd.memory("ringloader-assignment")
             try:
-                with open(memory, "wb", closefd=False) as target:
+                with open(memory.fd, "wb", closefd=False) as target:
                     target.write(data)
-                os.lseek(memory, 0, os.SEEK_SET)
-                self._send(pooled.ASSIGN_LARGE, [*sending.fds, memory])
+                os.lseek(memory.fd, 0, os.SEEK_SET)
+                self._send(pooled.ASSIGN_LARGE, [*sending.fds, memory.fd])
             finally:
-                os.close(memory)
+                memory.close()
         self.numbers.add(record.number)
 
     def _send(self, message: bytes, fds: list[int]) -> None:

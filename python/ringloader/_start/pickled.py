@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterator
 from multiprocessing import context, reduction
 from typing import Any
 
+import ringloader._native as _native
 from ringloader._common import memory_file
 from ringloader._start import definitions, fallback, shared_reductions
-from ringloader._start.shared_reductions import AnyPopen, NotForAllError, OwnFd
+from ringloader._start.shared_reductions import AnyPopen, NotForAllError
 
 
 class Pickled:
@@ -50,9 +51,9 @@ class Pickled:
         stand_in = AnyPopen()
         self._fds, self._kept = stand_in.fds, stand_in.kept
         popen = context.get_spawning_popen()
-        context.set_spawning_popen(stand_in)  # type: ignore[arg-type]
         try:
-            with self._pickle.open() as file, self._arrays.open() as arrays:
+            context.set_spawning_popen(stand_in)  # type: ignore[arg-type]
+            with _open(self._pickle) as file, _open(self._arrays) as arrays:
                 pickler = shared_reductions.for_all(new_pickler(file), arrays, stand_in)
                 if named is not None:
                     named.clear()
@@ -180,11 +181,15 @@ def pickles_as_usual() -> bool:
     return own and all(part.__module__ == reduction.__name__ for part in parts)
 
 
-def _new_memory() -> OwnFd:
+def _new_memory() -> _native.OwnFd:
     try:
-        return OwnFd(memory_file.make("ringloader-arguments"))
+        return shared_reductions.own(_native.OwnFd.memory("ringloader-arguments"))
     except OSError as error:
         raise NotForAllError from error
+
+
+def _open(fd: _native.OwnFd) -> io.BufferedWriter:
+    return open(fd.fd, "wb", closefd=False)
 
 
 def _load(pickled: Any, arrays: Any, fds: dict[int, Any]) -> Any:

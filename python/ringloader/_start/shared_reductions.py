@@ -22,6 +22,8 @@ import numpy as np
 import torch.multiprocessing
 from torch.multiprocessing import reductions
 
+import ringloader._native as _native
+
 # Shorter arrays go with the pickle: a mapping of their own costs more than a copy.
 _MAPPED_FROM = 64 << 10
 # The alignment of a mapped array, which is that of memory that numpy allocates itself.
@@ -35,7 +37,7 @@ class NotForAllError(BaseException):
     """Something must be pickled for each process. No `Exception`: no handler on the way may take it."""
 
 
-_own: weakref.WeakSet[OwnFd] = weakref.WeakSet()
+_own: weakref.WeakSet[_native.OwnFd] = weakref.WeakSet()
 
 
 def _close_inherited() -> None:
@@ -47,18 +49,10 @@ def _close_inherited() -> None:
 os.register_at_fork(after_in_child=_close_inherited)
 
 
-class OwnFd:
-    """A descriptor that is closed by ``close``, or when nothing refers to it."""
-
-    def __init__(self, fd: int) -> None:
-        self.fd = fd
-        self.close = weakref.finalize(self, os.close, fd)
-        self.close.atexit = False
-        _own.add(self)
-
-    def open(self) -> io.BufferedWriter:
-        """Returns a file for writing to it."""
-        return open(self.fd, "wb", closefd=False)
+def own(fd: _native.OwnFd) -> _native.OwnFd:
+    """Returns a descriptor that forked children close."""
+    _own.add(fd)
+    return fd
 
 
 class AnyPopen:
@@ -77,9 +71,9 @@ class AnyPopen:
 
     def duplicate_for_child(self, fd: int) -> int:
         if not self._is_kept:
-            own = OwnFd(os.dup(fd))
-            self.kept.append(own)
-            fd = own.fd
+            owned = own(_native.OwnFd.duplicate(fd))
+            self.kept.append(owned)
+            fd = owned.fd
         number = next(_fd_numbers)
         self.fds[number] = fd
         return number

@@ -71,7 +71,7 @@ mod _native {
         placement::arrival::{Arrival, Pinned},
         placement::pinning::Pinner,
         process::{
-            Deadline, after_fork_in_child, after_fork_in_parent, available_memory, before_fork,
+            Deadline, OwnFd, after_fork_in_child, after_fork_in_parent, available_memory, before_fork,
             end_with_parent, process_identity,
         },
         sampling::fingerprint::Passing,

@@ -1,6 +1,7 @@
 //! This process: the calls of a program that forks, its identity, its memory, its descriptors.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, BorrowedFd, FromRawFd, IntoRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
@@ -75,6 +76,68 @@ impl Deadline {
     /// The piece of work that began last is done.
     fn end(&self) {
         self.0.end();
+    }
+}
+
+/// A descriptor that is closed by `close`, or when nothing refers to it.
+///
+/// It is opened and owned in one call: a signal handler that raises runs before it or after it, so nothing is lost.
+#[pyclass(frozen, weakref, module = "ringloader._native")]
+pub(crate) struct OwnFd(AtomicI32);
+
+const CLOSED: RawFd = -1;
+
+#[pymethods]
+impl OwnFd {
+    /// A new file in memory, without a name but in `/proc`. Children do not inherit it over `exec`.
+    ///
+    /// # Errors
+    /// `OSError` when the system refuses.
+    #[staticmethod]
+    fn memory(name: &str) -> PyResult<Self> {
+        Ok(Self::from(ringloader_core::os::memfd(name).map_err(exception)?))
+    }
+
+    /// A descriptor of our own for `fd`, one of the caller's.
+    #[staticmethod]
+    fn duplicate(fd: RawFd) -> PyResult<Self> {
+        Ok(Self::from(duplicate(fd)?))
+    }
+
+    /// The descriptor; -1 when it is closed.
+    #[getter]
+    fn fd(&self) -> RawFd {
+        self.0.load(Ordering::Relaxed)
+    }
+
+    fn close(&self) {
+        drop(self.take());
+    }
+
+    /// The descriptor, which is the caller's from now on; -1 when it is closed.
+    fn detach(&self) -> RawFd {
+        self.take().map_or(CLOSED, IntoRawFd::into_raw_fd)
+    }
+}
+
+impl From<OwnedFd> for OwnFd {
+    fn from(fd: OwnedFd) -> Self {
+        Self(AtomicI32::new(fd.into_raw_fd()))
+    }
+}
+
+impl OwnFd {
+    fn take(&self) -> Option<OwnedFd> {
+        // ORDERING: one word, and nothing goes with it. Who swaps the number out is the only one that has it.
+        let fd = self.0.swap(CLOSED, Ordering::Relaxed);
+        // SAFETY: the number came from an `OwnedFd`, and only one swap returns it.
+        (fd != CLOSED).then(|| unsafe { OwnedFd::from_raw_fd(fd) })
+    }
+}
+
+impl Drop for OwnFd {
+    fn drop(&mut self) {
+        self.close();
     }
 }
 

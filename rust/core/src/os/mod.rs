@@ -55,7 +55,10 @@ use crate::error::{Error, Result};
 
 /// Memory without a name in any file system, of no length, that children do not inherit over `exec`, and that is no
 /// program: a system may refuse any other (`vm.memfd_noexec=2`).
-fn memfd(name: &str) -> Result<OwnedFd> {
+///
+/// # Errors
+/// When the system refuses.
+pub fn memfd(name: &str) -> Result<OwnedFd> {
     let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
     match rustix::fs::memfd_create(name, flags | MemfdFlags::NOEXEC_SEAL) {
         // Before Linux 6.3.
