@@ -177,7 +177,7 @@ PYTHON_MAY_USE = {
         "stateful_dataloader",
     },
     "_placement": {"_common", "_identity", "_log", "_native", "_torch"},
-    "_pool": {"_common", "_native", "_options", "_start", "_torch", "_worker"},
+    "_pool": {"_native", "_options", "_start", "_torch", "_worker"},
     "_ray": {
         "_common",
         "_identity",
