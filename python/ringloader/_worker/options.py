@@ -156,7 +156,13 @@ class Runs:
 
     Args:
         collate_fn: The function that collates whole batches.
+
+    Attributes:
+        handle: Collates the parts of a batch, of which this is the first argument and its index the last, where
+            samples that raise are handled; None where they are not.
     """
+
+    handle: Callable[[Runs, list[Any], Any], Any] | None = None
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn

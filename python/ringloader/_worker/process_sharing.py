@@ -49,6 +49,10 @@ class ProcessSharing(Sharing):
             for fd in fds:
                 os.close(fd)
 
+    def leave_process(self) -> None:
+        """Drops the memory, and the channel that has it too."""
+        del self.port, self.channel
+
 
 class SharingChannel(ProcessChannel):
     """A :class:`~ringloader._worker.loop.Channel` over tasks that all workers share.
