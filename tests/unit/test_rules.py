@@ -154,24 +154,6 @@ CASES = {
         "worker_task='sample' and reseed_workers=True do not go together",
         "leave one of them out",
     ),
-    ("worker_task", "with `sample_timeout`"): Case(
-        {"worker_task": "sample", "sample_timeout": 2.0},
-        {},
-        "worker_task='sample' and sample_timeout=2.0 do not go together",
-        "leave one of them out",
-    ),
-    ("worker_task", "with `watchdog`"): Case(
-        {"worker_task": "sample", "watchdog": 2.0},
-        {},
-        "worker_task='sample' and watchdog=2.0 do not go together",
-        "leave one of them out",
-    ),
-    ("worker_task", "with `stats`"): Case(
-        {"worker_task": "sample", "stats": True},
-        {},
-        "worker_task='sample' and stats=True do not go together",
-        "leave one of them out",
-    ),
     ("worker_task", "with `prefetch_epochs`"): Case(
         {"worker_task": "sample", "prefetch_epochs": True},
         {},

@@ -129,13 +129,8 @@ _OF_OPTIONS = (
     ),
     _with_sharing("reseed_workers", bool, "the generators are set before each sample anyway"),
     _with_sharing(
-        "sample_timeout",
-        lambda value: value is not None,
-        "any worker makes the samples of one that was ended, and does not know which took too long",
+        "prefetch_epochs", bool, "a worker that has begun the next epoch could make no samples of this one"
     ),
-    _with_sharing("watchdog", lambda value: value is not None, "a worker is in parts of batches"),
-    _with_sharing("stats", bool, "a batch has no worker whose time is its own"),
-    _with_sharing("prefetch_epochs", bool, "a worker that has begun the next epoch could make no samples of this one"),
     of_options(
         "worker_task",
         "with `Workers` on a cluster",

@@ -99,12 +99,12 @@ class Position(enum.IntEnum):
     SEED = enum.auto()
     # Times each sample, in front of the dataset of all options before.
     TIME = enum.auto()
-    # Tells that option where a batch begins and ends.
+    # Makes parts of batches that all workers make.
+    SHARE = enum.auto()
+    # Tells the option that times samples where a batch begins and ends.
     BATCH = enum.auto()
     # Notes which batch is being made: the time in the other options is time in the batch.
     WATCH = enum.auto()
-    # Makes parts of batches that all workers make.
-    SHARE = enum.auto()
 
 
 class WorkerOption:
@@ -158,8 +158,8 @@ class Runs:
         collate_fn: The function that collates whole batches.
 
     Attributes:
-        handle: Collates the parts of a batch, of which this is the first argument and its index the last, where
-            samples that raise are handled; None where they are not.
+        handle: Collates a batch where samples that raise are handled: its arguments are this object, the
+            samples of each part, and the batch's index. None where they are not.
     """
 
     handle: Callable[[Runs, list[Any], Any], Any] | None = None
