@@ -103,4 +103,5 @@ def test_the_verdict_names_what_the_window_has_waited_for():
     assert stats.verdict.kind == "order"
     assert stats.verdict.change == {"prefetch_factor": 2}
     assert "The window (prefetch_factor=1)" in stats.verdict.text
-    assert stats.slowest[0].indices[0] % 64 == 5
+    # Another program may have had the processor during some other sample.
+    assert any(index % 64 == 5 for one in stats.slowest for index in one.indices)
