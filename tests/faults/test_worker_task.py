@@ -170,7 +170,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"device": "cpu"},
     "prefetch_factor": {"prefetch_factor": 1},
     "timeout": {"timeout": 100},
-    "worker_pool": {},
+    "worker_pool": {"stats": True, "sample_timeout": 60.0, "watchdog": 30.0},
 }
 
 
@@ -191,7 +191,6 @@ def test_each_batch_comes_once_whenever_workers_are_killed(option, collation, tm
     for epoch in range(epochs):
         for number in range(5):
             (tmp_path / str(number)).touch()
-        # `main_prefetch` decodes in a thread, and draws nothing; `device` copies.
         assert [describe(batch) for batch in loader] == expected[epoch]
     assert len(list(tmp_path.iterdir())) < 5, "no worker was killed"
     loader.shutdown()

@@ -154,3 +154,31 @@ def test_loaders_of_both_kinds_share_a_pool(start_method):
             next(iter(shared))
         assert len(pids) == 2, "the pool's processes stay"
         assert not [line for pid in pids for line in mapped(pid)]
+
+
+def process_of(_dataset: Any) -> int:
+    return os.getpid()
+
+
+@way
+def test_iterators_pause_have_limits_and_call_their_workers_in_the_middle_of_an_epoch(way):
+    options: dict[str, Any] = {"batch_size": 4, "collate_fn": list, "seed": 7}
+    expected = list(DataLoader(Owned(), seeding="sample", **options))
+    loader = DataLoader(Owned(), worker_task="sample", persistent_workers=True, **options, **WAYS[way])
+    iterator = iter(loader)
+    found = [next(iterator)]
+    iterator.pause()
+    assert len(loader.call_workers(process_of)) == 2
+    iterator.resume()
+    iterator.limit(2)
+    found += list(iterator)
+    assert len(found) == 3
+    iterator.limit(None)
+    iterator.resume()
+    found += list(iterator)
+    loader.shutdown()
+    # In threads, samples draw from generators that nobody seeds.
+    drawn = slice(0, 1) if way == "threads" else slice(0, 2)
+    assert [[sample[drawn] for sample in batch] for batch in found] == [
+        [sample[drawn] for sample in batch] for batch in expected
+    ]
