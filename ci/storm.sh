@@ -20,6 +20,7 @@ FAULTS=(
   'samples|cleared_while_read|a sample is wrong'
   'samples|checksum_ignored|a sample is wrong'
   'samples_deaths|published_before_written|a published sample is not there'
+  'joint|joint_run_kept|a batch does not come'
   'scheduling|lost_before_drained|batches that were not handed out'
   'scheduling|epoch_ignored|a batch of another epoch'
   'scheduling|lost_in_turn_only|deaths are told late'

@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import BatchSampler, Dataset, RandomSampler
 
 from parity.describe import describe
-from ringloader import DataLoader
+from ringloader import DataLoader, Retry, WorkerPool
 from ringloader.batchify import Pad
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -69,6 +69,12 @@ class Samples(Dataset[Any]):
 
 
 MAIN = os.getpid()
+
+
+def other(index: Any, error: Exception) -> Any:
+    """Stands in for a bad sample, and does not fit all batches."""
+    assert isinstance(error, LookupError)
+    return torch.rand(3), index
 
 
 def as_they_are(samples: list[Any]) -> Any:
@@ -126,12 +132,26 @@ def program(number: int, died: Path) -> tuple[dict[str, Any], dict[str, Any], in
     if draw.random() < 0.2 and not is_killed:
         # Datasets and functions here draw from the generators of the process.
         workers["main_prefetch"] = 2
+    if draw.random() < 0.5:
+        arguments["on_error"] = draw.choice(
+            ["skip", Retry(1, backoff=0), Retry(1, backoff=0, then="skip"), other]
+        )
+    for name, value in (("stats", True), ("watchdog", 60.0), ("sample_timeout", 60.0), ("worker_pool", True)):
+        if draw.random() < 0.25:
+            workers[name] = value
     return {"dataset": dataset, **arguments}, workers, take
 
 
 def outcomes(take: int | None, **arguments: Any) -> list[Any]:
-    """Returns the batches and errors of two epochs, of which the first may be given up."""
-    loader: DataLoader[Any] = DataLoader(**arguments)
+    """Returns the batches, errors and bad samples of two epochs, of which the first may be given up."""
+    if not arguments.pop("worker_pool", False):
+        return outcomes_of(DataLoader(**arguments), take)
+    del arguments["persistent_workers"]
+    with WorkerPool(arguments["num_workers"]) as pool:
+        return outcomes_of(DataLoader(worker_pool=pool, **arguments), take)
+
+
+def outcomes_of(loader: DataLoader[Any], take: int | None) -> list[Any]:
     found: list[Any] = []
     for limit in (take, None):
         iterator = iter(loader)
@@ -147,6 +167,8 @@ def outcomes(take: int | None, **arguments: Any) -> list[Any]:
                 # torch's default_collate has another text in a worker.
                 found.append((type(error).__name__, text if type(error) is LookupError else ""))
             limit = None if limit is None else limit - 1
+        # The same bad samples, in the same order, of the batches that were taken.
+        found.append([(bad.index, type(bad.error).__name__, bad.handling) for bad in loader.errors])
         del iterator
     return found
 

@@ -154,41 +154,17 @@ CASES = {
         "worker_task='sample' and reseed_workers=True do not go together",
         "leave one of them out",
     ),
-    ("worker_task", "with `on_error`"): Case(
-        {"worker_task": "sample", "on_error": "skip"},
-        {},
-        "worker_task='sample' and on_error='skip' do not go together",
-        "leave one of them out",
-    ),
-    ("worker_task", "with `sample_timeout`"): Case(
-        {"worker_task": "sample", "sample_timeout": 2.0},
-        {},
-        "worker_task='sample' and sample_timeout=2.0 do not go together",
-        "leave one of them out",
-    ),
-    ("worker_task", "with `watchdog`"): Case(
-        {"worker_task": "sample", "watchdog": 2.0},
-        {},
-        "worker_task='sample' and watchdog=2.0 do not go together",
-        "leave one of them out",
-    ),
-    ("worker_task", "with `stats`"): Case(
-        {"worker_task": "sample", "stats": True},
-        {},
-        "worker_task='sample' and stats=True do not go together",
-        "leave one of them out",
-    ),
     ("worker_task", "with `prefetch_epochs`"): Case(
         {"worker_task": "sample", "prefetch_epochs": True},
         {},
         "worker_task='sample' and prefetch_epochs=True do not go together",
         "leave one of them out",
     ),
-    ("worker_task", "with `worker_pool`"): Case(
-        {"worker_task": "sample", "worker_pool": POOL},
+    ("worker_task", "with `Workers` on a cluster"): Case(
+        {"worker_task": "sample", "worker_pool": ELSEWHERE},
         {},
-        "worker_task='sample' and worker_pool=ringloader.WorkerPool(2) do not go together",
-        "leave one of them out",
+        "cannot have parts of one batch in a memory that they share",
+        "leave worker_task out",
     ),
     ("seed", "without `worker_reset_fn`, `reseed_workers` or `seeding`"): Case(
         {"seed": 3}, {}, "seed=3 has no effect without worker_reset_fn", "pass torch's generator"

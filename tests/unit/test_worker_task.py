@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, get_worker_info
 
 import ringloader
-from ringloader import DataLoader, StatefulDataLoader, WorkerPool
+from ringloader import DataLoader, StatefulDataLoader
 from ringloader.batchify import Pad
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
@@ -434,10 +434,6 @@ class Stateful(Drawing):
         ({"seeding": "torch"}, "must be the sample's"),
         ({"seeding": "batch"}, "must be the sample's"),
         ({"reseed_workers": True}, "set before each sample"),
-        ({"on_error": "skip"}, "on_error='skip'"),
-        ({"sample_timeout": 3}, "sample_timeout=3"),
-        ({"watchdog": 3}, "watchdog=3"),
-        ({"stats": True}, "stats=True"),
         ({"prefetch_epochs": True, "persistent_workers": True}, "prefetch_epochs=True"),
         ({"dataset": Stream()}, "an IterableDataset"),
     ],
@@ -448,9 +444,7 @@ def test_what_does_not_go_together_is_refused(options, text):
         DataLoader(dataset, num_workers=2, worker_task="sample", **options)
 
 
-def test_pools_and_datasets_with_a_state_are_refused():
-    with WorkerPool(2) as pool, pytest.raises(ValueError, match="worker_pool"):
-        DataLoader(Drawing(), worker_pool=pool, worker_task="sample")
+def test_datasets_with_a_state_are_refused():
     with pytest.raises(ValueError, match="state_dict"):
         iter(StatefulDataLoader(Stateful(), num_workers=2, worker_task="sample"))
     with pytest.raises(ValueError, match="worker_task"):

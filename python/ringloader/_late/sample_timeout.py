@@ -52,12 +52,14 @@ class SampleTimeouts:
     Args:
         workers: How many there are.
         seconds: The limit.
+        shares: True if any worker makes again what one that was ended had not.
 
     Raises:
         OSError: If there is no memory, or no descriptor.
     """
 
-    def __init__(self, workers: int, seconds: float) -> None:
+    def __init__(self, workers: int, seconds: float, shares: bool = False) -> None:
+        self._shares = shares
         self.seconds = seconds
         self._fd = _native.OwnFd.memory("ringloader-samples")
         fd = self._fd.fd
@@ -79,7 +81,7 @@ class SampleTimeouts:
             return False
         record[_EXCEEDED] = 0
         batch, call = record[_BATCH], record[_CALL]
-        if in_hand is None or batch != _key(in_hand[2]):
+        if in_hand is None or not (self._shares or batch == _key(in_hand[2])):
             # A batch of an epoch that was given up: nobody makes it again.
             return True
         if record[_OF] != batch:
@@ -118,6 +120,10 @@ class _Records:
         """Returns the record of a worker."""
         return self._words[worker * _WORDS : (worker + 1) * _WORDS]
 
+    def all(self) -> list[memoryview]:
+        """Returns the records of all workers."""
+        return [self.of(worker) for worker in range(len(self._words) // _WORDS)]
+
     def close(self) -> None:
         self._words.release()
         self._map.close()
@@ -149,6 +155,8 @@ class _Timed(WorkerOption):
         self._record: memoryview
         # Calls of this batch that are known to take too long, and how often each still is to raise.
         self._known: Counter[int] = Counter()
+        # The records in which they may stand: of all workers, where these share their tasks.
+        self._others: list[memoryview] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Timed, (reduction.DupFd(self._fd), self._seconds)
@@ -166,7 +174,9 @@ class _Timed(WorkerOption):
     def leave_process(self) -> None:
         """Watches this process no more."""
         del self._deadline
-        self._record.release()
+        for record in (self._record, *self._others):
+            record.release()
+        self._others = []
         self._records.close()
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
@@ -184,12 +194,21 @@ class _Timed(WorkerOption):
 
     def begin_batch(self, index: Any) -> None:
         """Begins a batch with these indices."""
-        record, batch = self._record, _key(index)
-        record[_BATCH] = batch
+        self._begin(_key(index), [self._record])
+
+    def begin_run(self, run: _native.Claimed) -> None:
+        """Begins a run of a batch, of which other workers may have been ended."""
+        self._others = self._others or self._records.all()
+        self._begin(_key(run.seq), self._others)
+
+    def _begin(self, batch: int, records: list[memoryview]) -> None:
+        self._record[_BATCH] = batch
         self._known.clear()
-        if record[_MANY] and record[_OF] == batch:
-            for at in range(_FIRST, _FIRST + 2 * record[_MANY], 2):
-                self._known[record[at]] = record[at + 1]
+        for record in records:
+            # ORDERING: written before the run of the worker that was ended could be claimed again.
+            if record[_MANY] and record[_OF] == batch:
+                for at in range(_FIRST, _FIRST + 2 * record[_MANY], 2):
+                    self._known[record[at]] += record[at + 1]
 
     def end_batch(self) -> None:
         """Ends a batch: the next one may have the same indices."""
@@ -283,6 +302,10 @@ class _Telling:
         self._timed = timed
 
     def fetch(self, index: Any, /) -> Any:
+        if isinstance(index, _native.Claimed):
+            # No other task has its number, which is kept until the next sample takes too long.
+            self._timed.begin_run(index)
+            return self._fetcher.fetch(index)
         self._timed.begin_batch(index.index if isinstance(index, _native.Placed) else index)
         try:
             return self._fetcher.fetch(index)

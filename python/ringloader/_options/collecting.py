@@ -180,6 +180,12 @@ def to_bytes(errors: Sequence[Packed]) -> bytes:
     return pickle.dumps(list(errors))
 
 
+def unsent(errors: Any) -> Sequence[Any]:
+    """Returns the bad samples of a part of a batch, as a batch's are sent."""
+    packed_errors: Sequence[Any] = pickle.loads(errors) if isinstance(errors, bytes) else errors
+    return packed_errors
+
+
 def from_bytes(sent: bytes) -> list[BadSample]:
     """Returns the bad samples of a batch from the bytes that a worker has sent."""
     return [_unpacked(one) for one in pickle.loads(sent)]

@@ -27,8 +27,15 @@ from ringloader._common.text import shown
 from ringloader._options import collecting
 from ringloader._options.table import Options
 from ringloader._torch import internals
-from ringloader._worker.options import CountsSamples, Fetcher, Position, SeedsInTurn, WorkerOption
-from ringloader._worker.result import Result
+from ringloader._worker.options import (
+    CountsSamples,
+    Fetcher,
+    Position,
+    SeedsInTurn,
+    WorkerOption,
+    collator_of,
+)
+from ringloader._worker.result import Result, is_result
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
 
 _LONGEST_PAUSE_SECONDS = 30.0
@@ -57,6 +64,9 @@ class Handling(WorkerOption):
         # The option inside makes batches without asking for samples.
         first = None if fetcher is torchs else fetcher.fetch
         rule = _Rule(self._pauses, self._then, is_sent=os.getpid() != self._made_in)
+        runs = collator_of(torchs)
+        if runs is not torchs:
+            runs.handle = rule.joined
         if internals.fetches_by_index(torchs):
             return _ByIndex(torchs, rule, first)
         if internals.fetches_in_turn(torchs):
@@ -166,6 +176,21 @@ class _Rule:
             ) from stop
         errors.append(self.record(error, index, "replaced", outer))
         return [instead]
+
+    def joined(self, fetcher: Any, parts: list[Any], index: Any) -> Any:
+        """Returns the batch of samples that were made in parts, as that of samples made at once."""
+        data: list[Any] = []
+        errors: list[Any] = []
+        for part in parts:
+            if is_result(part):
+                errors += collecting.unsent(part.errors)
+                data += part.data or ()
+            else:
+                data += part
+        del parts
+        if errors and not data:
+            return self.nothing(errors)
+        return self.collated(fetcher, data, _listed(index), errors)
 
     def collated(self, fetcher: Any, data: Any, index: Any, errors: list[Any]) -> Any:
         """Returns a batch of samples, or nothing if collation raises: which sample is bad is not known."""

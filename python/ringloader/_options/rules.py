@@ -12,7 +12,7 @@ from typing import Any
 from ringloader._options.about import About, Never
 from ringloader._options.checks import THREAD
 from ringloader._options.rule import Facts, Rule, of_loader, of_options
-from ringloader.bad_samples import RAISE, raises_first, retries
+from ringloader.bad_samples import raises_first, retries
 
 _AS_THREADS = f'"{THREAD}"'
 _AS_SAMPLES = '"sample"'
@@ -128,13 +128,16 @@ _OF_OPTIONS = (
         _AS_SAMPLES,
     ),
     _with_sharing("reseed_workers", bool, "the generators are set before each sample anyway"),
-    _with_sharing("on_error", lambda value: value != RAISE, "the parts of a batch would be handled apart"),
-    _with_sharing("sample_timeout", lambda value: value is not None, "a worker is in parts of batches"),
-    _with_sharing("watchdog", lambda value: value is not None, "a worker is in parts of batches"),
-    _with_sharing("stats", bool, "a batch has no worker whose time is its own"),
-    _with_sharing("prefetch_epochs", bool, "workers share the tasks of one epoch"),
     _with_sharing(
-        "worker_pool", lambda value: value is not None, "its processes cannot have the memory of shared tasks"
+        "prefetch_epochs", bool, "a worker that has begun the next epoch could make no samples of this one"
+    ),
+    of_options(
+        "worker_task",
+        "with `Workers` on a cluster",
+        lambda options: _shares(options) and _has_remote_pool(options),
+        "worker_task='sample' and worker_pool={options.worker_pool!r} do not go together: workers on other "
+        "machines cannot have parts of one batch in a memory that they share; leave worker_task out",
+        _AS_SAMPLES,
     ),
     of_options(
         "seed",

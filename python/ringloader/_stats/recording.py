@@ -12,7 +12,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._options import conflicts, kept
+from ringloader._options import conflicts, kept, worker_task
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._report import report
@@ -64,6 +64,7 @@ class Recording:
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=proc.cores(),
+            window=worker_task.most_tasks(loader) if _shares(loader, options) else None,
         )
         self._is_installed = not kept.has_options(loader)
         # Then all that follows a fetch counts as placing.
@@ -154,6 +155,10 @@ def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:
     except ValueError:
         return False
     return True
+
+
+def _shares(loader: TorchLoader, options: Options) -> bool:
+    return options.worker_task == "sample" and loader.num_workers > 0
 
 
 def _pins(loader: TorchLoader) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._worker.options import Fetcher, Position, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption, collator_of
 
 
 class Timing(WorkerOption):
@@ -59,6 +59,7 @@ class TimingHere(WorkerOption):
 
 def _time_collation(clock: _native.WorkerClock, fetcher: Any) -> None:
     """Puts a clock before the ``collate_fn`` of torch's fetcher; another one may have none."""
-    collate = getattr(fetcher, "collate_fn", None)
+    collator = collator_of(fetcher)
+    collate = getattr(collator, "collate_fn", None)
     if collate is not None:
-        fetcher.collate_fn = _native.TimedCollate(clock, collate)
+        collator.collate_fn = _native.TimedCollate(clock, collate)

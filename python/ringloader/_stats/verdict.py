@@ -69,6 +69,7 @@ class Setting:
         may_prefetch: True if they go with a thread that decodes, and there is none.
         most_workers: The most workers that there may be; None for any number.
         cores: Processors that this process may use.
+        window: Batches under way, where all workers make them together; None where each is one worker's.
     """
 
     num_workers: int
@@ -82,6 +83,7 @@ class Setting:
     may_prefetch: bool
     most_workers: int | None
     cores: int
+    window: int | None = None
 
 
 def judge(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> Verdict:
@@ -234,6 +236,9 @@ class _Judge:
         if not setting.is_iterable:
             # The other workers can take over from a slow one.
             usual = min(worker.dataset / worker.batches for worker in stats.workers if worker.batches)
+        if setting.window is not None:
+            # Fetches are runs there, of about one length.
+            usual = statistics.median(seconds for _, seconds in self._fetches())
         long = [seconds - usual for _, seconds in self._fetches() if seconds > _UNEVEN * usual]
         if sum(long) < _MOST * self._waiting:
             return self._of_handing(idle)
@@ -241,6 +246,18 @@ class _Judge:
             # The worker waits for tasks while the caller has its batches: no worker waits for another.
             return self._of_work(self._work)
         longest = stats.slowest[0]
+        if setting.window is not None:
+            limit = (
+                f"The window (prefetch_factor={setting.window}) waits for slow samples: {idle}for the "
+                f"longest runs, up to {in_words(longest.seconds)} in batch {longest.batch} (usual are "
+                f"{in_words(usual)})"
+            )
+            return self._changed(
+                "order",
+                f"{limit}. `slowest` names them. Let more batches be under way",
+                max(self._model.seconds(setting.num_workers), longest.seconds),
+                prefetch_factor=2 * setting.window,
+            )
         limit = (
             f"One is slow, and others idle behind it: {idle}for the longest fetches, up to "
             f"{in_words(longest.seconds)} in worker {longest.worker} (on average {in_words(mean)})"

@@ -342,12 +342,12 @@ def make_transport(
     try:
         if shares:
             with budget.asking(OSError, ValueError):
-                shared = SharedTasks(loader, engine, share)
+                shared = SharedTasks(loader, engine, share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
         dispatching = dispatching_for(loader, context, share)
         if options.sample_timeout is not None:
             # No dispatching process is there: the two options exclude each other.
-            timeouts = SampleTimeouts(workers, options.sample_timeout)
+            timeouts = SampleTimeouts(workers, options.sample_timeout, shares)
     except BaseException:
         engine.close()
         if registrations is not None:
@@ -357,7 +357,9 @@ def make_transport(
         worker_options = in_order(dispatching.option, *worker_options)
     watching = None
     if loader.timeout or options.watchdog is not None:
-        watching, answering = watchdog.of_processes(workers, options.watchdog, loader.in_order)
+        watching, answering = watchdog.of_processes(
+            workers, options.watchdog, turn_is_known=loader.in_order and not shares
+        )
         worker_options = in_order(*worker_options, *answering)
     if timeouts is not None:
         worker_options = in_order(*worker_options, *timeouts.options)

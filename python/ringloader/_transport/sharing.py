@@ -23,15 +23,16 @@ class SharedTasks:
         loader: The loader.
         engine: The engine of its workers.
         share: Bytes of the slots of each worker.
+        timed: True if runs are timed.
     """
 
-    def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int) -> None:
+    def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int, timed: bool) -> None:
         self.places = places = worker_task.most_tasks(loader)
         # As many bytes as the slots have.
         window = max(share * loader.num_workers // places // _PAGE * _PAGE, _SMALLEST_WINDOW)
         whole = worker_task.keeps_whole(loader)
-        self.engine = _native.SharingEngine(engine, loader.num_workers, places, window, whole)
-        self.option = ProcessSharing(self.engine.fds(), places, window, whole)
+        self.engine = _native.SharingEngine(engine, loader.num_workers, places, window, whole, timed)
+        self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)
 
 
 def share_of_slots(share: int) -> int:

@@ -127,14 +127,14 @@ class SharingThreadChannel(ThreadChannel):
 
     def finish(self, run: _native.ThreadRun, samples: Any) -> bool:
         self._taken = None
-        return run.finish(samples)
+        return self._queues.finish(self._worker, run, samples)
 
     def finish_without(self, run: _native.ThreadRun) -> bool:
         self._taken = None
-        return run.finish(None)
+        return run.finish_without()
 
     def parts(self, run: _native.ThreadRun, own: Any) -> list[Any]:  # noqa: ARG002
-        return run.parts()
+        return self._queues.parts(self._worker, run)
 
 
 def _channel(queues: _native.ThreadQueues, work: Work) -> ThreadChannel:
@@ -384,10 +384,10 @@ def make_transport(
     held_memory.tell_of_forks()
     put_worker_info_in_place()
     watching = None
-    if loader.timeout or options.watchdog is not None:
-        watching = ThreadWatchdog(options.watchdog, loader.in_order)
-        worker_options = in_order(*worker_options, *watching.options)
     shares = options.worker_task == "sample"
+    if loader.timeout or options.watchdog is not None:
+        watching = ThreadWatchdog(options.watchdog, turn_is_known=loader.in_order and not shares)
+        worker_options = in_order(*worker_options, *watching.options)
     if shares:
         whole = worker_task.keeps_whole(loader)
         worker_options = in_order(*worker_options, Sharing(whole))

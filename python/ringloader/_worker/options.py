@@ -99,12 +99,12 @@ class Position(enum.IntEnum):
     SEED = enum.auto()
     # Times each sample, in front of the dataset of all options before.
     TIME = enum.auto()
-    # Tells that option where a batch begins and ends.
+    # Makes parts of batches that all workers make.
+    SHARE = enum.auto()
+    # Tells the option that times samples where a batch begins and ends.
     BATCH = enum.auto()
     # Notes which batch is being made: the time in the other options is time in the batch.
     WATCH = enum.auto()
-    # Makes parts of batches that all workers make.
-    SHARE = enum.auto()
 
 
 class WorkerOption:
@@ -156,7 +156,13 @@ class Runs:
 
     Args:
         collate_fn: The function that collates whole batches.
+
+    Attributes:
+        handle: Collates a batch where samples that raise are handled: its arguments are this object, the
+            samples of each part, and the batch's index. None where they are not.
     """
+
+    handle: Callable[[Runs, list[Any], Any], Any] | None = None
 
     def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
         self.collate_fn = collate_fn

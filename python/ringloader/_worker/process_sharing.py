@@ -22,32 +22,45 @@ class ProcessSharing(Sharing):
         places: Batches that may be under way at once.
         window: Bytes of one, at most.
         keeps_whole: True if each batch is made by one worker.
+        timed: True if runs are timed.
         epoch: Epochs that the iterator has begun, without the first.
     """
 
     def __init__(
-        self, fds: tuple[Any, Any], places: int, window: int, keeps_whole: bool, epoch: int = 0
+        self,
+        fds: tuple[Any, Any],
+        places: int,
+        window: int,
+        keeps_whole: bool,
+        timed: bool,
+        epoch: int = 0,
     ) -> None:
         super().__init__(keeps_whole)
         self._fds = fds
         self._places = places
         self._window = window
+        self._timed = timed
         self.epoch = epoch
         self.port: _native.SharingPort
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = tuple(map(reduction.DupFd, self._fds))
-        return ProcessSharing, (sent, self._places, self._window, self._keeps_whole, self.epoch)
+        made = sent, self._places, self._window, self._keeps_whole, self._timed, self.epoch
+        return ProcessSharing, made
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         assert port is not None
         fds = [fd if isinstance(fd, int) else fd.detach() for fd in self._fds]
         try:
             words, parts = fds
-            self.port = _native.SharingPort(port, words, parts, self._places, self._window)
+            self.port = _native.SharingPort(port, words, parts, self._places, self._window, self._timed)
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def leave_process(self) -> None:
+        """Drops the memory, and the channel that has it too."""
+        del self.port, self.channel
 
 
 class SharingChannel(ProcessChannel):

@@ -127,17 +127,20 @@ class _Sharer:
         return self._collated(self._runs, run, own)
 
     def _collated(self, runs: Runs, run: Run, own: Any) -> Any:
+        if isinstance(own, internals.ExceptionWrapper) and run.is_whole:
+            return own
         if run.is_whole and not run.is_collation:
-            return own if isinstance(own, internals.ExceptionWrapper) else runs.collate_fn(own)
-        parts = self._channel.parts(run, own)
-        if parts is None:
-            samples = self._fetcher.fetch(run.whole_index())
+            parts = [own]
         else:
+            parts = self._channel.parts(run, own) or [self._fetcher.fetch(run.whole_index())]
             error = first_error(parts)
             if error is not None:
                 return error
-            samples = list(itertools.chain.from_iterable(parts))
-            del parts, own
             # Turns the options to the whole batch: generators are set by its first place.
             self._fetcher.fetch(run.with_samples([]))
+        del own
+        if runs.handle is not None:
+            return runs.handle(runs, parts, run.whole_index().index)
+        samples = parts[0] if len(parts) == 1 else list(itertools.chain.from_iterable(parts))
+        del parts
         return runs.collate_fn(samples)

@@ -45,6 +45,24 @@ impl WorkerClock {
         self.core().record_room(time);
     }
 
+    /// A run is made and sent. Returns its stamps.
+    pub(crate) fn run_sent(&self) -> Stamps {
+        self.core().run_sent(monotonic(), thread_cpu)
+    }
+
+    /// A run is made, which this worker has read for its batch. Returns its stamps, if they were not taken before.
+    pub(crate) fn run_read(&self) -> Option<Stamps> {
+        let mut core = self.core();
+        let stamps = core.has_made().then(|| core.run_sent(monotonic(), thread_cpu));
+        core.record_last();
+        stamps
+    }
+
+    /// The worker has sent a run, and goes on with its batch.
+    pub(crate) fn note_last(&self) {
+        self.core().record_last();
+    }
+
     pub(crate) fn note_sent(&self) -> Stamps {
         self.core().sent(monotonic(), thread_cpu)
     }
@@ -235,6 +253,20 @@ impl Recorder {
         let is_long = self.core().is_long(stamps.dataset());
         let index = is_long.then(index);
         let dropped = self.core().record_fetch(batch, worker, stamps, bytes, index);
+        drop(dropped);
+    }
+
+    /// As [`EpochTimes::record_run`]. `bytes`: the indices of the run.
+    pub(crate) fn note_run(
+        &self,
+        batch: u64,
+        (worker, stamps): (u32, Stamps),
+        bytes: &[u8],
+        index: impl FnOnce() -> Option<Py<PyAny>>,
+    ) {
+        let is_long = self.core().is_long(stamps.dataset());
+        let index = is_long.then(index);
+        let dropped = self.core().record_run(batch, worker, stamps, bytes, index);
         drop(dropped);
     }
 }

@@ -47,6 +47,7 @@
 //! | after it committed the batch | a whole batch | its result is taken first, and the batch closed |
 
 use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
+use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
 /// The most runs of a batch: `made` has a bit for each. Models have few words.
@@ -263,6 +264,7 @@ impl<'a> Batch<'a> {
             // acquired all parts, has released it.
             let acquire = acquire_unless("joint_claim_relaxed");
             self.claim_word(run).compare_exchange(free, claim, acquire, Ordering::Relaxed).ok()?;
+            failpoint("joint-claimed");
             Some(Claim { run: (run != COLLATION).then_some(run), claim })
         })
     }
@@ -310,9 +312,11 @@ impl<'a> Batch<'a> {
         };
         self.set(PARTS + 2 * run as usize, offset);
         self.set(PARTS + 2 * run as usize + 1, len);
+        failpoint("joint-written");
         // ORDERING joint-made: the part is written before its bit is seen; whoever sets the last bit sees all parts.
         let order = if fault("joint_made_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
         let made = self.0[MADE].fetch_or(1 << run, order) | 1 << run;
+        failpoint("joint-made");
         made == self.all() && self.take_collation(claim)
     }
 
@@ -320,7 +324,9 @@ impl<'a> Batch<'a> {
     fn take_collation(&self, claim: Claim) -> bool {
         let word = self.claim_word(COLLATION);
         let closed = with_code(claim.claim, CLOSED);
-        word.compare_exchange(closed, claim.claim, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        let taken = word.compare_exchange(closed, claim.claim, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        failpoint("joint-collates");
+        taken
     }
 
     /// The part of a run that is made; `None` of one that is not. For the worker that collates.
@@ -350,6 +356,9 @@ impl<'a> Batch<'a> {
             let _ = word.compare_exchange(claim, free, Ordering::Release, Ordering::Relaxed);
         }
         for run in (0..self.plan().runs()).filter(|run| made & 1 << run == 0) {
+            if fault("joint_run_kept") {
+                break;
+            }
             let word = self.claim_word(run);
             let claim = word.load(Ordering::Relaxed);
             if code(claim) == of_worker(worker) {

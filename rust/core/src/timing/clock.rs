@@ -63,6 +63,24 @@ impl WorkerClock {
         stamps
     }
 
+    /// A run of a batch is made and sent, or read by the worker that collates. Returns its stamps, as
+    /// [`sent`](Self::sent).
+    pub fn run_sent(&mut self, now: u64, cpu: impl FnOnce() -> u64) -> Stamps {
+        self.record_made(now);
+        self.sent(now, cpu)
+    }
+
+    /// Returns true if a run is made that is not sent.
+    #[must_use]
+    pub fn has_made(&self) -> bool {
+        self.stamps.made != 0
+    }
+
+    /// The worker has sent a run, and goes on with the batch.
+    pub fn record_last(&mut self) {
+        self.stamps.got = self.stamps.asked;
+    }
+
     /// A batch is begun without a worker, by a thread that does other things in between.
     pub fn begin_here(&mut self, now: u64, cpu: impl FnOnce() -> u64) {
         self.stamps = Stamps { asked: now, got: now, ..Stamps::default() };
@@ -110,6 +128,22 @@ mod tests {
         let now = 100 + BETWEEN;
         let second = Stamps { asked: 160, got: 170, made: 180, sent: now, cpu: 9, ..Stamps::default() };
         assert_eq!(clock.sent(now, || 1009), second);
+    }
+
+    #[test]
+    fn a_run_is_apart_from_the_batch_that_its_worker_collates() {
+        let mut clock = WorkerClock::default();
+        clock.begin(100, || 0);
+        clock.record_task(110);
+        clock.record_made(150);
+        assert!(clock.has_made());
+        let run = clock.run_sent(160, || unreachable!());
+        assert_eq!((run.idle(), run.dataset(), run.send()), (10, 40, 10));
+        clock.record_last();
+        clock.record_collation(161, 170);
+        clock.record_made(170);
+        let batch = clock.sent(175, || unreachable!());
+        assert_eq!((batch.idle(), batch.dataset(), batch.collate, batch.send()), (0, 1, 9, 5));
     }
 
     #[test]

@@ -73,6 +73,8 @@ pub struct EpochTimes<I> {
     waiting: u64,
     /// The time from the task to the end of the first batch that arrived.
     first_made: Option<u64>,
+    /// The moment at which a worker had the first run of a batch.
+    first_run: Option<u64>,
     main: [u64; 3],
     workers: Vec<WorkerSums>,
     fetches: VecDeque<Fetch>,
@@ -92,6 +94,7 @@ impl<I> EpochTimes<I> {
             returned: 0,
             waiting: 0,
             first_made: None,
+            first_run: None,
             main: [0; 3],
             workers: vec![WorkerSums::default(); workers as usize],
             fetches: VecDeque::new(),
@@ -146,10 +149,26 @@ impl<I> EpochTimes<I> {
         index: Option<I>,
     ) -> Option<I> {
         let Some(sums) = self.workers.get_mut(worker as usize) else { return index };
+        sums.batches += 1;
+        let got = self.first_run.unwrap_or(stamps.got).min(stamps.got);
+        self.first_made.get_or_insert(stamps.sent.saturating_sub(got));
+        self.record_run(batch, worker, stamps, bytes, index)
+    }
+
+    /// Records samples of a batch that a worker has made, before the batch itself. Otherwise as
+    /// [`record_fetch`](Self::record_fetch).
+    pub fn record_run(
+        &mut self,
+        batch: u64,
+        worker: u32,
+        stamps: Stamps,
+        bytes: &[u8],
+        index: Option<I>,
+    ) -> Option<I> {
+        let Some(sums) = self.workers.get_mut(worker as usize) else { return index };
+        self.first_run = Some(self.first_run.unwrap_or(stamps.got).min(stamps.got));
         // A worker that stays has waited since the epoch before, which is no part of this one.
         let stamps = Stamps { asked: stamps.asked.max(self.begun.min(stamps.got)), ..stamps };
-        sums.batches += 1;
-        self.first_made.get_or_insert(stamps.sent.saturating_sub(stamps.got));
         sums.idle += stamps.idle();
         sums.dataset += stamps.dataset();
         sums.collate += stamps.collate;
@@ -273,6 +292,17 @@ mod tests {
         assert_eq!(sums[0].dataset + sums[1].dataset, (0..40).sum());
         assert_eq!((sums[0].idle, sums[0].send), (100, 40));
         assert_eq!(epoch.first_made(), Some(2));
+    }
+
+    #[test]
+    fn the_first_batch_takes_from_its_first_run_on() {
+        let mut epoch = EpochTimes::<()>::new(2, 0);
+        epoch.record_run(0, 1, Stamps { got: 3, made: 9, sent: 9, ..Stamps::default() }, &[], None);
+        epoch.record_fetch(0, 0, Stamps { got: 8, made: 10, sent: 11, ..Stamps::default() }, &[], None);
+        assert_eq!(epoch.first_made(), Some(8));
+        let sums = epoch.workers();
+        assert_eq!((sums[0].batches, sums[1].batches), (1, 0));
+        assert_eq!((sums[0].dataset, sums[1].dataset), (2, 6));
     }
 
     #[test]

@@ -11,6 +11,7 @@
 //! | [`port`] | a worker's side, likewise |
 //! | [`received`] | a batch that arrived, and what keeps its bytes |
 //! | [`shared_tasks`] | tasks that all workers share, and the parts of their batches |
+//! | [`run_times`] | when their parts were made |
 //! | [`queues`] | the same between threads of one process, without memory of its own |
 //! | [`relay`] | the rings of workers on other machines, over TCP |
 //! | [`copier`] | copies a batch's bytes elsewhere, on a thread |
@@ -61,6 +62,7 @@ pub mod port;
 pub mod queues;
 pub mod received;
 pub mod relay;
+pub mod run_times;
 pub mod shared_tasks;
 pub mod slot_memory;
 mod worker_handle;

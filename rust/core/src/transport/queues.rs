@@ -62,8 +62,7 @@ impl<I, R> TaskRun<I, R> {
     /// The samples of the run, as a range of the task's.
     #[must_use]
     pub fn samples(&self) -> Range<u64> {
-        let start = (self.run * self.task.per_run).min(self.task.samples);
-        start..(start + self.task.per_run).min(self.task.samples)
+        self.task.samples_of(self.run)
     }
 
     /// Returns true if the run is all there is of the task.
@@ -86,6 +85,13 @@ impl<I, R> TaskRun<I, R> {
 impl<I, R> SharedTask<I, R> {
     fn runs(&self) -> u64 {
         self.samples.div_ceil(self.per_run.max(1)).max(1)
+    }
+
+    /// The samples of a run, as a range of the task's.
+    #[must_use]
+    pub fn samples_of(&self, run: u64) -> Range<u64> {
+        let start = (run * self.per_run).min(self.samples);
+        start..(start + self.per_run).min(self.samples)
     }
 
     /// Gives the samples of all runs, in their order.
@@ -251,6 +257,19 @@ impl<I, R> Queues<I, R> {
         drop(state);
         drop(before);
         Ok(found)
+    }
+
+    /// Returns the run that each worker took last, if it has not looked for another; `None` where each task is one
+    /// worker's.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    #[expect(clippy::type_complexity, reason = "a list")]
+    pub fn runs_in_hand(&self) -> Result<Option<Vec<(u32, TaskRun<I, R>)>>> {
+        let state = self.lock()?;
+        let workers = (0..).zip(&state.workers);
+        let runs = workers.filter_map(|(number, worker)| Some((number, worker.in_hand.clone()?)));
+        Ok(state.sharing.is_some().then(|| runs.collect()))
     }
 
     /// Notes the time that a sample took.

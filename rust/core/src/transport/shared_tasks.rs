@@ -16,7 +16,9 @@ use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;
 use crate::sync::{AtomicU64, Ordering};
+use crate::timing::Stamps;
 use crate::transport::message::{TaskIndex, TaskKind};
+use crate::transport::run_times::{self, TimedRun};
 
 /// Words before those of the batches.
 const HEADER: usize = 8;
@@ -40,13 +42,13 @@ pub struct SharedTasks {
 }
 
 impl SharedTasks {
-    /// Makes the memory for `places` batches at a time, each of `window` bytes at most. The descriptor is for workers
-    /// that shall map the bytes.
+    /// Makes the memory for `places` batches at a time, each of `window` bytes at most, with the times of their runs if
+    /// they are `timed`. The descriptor is for workers that shall map the bytes.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn create(places: u32, window: u64) -> Result<(Self, OwnedFd)> {
-        let words = WordFile::in_memory("ringloader-claims", words_for(places))?;
+    pub fn create(places: u32, window: u64, timed: bool) -> Result<(Self, OwnedFd)> {
+        let words = WordFile::in_memory("ringloader-claims", words_for(places, timed))?;
         let len = window.checked_mul(places.into()).ok_or_else(|| too_many(places, window))?;
         let (bytes, fd) = Segment::create("ringloader-parts", len)?;
         Ok((Self { words, bytes, places, window }, fd))
@@ -56,8 +58,14 @@ impl SharedTasks {
     ///
     /// # Errors
     /// [`Error::Corrupt`] when it is smaller, [`Error::Os`] when it cannot be mapped.
-    pub fn attach(words: OwnedFd, bytes: BorrowedFd<'_>, places: u32, window: u64) -> Result<Self> {
-        let words = WordFile::map(words, words_for(places))?;
+    pub fn attach(
+        words: OwnedFd,
+        bytes: BorrowedFd<'_>,
+        places: u32,
+        window: u64,
+        timed: bool,
+    ) -> Result<Self> {
+        let words = WordFile::map(words, words_for(places, timed))?;
         let bytes = Segment::attach(bytes)?;
         if window.checked_mul(places.into()) != Some(bytes.len()) {
             return Err(too_many(places, window));
@@ -79,6 +87,18 @@ impl SharedTasks {
 
     fn batch(&self, place: usize) -> Batch<'_> {
         Batch::new(&self.words.words()[HEADER + place * WORDS..])
+    }
+
+    /// The times of a batch's runs; `None` where they are not timed.
+    fn times(&self, place: usize) -> Option<&[AtomicU64]> {
+        self.words.words()[words_for(self.places, false)..].chunks_exact(run_times::WORDS).nth(place)
+    }
+
+    /// Notes when a worker has made a run, before it finishes it or sends its batch.
+    pub fn note_times(&self, claimed: &Claimed, worker: u32, stamps: &Stamps) {
+        if let (Some(times), Some(run)) = (self.times(claimed.place), claimed.claim.run) {
+            run_times::note(times, run, worker, stamps);
+        }
     }
 
     fn places(&self) -> Range<usize> {
@@ -217,8 +237,8 @@ impl SharedTasks {
     }
 }
 
-fn words_for(places: u32) -> usize {
-    HEADER + places as usize * WORDS
+fn words_for(places: u32, timed: bool) -> usize {
+    HEADER + places as usize * (WORDS + if timed { run_times::WORDS } else { 0 })
 }
 
 fn too_many(places: u32, window: u64) -> Error {
@@ -248,8 +268,7 @@ impl Claimed {
     /// The samples of a run.
     #[must_use]
     pub fn samples_of(&self, run: u32) -> Range<u64> {
-        let start = (u64::from(run) * self.plan.per_run).min(self.plan.samples);
-        start..(start + self.plan.per_run).min(self.plan.samples)
+        samples_of(&self.plan, run)
     }
 
     /// Returns true if the batch is made by one worker.
@@ -257,6 +276,11 @@ impl Claimed {
     pub fn is_whole(&self) -> bool {
         self.plan.runs() == 1
     }
+}
+
+fn samples_of(plan: &Plan, run: u32) -> Range<u64> {
+    let start = (u64::from(run) * plan.per_run).min(plan.samples);
+    start..(start + plan.per_run).min(plan.samples)
 }
 
 /// The main process's end: lays tasks out while there is room, and keeps the others.
@@ -275,6 +299,8 @@ struct Sent {
     laid_out: Vec<Option<(u64, TaskIndex)>>,
     /// Tasks without a place, each with the number of its samples.
     pending: VecDeque<(u64, TaskIndex, u64)>,
+    /// The task that was answered last, and the times of its runs.
+    timed: Option<(u64, Vec<TimedRun>)>,
 }
 
 impl TaskSharing {
@@ -289,6 +315,12 @@ impl TaskSharing {
     #[must_use]
     pub fn memory(&self) -> &SharedTasks {
         &self.memory
+    }
+
+    /// The number of workers.
+    #[must_use]
+    pub fn workers(&self) -> u32 {
+        self.workers
     }
 
     /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
@@ -315,8 +347,18 @@ impl TaskSharing {
         let is_it = |sent: &Option<(u64, TaskIndex)>| sent.as_ref().is_some_and(|(of, _)| *of == seq);
         let Some(place) = state.laid_out.iter().position(is_it) else { return Ok(false) };
         state.laid_out[place] = None;
+        if let Some(times) = self.memory.times(place) {
+            let plan = self.memory.batch(place).plan();
+            state.timed = Some((seq, run_times::take(times, plan.runs(), |run| samples_of(&plan, run))));
+        }
         self.memory.batch(place).close();
         self.flush(state)
+    }
+
+    /// Returns the runs of a task that has just its result, if they are timed.
+    pub fn take_timed(&self, seq: u64) -> Vec<TimedRun> {
+        let timed = self.lock().timed.take_if(|(of, _)| *of == seq);
+        timed.map_or_else(Vec::new, |(_, runs)| runs)
     }
 
     fn flush(&self, state: &mut Sent) -> Result<bool> {
@@ -364,10 +406,10 @@ mod tests {
 
     #[test]
     fn tasks_wait_for_a_place_and_the_earliest_is_claimed_first() {
-        let (memory, fd) = SharedTasks::create(2, 4096).unwrap();
+        let (memory, fd) = SharedTasks::create(2, 4096, true).unwrap();
         let sharing = TaskSharing::new(memory, 2, false);
         let words = sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
-        let worker = SharedTasks::attach(words, fd.as_fd(), 2, 4096).unwrap();
+        let worker = SharedTasks::attach(words, fd.as_fd(), 2, 4096, true).unwrap();
         for seq in 0..3 {
             let index = (TaskKind::Indices, vec![seq as u8; 16]);
             assert_eq!(sharing.put(seq, index, 2), Ok(seq < 2));
@@ -379,9 +421,13 @@ mod tests {
         assert_eq!(sharing.in_hand(0).map(|(seq, _)| seq), Some(0));
         let second = worker.claim(1, any).unwrap();
         assert_eq!(worker.claim(1, |seq| seq > 1).map(|claimed| claimed.plan.seq), None);
+        let stamps = Stamps { got: 3, made: 5, ..Stamps::default() };
+        worker.note_times(&first, 0, &stamps);
         assert!(!worker.finish(&first, Some((64, 4))));
         assert!(worker.begin_last(&second));
         assert_eq!(sharing.answered(0), Ok(true));
+        assert_eq!(sharing.take_timed(1), []);
+        assert_eq!(sharing.take_timed(0), [TimedRun { worker: 0, stamps, samples: 0..1 }]);
         assert_eq!(worker.claim(0, any).map(|claimed| claimed.plan.seq), Some(1));
         sharing.lose(0);
         assert_eq!(

@@ -9,6 +9,7 @@
 mod linux {
     mod content;
     mod forks;
+    mod joint;
     mod keeper;
     mod parent;
     #[cfg(ringloader_failpoints)]

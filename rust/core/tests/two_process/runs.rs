@@ -3,6 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::forks;
+use super::joint;
 use super::parent::Seen;
 use super::registered;
 use super::samples;
@@ -24,10 +25,13 @@ const RUNS: &[(&str, Run)] = &[
     ("registered", registered::registered),
     ("forks", forks::forks),
     ("samples", samples::kills),
+    ("joint", joint::kills),
     #[cfg(ringloader_failpoints)]
     ("slow_forks", forks::slow_forks),
     #[cfg(ringloader_failpoints)]
     ("samples_deaths", samples::deaths),
+    #[cfg(ringloader_failpoints)]
+    ("joint_deaths", joint::deaths),
     #[cfg(ringloader_failpoints)]
     ("scheduling_deaths", scheduling::deaths),
     #[cfg(ringloader_failpoints)]
@@ -51,8 +55,11 @@ fn number(variable: &str) -> Option<u64> {
 
 pub(crate) fn main() {
     if let Ok(orders) = std::env::var(worker::ORDERS) {
-        let is_samples = orders.split(' ').next() == Some(samples::NAME);
-        return if is_samples { samples::work(&orders) } else { worker::run(&orders) };
+        return match orders.split(' ').next() {
+            Some(samples::NAME) => samples::work(&orders),
+            Some(joint::NAME) => joint::work(&orders),
+            _ => worker::run(&orders),
+        };
     }
     let wanted: Vec<String> = std::env::args().skip(1).filter(|arg| !arg.starts_with('-')).collect();
     let seed = number("RINGLOADER_TEST_SEED").unwrap_or_else(|| u64::from(std::process::id()));

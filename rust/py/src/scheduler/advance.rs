@@ -123,9 +123,7 @@ impl<E: ParentEnd> Scheduling<E> {
                 Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
                     let Some(left) = deadline.left() else {
-                        callbacks.raise_timeout(
-                            state.sent.late(&state.core, worker, |index| E::index(py, index)),
-                        )?;
+                        callbacks.raise_timeout(Self::late(py, state, engine, worker))?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
                     let mut limit = left.min(limit);
@@ -150,6 +148,23 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
+    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. Where all
+    /// workers share the tasks, those that they make samples of, the earliest first.
+    fn late<'py>(
+        py: Python<'py>,
+        state: &State<IndexOf<E>>,
+        engine: &E::Core,
+        turn: Option<u32>,
+    ) -> Vec<Late<'py>> {
+        let mut at: Vec<Late<'py>> = (E::all_in_hand(engine, py).into_iter().flatten())
+            .filter_map(|(worker, seq, index)| {
+                Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
+            })
+            .collect();
+        at.sort_by_key(|&(_, number, _)| number);
+        if at.is_empty() { state.sent.late(&state.core, turn, |index| E::index(py, index)) } else { at }
+    }
+
     /// Returns the task that each worker owes. The worker whose turn it is comes first.
     fn owing<'py>(
         py: Python<'py>,
@@ -157,7 +172,10 @@ impl<E: ParentEnd> Scheduling<E> {
         engine: &E::Core,
         turn: Option<u32>,
     ) -> Vec<Late<'py>> {
-        let mut owing = state.sent.late(&state.core, None, |index| E::index(py, index));
+        let mut owing = Self::late(py, state, engine, None);
+        if E::all_in_hand(engine, py).is_some() {
+            return owing;
+        }
         owing.sort_by_key(|&(worker, ..)| Some(worker) != turn);
         for (worker, number, index) in &mut owing {
             // Results of earlier tasks may lie in the worker's ring already, so look at the task that it took last.

@@ -11,6 +11,7 @@ use ringloader_core::transport::engine::Engine as CoreEngine;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 use ringloader_core::transport::queues::Reply;
 use ringloader_core::transport::received::Received;
+use ringloader_core::transport::run_times::TimedRun;
 
 use crate::caught::caught;
 use crate::gil::{exception, wait, wait_for_threads};
@@ -73,6 +74,11 @@ pub(crate) trait ParentEnd: Sized {
     /// Returns the worker that has made a delivery, and the batch's moments there, if they were noted.
     fn stamps(delivery: &DeliveryOf<Self>) -> Option<(u32, Stamps)>;
 
+    /// Takes the runs of a delivery that all workers have made, if they are timed.
+    fn take_runs(_core: &Self::Core, _delivery: &DeliveryOf<Self>) -> Vec<TimedRun> {
+        Vec::new()
+    }
+
     /// Returns the numbers that an index consists of, as little-endian int64; `None` for an index of any other kind.
     fn numbers(index: &IndexOf<Self>) -> Option<&[u8]>;
 
@@ -97,6 +103,11 @@ pub(crate) trait ParentEnd: Sized {
 
     /// The task that `worker` took last, as it was sent, and its index; `None` where that is not known.
     fn in_hand(core: &Self::Core, worker: u32) -> Option<(u64, IndexOf<Self>)>;
+
+    /// Returns the task that each busy worker makes samples of, with its index, where all workers share the tasks.
+    fn all_in_hand(_core: &Self::Core, _py: Python<'_>) -> Option<Vec<(u32, u64, IndexOf<Self>)>> {
+        None
+    }
 
     /// Returns true if a worker runs on another machine: nobody knows which task it took last.
     fn is_elsewhere(core: &Self::Core, worker: u32) -> bool;
@@ -238,6 +249,10 @@ impl ParentEnd for SharingEngine {
         Engine::stamps(delivery)
     }
 
+    fn take_runs(core: &Sharing, delivery: &Received) -> Vec<TimedRun> {
+        core.sharing.take_timed(delivery.seq)
+    }
+
     fn numbers(index: &TaskIndex) -> Option<&[u8]> {
         numbers(index)
     }
@@ -261,6 +276,11 @@ impl ParentEnd for SharingEngine {
 
     fn in_hand(core: &Sharing, worker: u32) -> Option<(u64, TaskIndex)> {
         core.sharing.in_hand(worker)
+    }
+
+    fn all_in_hand(core: &Sharing, _py: Python<'_>) -> Option<Vec<(u32, u64, TaskIndex)>> {
+        let of = |worker| core.sharing.in_hand(worker).map(|(seq, index)| (worker, seq, index));
+        Some((0..core.sharing.workers()).filter_map(of).collect())
     }
 
     fn is_elsewhere(_core: &Sharing, _worker: u32) -> bool {
@@ -326,6 +346,10 @@ impl ParentEnd for ThreadQueues {
         reply.content.stamps.as_deref().copied()
     }
 
+    fn take_runs(_core: &CoreQueues, reply: &Reply<Made>) -> Vec<TimedRun> {
+        reply.content.runs.clone()
+    }
+
     fn numbers(index: &Index) -> Option<&[u8]> {
         match index {
             Index::Plain(plain) => numbers(plain),
@@ -355,6 +379,11 @@ impl ParentEnd for ThreadQueues {
 
     fn in_hand(_core: &CoreQueues, _worker: u32) -> Option<(u64, Index)> {
         None
+    }
+
+    fn all_in_hand(core: &CoreQueues, py: Python<'_>) -> Option<Vec<(u32, u64, Index)>> {
+        let runs = core.runs_in_hand().ok().flatten()?;
+        Some(runs.iter().map(|(worker, run)| (*worker, run.task.seq, run.task.index.clone_ref(py))).collect())
     }
 
     fn is_elsewhere(_core: &CoreQueues, _worker: u32) -> bool {

@@ -3,26 +3,38 @@
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::timing::{MainWork, Stamps};
+use ringloader_core::transport::message::TaskKind;
+use ringloader_core::transport::run_times::TimedRun;
 
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::{Scheduling, State};
+use crate::sampling::codec::decode_index;
 
 /// A batch that has arrived and is not yet unpacked.
 pub(super) struct Timed {
     made: Option<(u32, Stamps)>,
+    /// The runs of a batch that all workers make.
+    runs: Vec<TimedRun>,
     begun: u64,
 }
 
 impl<E: ParentEnd> Scheduling<E> {
     /// Begins to note a batch that has arrived, where that is wanted.
     pub(super) fn begin_timed(&self, delivery: &DeliveryOf<E>) -> Option<Timed> {
-        self.recorder.get().map(|_| Timed { made: E::stamps(delivery), begun: monotonic() })
+        self.recorder.get().map(|_| {
+            let core = E::of(&self.engine).core();
+            let runs = core.map_or_else(|_| Vec::new(), |core| E::take_runs(&core, delivery));
+            Timed { made: E::stamps(delivery), runs, begun: monotonic() }
+        })
     }
 
     /// Notes a batch, which is unpacked now.
     pub(super) fn end_timed(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, timed: Timed) {
         let Some((recorder, _)) = self.recorder.get() else { return };
         recorder.get().note_main(MainWork::Decode, batch, timed.begun);
+        for run in timed.runs {
+            self.note_run(py, state, batch, run);
+        }
         if let Some(made) = timed.made {
             self.note_fetch(py, state, batch, made);
         }
@@ -47,6 +59,20 @@ impl<E: ParentEnd> Scheduling<E> {
         recorder.get().note_fetch(batch, made, bytes, || {
             let index = index.filter(|_| !self.iterable);
             index.and_then(|index| E::index(py, index).ok()).map(Bound::unbind)
+        });
+    }
+
+    fn note_run(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, run: TimedRun) {
+        let Some((recorder, _)) = self.recorder.get() else { return };
+        let index = state.sent.get(batch);
+        let samples = 8 * run.samples.start as usize..8 * run.samples.end as usize;
+        let bytes = index.and_then(E::numbers).and_then(|bytes| bytes.get(samples));
+        recorder.get().note_run(batch, (run.worker, run.stamps), bytes.unwrap_or_default(), || {
+            let index = match bytes {
+                Some(bytes) => decode_index(py, TaskKind::Indices, bytes).ok(),
+                None => index.and_then(|index| E::index(py, index).ok()),
+            };
+            index.map(Bound::unbind)
         });
     }
 

@@ -9,6 +9,7 @@ use ringloader_core::sync::Arc;
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::queues::{Queues, Reply, Request, TaskRun};
+use ringloader_core::transport::run_times::TimedRun;
 
 use crate::gil::{exception, in_thread, wait_for_request};
 use crate::objects;
@@ -25,6 +26,14 @@ pub(crate) struct Made {
     pub(crate) object: Py<PyAny>,
     /// The worker, and the batch's moments there, where they are noted.
     pub(crate) stamps: Option<Box<(u32, Stamps)>>,
+    /// The runs of a batch that all workers have made, where their moments are noted.
+    pub(crate) runs: Vec<TimedRun>,
+}
+
+impl Made {
+    fn plain(object: Py<PyAny>) -> Self {
+        Self { object, stamps: None, runs: Vec::new() }
+    }
 }
 
 /// The index that a task asks for.
@@ -44,6 +53,8 @@ pub(crate) struct ThreadQueues {
     core: Mutex<Option<Arc<Core>>>,
     /// For each worker, notes the moments of each batch, where that is wanted.
     clocks: OnceLock<Vec<Py<WorkerClock>>>,
+    /// By worker: the runs of the batch that it collates, where their moments are noted.
+    runs: Mutex<Vec<Vec<TimedRun>>>,
 }
 
 #[pymethods]
@@ -52,7 +63,8 @@ impl ThreadQueues {
     fn new(py: Python<'_>, workers: u32) -> PyResult<Self> {
         Torch::get(py)?;
         python::load(py)?;
-        Ok(Self { core: Mutex::new(Some(Arc::new(Core::new(workers)))), clocks: OnceLock::new() })
+        let core = Mutex::new(Some(Arc::new(Core::new(workers))));
+        Ok(Self { core, clocks: OnceLock::new(), runs: Mutex::new(vec![Vec::new(); workers as usize]) })
     }
 
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
@@ -86,6 +98,37 @@ impl ThreadQueues {
         let Ok(core) = self.core() else { return Ok(()) };
         let samples = run.__len__().max(1) as f64;
         core.note_time((seconds * 1e9 / samples) as u64).map_err(exception)
+    }
+
+    /// In a worker: gives the run's samples to the thread that will collate. Returns whether that is the caller.
+    fn finish(&self, worker: u32, run: &ThreadRun, samples: Py<PyAny>) -> bool {
+        // A whole batch has moments of its own.
+        let clock = self.clock(worker).filter(|_| !run.0.is_whole());
+        let stamps = clock.map(|clock| Box::new((worker, clock.run_sent())));
+        let is_last = run.0.finish(Made { stamps, ..Made::plain(samples) });
+        if let Some(clock) = clock.filter(|_| is_last) {
+            clock.note_last();
+        }
+        is_last
+    }
+
+    /// In a worker: takes the samples of all runs of a batch, run by run.
+    fn parts(&self, worker: u32, run: &ThreadRun) -> Vec<Py<PyAny>> {
+        let task = &run.0.task;
+        let mut runs = Vec::new();
+        let mut parts = Vec::new();
+        for (number, Made { object, stamps, .. }) in (0..).zip(task.take_parts()) {
+            parts.push(object);
+            runs.extend(stamps.map(|made| TimedRun {
+                worker: made.0,
+                stamps: made.1,
+                samples: task.samples_of(number),
+            }));
+        }
+        if !runs.is_empty() {
+            self.runs_of(worker, |kept| *kept = runs);
+        }
+        parts
     }
 
     /// Tells the workers that nothing more is wanted.
@@ -136,7 +179,12 @@ impl ThreadQueues {
                 None => {}
             }
             match core.take_run(worker).map_err(exception)? {
-                Some(run) => return in_thread(py, || Ok(Some(Bound::new(py, ThreadRun(run))?.into_any()))),
+                Some(run) => {
+                    if let Some(clock) = self.clock(worker) {
+                        clock.note_task();
+                    }
+                    return in_thread(py, || Ok(Some(Bound::new(py, ThreadRun(run))?.into_any())));
+                }
                 None => wait_for_request(py, &core, worker)?,
             }
         }
@@ -151,11 +199,12 @@ impl ThreadQueues {
                     clock.note_made();
                     Box::new((worker, clock.note_sent()))
                 });
-                let content = Made { object: data.unbind(), stamps };
+                let runs = stamps.as_ref().map(|_| self.runs_of(worker, std::mem::take)).unwrap_or_default();
+                let content = Made { object: data.unbind(), stamps, runs };
                 (Reply { seq: seq as u64, kind: ResultKind::Batch, content }, is_batch)
             }
             None => {
-                let content = Made { object: message.clone().unbind(), stamps: None };
+                let content = Made::plain(message.clone().unbind());
                 (Reply { seq: 0, kind: ResultKind::Object, content }, false)
             }
         };
@@ -229,14 +278,9 @@ impl ThreadRun {
         placed(samples, places)
     }
 
-    /// Gives the run's samples to the thread that will collate. Returns whether that is the caller.
-    fn finish(&self, samples: Py<PyAny>) -> bool {
-        self.0.finish(Made { object: samples, stamps: None })
-    }
-
-    /// Takes the samples of all runs, run by run.
-    fn parts(&self) -> Vec<Py<PyAny>> {
-        self.0.task.take_parts().into_iter().map(|made| made.object).collect()
+    /// Finishes the run without samples. Returns whether the caller answers for the batch.
+    fn finish_without(&self, py: Python<'_>) -> bool {
+        self.0.finish(Made::plain(py.None()))
     }
 }
 
@@ -268,6 +312,10 @@ impl Index {
 }
 
 impl ThreadQueues {
+    fn runs_of<T>(&self, worker: u32, with: impl FnOnce(&mut Vec<TimedRun>) -> T) -> T {
+        with(&mut self.runs.lock().unwrap_or_else(PoisonError::into_inner)[worker as usize])
+    }
+
     fn clock(&self, worker: u32) -> Option<&WorkerClock> {
         self.clocks.get()?.get(worker as usize).map(Py::get)
     }

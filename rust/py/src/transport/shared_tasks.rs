@@ -10,6 +10,7 @@ use ringloader_core::joint::Part;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::Arc;
+use ringloader_core::timing::Stamps;
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine as CoreEngine;
 use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
@@ -27,6 +28,7 @@ use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
 use crate::process::duplicate;
 use crate::sampling::codec::decode_index;
 use crate::sampling::places::{self, part, placed, samples_of, without_places};
+use crate::timing::WorkerClock;
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
 
@@ -50,10 +52,17 @@ pub(crate) struct SharingEngine {
 #[pymethods]
 impl SharingEngine {
     /// `places`: batches that may be under way. `window`: bytes of one, at most. `keeps_whole`: each batch is made by
-    /// one worker.
+    /// one worker. `timed`: runs are timed.
     #[new]
-    fn new(engine: Py<Engine>, workers: u32, places: u32, window: u64, keeps_whole: bool) -> PyResult<Self> {
-        let (memory, bytes) = SharedTasks::create(places, window).map_err(exception)?;
+    fn new(
+        engine: Py<Engine>,
+        workers: u32,
+        places: u32,
+        window: u64,
+        keeps_whole: bool,
+        timed: bool,
+    ) -> PyResult<Self> {
+        let (memory, bytes) = SharedTasks::create(places, window, timed).map_err(exception)?;
         let sharing = Arc::new(TaskSharing::new(memory, workers, keeps_whole));
         Ok(Self { engine, tasks: Mutex::new(Some((sharing, bytes))) })
     }
@@ -240,10 +249,17 @@ impl Claimed {
 impl SharingPort {
     /// The end of the worker that has `port`, over the memory of `SharingEngine.fds`, whose descriptors stay the caller's.
     #[new]
-    fn new(port: Py<Port>, words: RawFd, bytes: RawFd, places: u32, window: u64) -> PyResult<Self> {
+    fn new(
+        port: Py<Port>,
+        words: RawFd,
+        bytes: RawFd,
+        places: u32,
+        window: u64,
+        timed: bool,
+    ) -> PyResult<Self> {
         let bytes = duplicate(bytes)?;
-        let tasks =
-            SharedTasks::attach(duplicate(words)?, bytes.as_fd(), places, window).map_err(exception)?;
+        let tasks = SharedTasks::attach(duplicate(words)?, bytes.as_fd(), places, window, timed)
+            .map_err(exception)?;
         Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default() })
     }
 
@@ -286,7 +302,11 @@ impl SharingPort {
 
     /// Takes the collation of a batch if the samples of all other runs are there. The caller then collates.
     fn begin_last(&self, claimed: &Claimed) -> bool {
-        self.tasks.begin_last(&claimed.core)
+        let is_last = self.tasks.begin_last(&claimed.core);
+        if is_last && let Some(clock) = self.clock_of_run(claimed) {
+            clock.note_made();
+        }
+        is_last
     }
 
     /// Sends the run's samples to the worker that will collate. Returns whether that is the caller.
@@ -295,6 +315,9 @@ impl SharingPort {
     /// The error that pickling raises; `MemoryError` if there is no room. Nothing was sent then.
     fn put(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
         let begun = monotonic();
+        if let Some(clock) = self.clock_of_run(claimed) {
+            clock.note_made();
+        }
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
         let written = encoded.encode(samples).and_then(|()| self.written(claimed, samples, &mut encoded));
@@ -305,12 +328,12 @@ impl SharingPort {
         // To read them takes about as long.
         let each = 2 * monotonic().saturating_sub(begun) / (claimed.__len__().max(1) as u64);
         self.tasks.note_sending(each);
-        Ok(self.tasks.finish(&claimed.core, Some(written)))
+        Ok(self.finish(claimed, Some(written)))
     }
 
     /// Says that the run's samples cannot be sent. Returns whether the caller is the worker that makes the batch whole.
     fn put_nothing(&self, claimed: &Claimed) -> bool {
-        self.tasks.finish(&claimed.core, None)
+        self.finish(claimed, None)
     }
 
     /// The samples of all runs, run by run, with `own` for the one that was claimed; `None` if some could not be sent.
@@ -318,6 +341,56 @@ impl SharingPort {
     /// # Errors
     /// The error that unpickling raises; `MemoryError`.
     fn parts<'py>(
+        &self,
+        py: Python<'py>,
+        claimed: &Claimed,
+        own: Option<Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let parts = self.read_all(py, claimed, own);
+        if let Some(clock) = self.clock_of_run(claimed)
+            && let Some(stamps) = clock.run_read()
+        {
+            self.note_times(claimed, &stamps);
+        }
+        parts
+    }
+
+    /// Notes the seconds that the run's samples took, by which later batches are cut.
+    fn note_time(&self, claimed: &Claimed, seconds: f64) {
+        let samples = claimed.__len__().max(1) as f64;
+        self.tasks.note_making((seconds * 1e9 / samples) as u64);
+    }
+
+    /// Notes that samples could not be sent. Returns true when it has happened so often that batches are cut no more.
+    fn note_unsent(&self) -> bool {
+        self.tasks.note_unsent()
+    }
+}
+
+impl SharingPort {
+    /// The worker's clock, for a run that is not a whole batch.
+    fn clock_of_run(&self, claimed: &Claimed) -> Option<&WorkerClock> {
+        let is_run = claimed.core.claim.run.is_some() && !claimed.is_whole();
+        self.port.get().clock().filter(|_| is_run)
+    }
+
+    fn note_times(&self, claimed: &Claimed, stamps: &Stamps) {
+        self.tasks.note_times(&claimed.core, self.port.get().core().worker(), stamps);
+    }
+
+    fn finish(&self, claimed: &Claimed, written: Option<(u64, u64)>) -> bool {
+        let clock = self.clock_of_run(claimed);
+        if let Some(clock) = clock {
+            self.note_times(claimed, &clock.run_sent());
+        }
+        let is_last = self.tasks.finish(&claimed.core, written);
+        if let Some(clock) = clock.filter(|_| is_last) {
+            clock.note_last();
+        }
+        is_last
+    }
+
+    fn read_all<'py>(
         &self,
         py: Python<'py>,
         claimed: &Claimed,
@@ -339,19 +412,6 @@ impl SharingPort {
         Ok(Some(parts))
     }
 
-    /// Notes the seconds that the run's samples took, by which later batches are cut.
-    fn note_time(&self, claimed: &Claimed, seconds: f64) {
-        let samples = claimed.__len__().max(1) as f64;
-        self.tasks.note_making((seconds * 1e9 / samples) as u64);
-    }
-
-    /// Notes that samples could not be sent. Returns true when it has happened so often that batches are cut no more.
-    fn note_unsent(&self) -> bool {
-        self.tasks.note_unsent()
-    }
-}
-
-impl SharingPort {
     fn written(
         &self,
         claimed: &Claimed,

@@ -1,0 +1,198 @@
+"""``worker_task="sample"`` where samples hang, workers are killed, and batches do not come."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import Dataset
+
+from faults.proc import Snapshot
+from faults.test_sample_timeout import LIMIT, Hangs, late, results
+from faults.test_watchdog import SECONDS, collected
+from parity.describe import describe
+from ringloader import DataLoader, Retry, WorkerPool
+
+pytestmark = [
+    pytest.mark.rings_only,
+    pytest.mark.limit(120),
+    pytest.mark.filterwarnings("ignore:This DataLoader will create"),
+]
+
+SAMPLES: dict[str, Any] = {"worker_task": "sample", "num_workers": 2, "seed": 7}
+
+
+def timed(dataset: Any, **options: Any) -> DataLoader[Any]:
+    return DataLoader(dataset, 4, sample_timeout=LIMIT, **SAMPLES, **options)
+
+
+def test_a_sample_that_hangs_is_an_error_in_its_turn():
+    snapshot = Snapshot.take()
+    loader = timed(Hangs())
+    for _ in range(2):
+        assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
+    del loader
+    snapshot.assert_nothing_left()
+
+
+@pytest.mark.parametrize("how", ["skip", "retry", "hangs once", "persistent"])
+def test_a_sample_that_hangs_is_handled_as_in_a_whole_batch(how, tmp_path):
+    options: dict[str, Any] = {
+        "skip": {"on_error": "skip"},
+        "retry": {"on_error": Retry(1, backoff=0, then="skip")},
+        "hangs once": {"on_error": Retry(1, backoff=0)},
+        "persistent": {"on_error": "skip", "persistent_workers": True},
+    }[how]
+    loader = timed(Hangs([5], unless=tmp_path / "mark" if how == "hangs once" else None), **options)
+    second = [4, 5, 6, 7] if how == "hangs once" else [4, 6, 7]
+    for _ in range(2 if how == "persistent" else 1):
+        assert results(loader) == [[0, 1, 2, 3], second, [8, 9, 10, 11]]
+        assert [bad.index for bad in loader.errors] == [5]
+
+
+class HangsInCollate:
+    def __call__(self, samples: list[int]) -> torch.Tensor:
+        if 5 in samples:
+            time.sleep(1000)
+        return torch.tensor(samples)
+
+
+def test_a_collate_fn_that_hangs_is_an_error_of_its_batch():
+    loader = timed(Hangs([]), collate_fn=HangsInCollate())
+    found = results(loader)
+    assert (found[0], found[2]) == ([0, 1, 2, 3], [8, 9, 10, 11])
+    assert "collate_fn took longer" in found[1]
+
+
+class Waiting(Dataset[int]):
+    """Waits at one sample for a file."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+
+    def __len__(self) -> int:
+        return 16
+
+    def __getitem__(self, index: int) -> int:
+        while index == 6 and not self.file.exists():
+            time.sleep(0.01)
+        return index
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_wait_is_said_with_the_worker_that_is_in_it(method, tmp_path):
+    released = tmp_path / "released"
+    loader = DataLoader(Waiting(released), 8, watchdog=SECONDS, worker_method=method, **SAMPLES)
+    with collected(released.touch, 1, "__getitem__") as texts:
+        assert len(list(loader)) == 2
+    assert re.search(r"owes (samples of )?batch 0 of the epoch: dataset indices \[0, 1, 2, 3", texts[0])
+    assert re.search(r"has been making a batch for [\d.]+ s", texts[0])
+    # The one that waits, and nobody else.
+    assert texts[0].count("owes") == 1
+
+
+def test_a_timeout_names_the_worker_that_is_in_the_batch(tmp_path):
+    released = tmp_path / "released"
+    iterator = iter(DataLoader(Waiting(released), 8, timeout=1, **SAMPLES))
+    with pytest.raises(RuntimeError, match="timed out") as caught:
+        next(iterator)
+    notes = "\n".join(caught.value.__notes__)
+    assert "is late with batch 0 of the epoch" in notes
+    assert "__getitem__" in notes
+    released.touch()
+    del iterator, caught
+
+
+class Killed(Dataset[Any]):
+    """Samples with random numbers, whose workers are killed at random moments; some are bad."""
+
+    main = os.getpid()
+
+    def __init__(self, left: Path, bad: bool) -> None:
+        self.left, self.bad = left, bad
+
+    def __len__(self) -> int:
+        return 120
+
+    def __getitem__(self, index: int) -> Any:
+        chance = os.urandom(1)[0]
+        time.sleep(chance / 256 * 0.002)
+        if os.getpid() != self.main and chance < 12:
+            kill_once(self.left)
+        if self.bad and index % 17 == 3:
+            raise LookupError(f"sample {index}")
+        return {
+            "index": index,
+            "draw": random.random(),
+            "array": np.random.rand(50),
+            "tensor": torch.rand(20),
+        }
+
+
+def kill_once(left: Path) -> None:
+    """Kills this process, if there is a file left to remove."""
+    for file in left.iterdir():
+        try:
+            file.unlink()
+        except FileNotFoundError:
+            continue
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Collates:
+    """Kills its worker now and then."""
+
+    def __init__(self, left: Path) -> None:
+        self.left = left
+
+    def __call__(self, samples: list[Any]) -> Any:
+        if os.getpid() != Killed.main and os.urandom(1)[0] < 30:
+            kill_once(self.left)
+        return samples, torch.rand(2)
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "none": {},
+    "persistent_workers": {"persistent_workers": True},
+    "on_error": {"on_error": "skip"},
+    "stats": {"stats": True},
+    "watchdog": {"watchdog": 30.0},
+    "sample_timeout": {"sample_timeout": 60.0},
+    "main_prefetch": {"main_prefetch": 2},
+    "device": {"device": "cpu"},
+    "prefetch_factor": {"prefetch_factor": 1},
+    "timeout": {"timeout": 100},
+    "worker_pool": {"stats": True, "sample_timeout": 60.0, "watchdog": 30.0},
+}
+
+
+@pytest.mark.parametrize("collation", ["default", "function"])
+@pytest.mark.parametrize("option", OPTIONS)
+def test_each_batch_comes_once_whenever_workers_are_killed(option, collation, tmp_path):
+    epochs = 2
+    dataset = Killed(tmp_path, bad=option == "on_error")
+    collate_fn = Collates(tmp_path) if collation == "function" else None
+    options: dict[str, Any] = {"batch_size": 8, "collate_fn": collate_fn, "seed": 7}
+    handled = OPTIONS[option] if option == "on_error" else {}
+    plain = DataLoader(dataset, seeding="sample", **options, **handled)
+    expected = [[describe(batch) for batch in plain] for _ in range(epochs)]
+    pool = WorkerPool(3) if option == "worker_pool" else None
+    workers = {"num_workers": 3} if pool is None else {"worker_pool": pool}
+    options |= {"worker_task": "sample", "restart_workers": 20, **workers, **OPTIONS[option]}
+    loader = DataLoader(dataset, **options)
+    for epoch in range(epochs):
+        for number in range(5):
+            (tmp_path / str(number)).touch()
+        assert [describe(batch) for batch in loader] == expected[epoch]
+    assert len(list(tmp_path.iterdir())) < 5, "no worker was killed"
+    loader.shutdown()
+    if pool is not None:
+        pool.shutdown()
