@@ -133,6 +133,9 @@ class SharingThreadChannel(ThreadChannel):
         self._taken = None
         return run.finish(None)
 
+    def collated(self, run: _native.ThreadRun, own: Any) -> None:
+        """Returns None: samples of threads are in nobody's way where they are."""
+
     def parts(self, run: _native.ThreadRun, own: Any) -> list[Any]:  # noqa: ARG002
         return run.parts()
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._log import logger
+from ringloader._torch import collating
 from ringloader._worker import malloc
 from ringloader._worker.channel import ProcessChannel
 from ringloader._worker.options import EpochStart
@@ -34,10 +35,17 @@ class ProcessSharing(Sharing):
         self._window = window
         self.epoch = epoch
         self.port: _native.SharingPort
+        # Makes batches of rows; None where a batch is something else.
+        self.collate: _native.Collate | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = tuple(map(reduction.DupFd, self._fds))
         return ProcessSharing, (sent, self._places, self._window, self._keeps_whole, self.epoch)
+
+    def meet(self, fetcher: Any) -> None:
+        super().meet(fetcher)
+        runs = self._runs
+        self.collate = None if runs is None else collating.collate_within(runs.collate_fn, _native.Collate)
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         assert port is not None
@@ -65,6 +73,7 @@ class SharingChannel(ProcessChannel):
     ) -> None:
         super().__init__(port, worker, trimming)
         self._take = self._take_shared
+        self._sharing = sharing
         self._shared = sharing.port
         self._epoch = sharing.epoch
         # The last claim, until its samples are sent, or kept for its batch.
@@ -90,6 +99,12 @@ class SharingChannel(ProcessChannel):
             if not self.finish(claimed, data):
                 return
             message = number, first_error(self.parts(claimed, data)) or data
+        try:
+            if self._shared.put_collated(message):
+                return
+        except Exception as error:
+            self._put_failure(self._port.put, number, error)
+            return
         super().put(message)
 
     def finish(self, claimed: _native.Claimed, samples: Any) -> bool:
@@ -98,7 +113,7 @@ class SharingChannel(ProcessChannel):
         if self._shared.begin_last(claimed):
             return True
         try:
-            return self._shared.put(claimed, samples)
+            return self._shared.put(claimed, samples, self._sharing.collate)
         except Exception as error:
             if self._shared.note_unsent():
                 logger.warning(
@@ -116,6 +131,10 @@ class SharingChannel(ProcessChannel):
 
     def note_time(self, claimed: _native.Claimed, seconds: float) -> None:
         self._shared.note_time(claimed, seconds)
+
+    def collated(self, claimed: _native.Claimed, own: Any) -> Any:
+        collate = self._sharing.collate
+        return None if collate is None else self._shared.collated(claimed, own, collate)
 
     def parts(self, claimed: _native.Claimed, own: Any) -> list[Any] | None:
         try:

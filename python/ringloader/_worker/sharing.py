@@ -57,6 +57,9 @@ class RunChannel(Protocol):
     def finish_without(self, run: Any) -> bool:
         """Finishes a run without samples. Returns True if this worker answers for the batch."""
 
+    def collated(self, run: Any, own: Any) -> Any:
+        """Returns the batch, if the samples of all runs lie in its rows; else None. ``own`` as for :meth:`parts`."""
+
     def parts(self, run: Any, own: Any) -> list[Any] | None:
         """Returns the samples of all runs; None if they cannot be had. ``own`` are the worker's last."""
 
@@ -129,6 +132,9 @@ class _Sharer:
     def _collated(self, runs: Runs, run: Run, own: Any) -> Any:
         if run.is_whole and not run.is_collation:
             return own if isinstance(own, internals.ExceptionWrapper) else runs.collate_fn(own)
+        batch = self._channel.collated(run, own)
+        if batch is not None:
+            return batch
         parts = self._channel.parts(run, own)
         if parts is None:
             samples = self._fetcher.fetch(run.whole_index())

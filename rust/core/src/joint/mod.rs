@@ -62,9 +62,11 @@ const SAMPLES: usize = 1;
 const PER_RUN: usize = 2;
 const KIND: usize = 3;
 const LEN: usize = 4;
-const NEXT: usize = 5;
-const MADE: usize = 6;
-const CLAIMS: usize = 7;
+const WINDOW: usize = 5;
+const NEXT: usize = 6;
+const ROWS: usize = 7;
+const MADE: usize = 8;
+const CLAIMS: usize = 9;
 /// The collation's claim comes after those of the runs.
 const COLLATION: u32 = MOST_RUNS;
 const PARTS: usize = CLAIMS + MOST_RUNS as usize + 1;
@@ -79,6 +81,10 @@ const GENERATION: u32 = 32;
 
 /// The length of a part that could not be written: its samples cannot be sent.
 const UNSENT: u64 = u64::MAX;
+/// The length of a part whose samples lie in the batch's rows.
+const IN_ROWS: u64 = u64::MAX - 1;
+/// Where rows begin that nobody has laid out. The index comes before any rows.
+const NOWHERE: u64 = 0;
 
 fn code(claim: u64) -> u64 {
     claim & ((1 << GENERATION) - 1)
@@ -140,6 +146,8 @@ pub struct Plan {
     pub kind: u64,
     /// Bytes of its index, which lie at the start of the batch's bytes.
     pub len: u64,
+    /// The number of the window that has the batch's bytes.
+    pub window: u32,
 }
 
 impl Plan {
@@ -169,6 +177,8 @@ pub enum Part {
         /// Their number.
         len: u64,
     },
+    /// The rows of its samples.
+    Rows,
     /// The worker could not send the samples.
     Unsent,
 }
@@ -205,6 +215,7 @@ impl<'a> Batch<'a> {
             per_run: self.get(PER_RUN),
             kind: self.get(KIND),
             len: self.get(LEN),
+            window: self.get(WINDOW) as u32,
         }
     }
 
@@ -222,7 +233,9 @@ impl<'a> Batch<'a> {
         self.set(PER_RUN, plan.per_run);
         self.set(KIND, plan.kind);
         self.set(LEN, plan.len);
+        self.set(WINDOW, plan.window.into());
         self.set(NEXT, plan.len);
+        self.set(ROWS, NOWHERE);
         self.set(MADE, 0);
         let generation = (self.get(CLAIMS + COLLATION as usize) >> GENERATION).wrapping_add(1) << GENERATION;
         self.claim_word(COLLATION).store(generation | CLOSED, Ordering::Relaxed);
@@ -288,6 +301,25 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// Where the rows of the batch begin, if a worker has laid them out. For a worker with a claim.
+    #[must_use]
+    pub fn rows(&self) -> Option<u64> {
+        // ORDERING joint-rows: the form at the rows' start is written before.
+        let at = self.0[ROWS].load(acquire_unless("joint_rows_load_relaxed"));
+        (at != NOWHERE).then_some(at)
+    }
+
+    /// Says that the rows begin at `at`, unless a worker has said where before. Returns where they begin. `at` is not 0,
+    /// and their form is written there.
+    pub fn lay_out_rows(&self, at: u64) -> u64 {
+        // ORDERING joint-rows: as above, for those who find it, and from the one who was first.
+        let order = release_unless("joint_rows_relaxed");
+        match self.0[ROWS].compare_exchange(NOWHERE, at, order, Ordering::Acquire) {
+            Ok(_) => at,
+            Err(first) => first,
+        }
+    }
+
     fn all(&self) -> u64 {
         u64::MAX >> (u64::BITS - self.plan().runs())
     }
@@ -306,6 +338,7 @@ impl<'a> Batch<'a> {
         let Some(run) = claim.run else { return true };
         let (offset, len) = match part {
             Part::Bytes { offset, len } => (offset, len),
+            Part::Rows => (0, IN_ROWS),
             Part::Unsent => (0, UNSENT),
         };
         self.set(PARTS + 2 * run as usize, offset);
@@ -330,7 +363,11 @@ impl<'a> Batch<'a> {
             return None;
         }
         let (offset, len) = (self.get(PARTS + 2 * run as usize), self.get(PARTS + 2 * run as usize + 1));
-        Some(if len == UNSENT { Part::Unsent } else { Part::Bytes { offset, len } })
+        Some(match len {
+            UNSENT => Part::Unsent,
+            IN_ROWS => Part::Rows,
+            len => Part::Bytes { offset, len },
+        })
     }
 
     /// Frees what `worker` has claimed and not finished, in the main process, for other workers. The worker's process

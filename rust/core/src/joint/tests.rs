@@ -5,7 +5,7 @@ fn words() -> Vec<AtomicU64> {
 }
 
 fn plan(seq: u64, samples: u64, per_run: u64) -> Plan {
-    Plan { seq, samples, per_run, kind: 3, len: 10 }
+    Plan { seq, samples, per_run, kind: 3, len: 10, window: 5 }
 }
 
 fn run(claim: Option<Claim>) -> Option<u32> {
@@ -158,4 +158,22 @@ fn samples_that_cost_much_to_send_stay_with_their_worker() {
     let cost = |sending| Cost { making: 1_000_000, sending };
     assert_eq!(per_run(64, 2, cost(100_000)), 1);
     assert_eq!(per_run(64, 2, cost(300_000)), 64);
+}
+
+#[test]
+fn rows_begin_where_the_first_worker_says() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 2, 1));
+    let [first, last] = [0, 1].map(|worker| batch.claim(worker).unwrap());
+    assert_eq!(batch.rows(), None);
+    assert_eq!(batch.lay_out_rows(64), 64);
+    assert_eq!(batch.lay_out_rows(128), 64);
+    assert_eq!(batch.rows(), Some(64));
+    assert!(!batch.finish(first, Part::Rows));
+    assert!(batch.finish(last, PART));
+    assert_eq!([0, 1].map(|run| batch.part(run)), [Some(Part::Rows), Some(PART)]);
+    batch.close();
+    batch.lay_out(&plan(1, 2, 1));
+    assert_eq!(batch.rows(), None);
 }

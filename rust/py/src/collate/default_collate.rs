@@ -10,7 +10,7 @@ use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
 use super::fallback::{Fallback, Part, Unchanged};
-use super::rows::{Rows, fill};
+use super::rows::{Destination, Rows, fill};
 use super::{DEEPEST, is_number, is_text};
 use crate::gil::in_thread;
 use crate::objects::entries_of;
@@ -81,8 +81,16 @@ impl Collate {
 }
 
 impl Collate {
+    /// Returns true if `default_collate` does what torch has made it do.
+    ///
+    /// # Errors
+    /// The error that asking raises.
+    pub(crate) fn is_unchanged(&self, py: Python<'_>) -> PyResult<bool> {
+        self.unchanged.is_whole(py)
+    }
+
     /// Returns true if torch uses an entry for the sample that is not torch's own.
-    fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
+    pub(super) fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
         if is_found_by_type(torch, sample) {
             return Ok(false);
         }
@@ -276,7 +284,7 @@ impl Work<'_> {
         rows: &Rows<'_, 'py>,
         memory: &BatchMemory<'py>,
     ) -> PyResult<bool> {
-        rows.copy_to(py, memory).inspect_err(|_| self.is_final.set(true))
+        rows.copy_to(py, &Destination::of(memory)).inspect_err(|_| self.is_final.set(true))
     }
 
     /// `None` where torch must make this column.
@@ -385,7 +393,7 @@ impl Work<'_> {
     fn vector<'py>(&self, py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> Collated<'py> {
         let shape = vec![(bytes.len() / dtype.itemsize()) as i64];
         let Some(memory) = self.memory(py, dtype, shape, bytes.len() as u64)? else { return Ok(None) };
-        fill(&memory, bytes)?;
+        fill(&Destination::of(&memory), bytes)?;
         memory.into_tensor(py).map(Some)
     }
 }

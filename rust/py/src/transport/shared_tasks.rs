@@ -5,8 +5,10 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
+use pyo3::types::PyList;
 use ringloader_core::batch::Meta;
-use ringloader_core::joint::Part;
+use ringloader_core::batch::rows::Place;
+use ringloader_core::joint::{Part, Plan};
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::Arc;
@@ -15,19 +17,25 @@ use ringloader_core::transport::engine::Engine as CoreEngine;
 use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
 use ringloader_core::transport::port::Wake;
 use ringloader_core::transport::received::Received;
-use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, SharedTasks, TaskSharing};
+use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, Rows, SharedTasks, TaskSharing};
 use ringloader_core::{Error, Result};
 
 use super::engine::Engine;
+use super::joint_batch::JointBatch;
 use super::port::Port;
 use crate::batch::decode;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
+use crate::collate::default_collate::Collate;
+use crate::collate::rows::Destination;
+use crate::collate::sample_rows;
 use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
+use crate::objects::items_of;
 use crate::process::duplicate;
 use crate::sampling::codec::decode_index;
 use crate::sampling::places::{self, part, placed, samples_of, without_places};
 use crate::torch::memory::Memory;
+use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
 
 /// The number of times that samples are read if others change them meanwhile.
@@ -53,8 +61,10 @@ impl SharingEngine {
     /// one worker.
     #[new]
     fn new(engine: Py<Engine>, workers: u32, places: u32, window: u64, keeps_whole: bool) -> PyResult<Self> {
-        let (memory, bytes) = SharedTasks::create(places, window).map_err(exception)?;
-        let sharing = Arc::new(TaskSharing::new(memory, workers, keeps_whole));
+        let (memory, windows, bytes) = SharedTasks::create(places, window).map_err(exception)?;
+        let windows = Arc::new(windows);
+        engine.get().core()?.share_windows(windows.clone());
+        let sharing = Arc::new(TaskSharing::new(memory, windows, workers, keeps_whole));
         Ok(Self { engine, tasks: Mutex::new(Some((sharing, bytes))) })
     }
 
@@ -69,11 +79,13 @@ impl SharingEngine {
         }
     }
 
-    /// Gives the memory back. Calling it again does nothing.
+    /// Gives back all memory that no batch of the user's lies in. Calling it again does nothing.
     fn close(&self) {
         // Unmapped after the lock is released.
         let tasks = self.lock().take();
-        drop(tasks);
+        if let Some((sharing, _fd)) = tasks {
+            sharing.close();
+        }
     }
 }
 
@@ -103,12 +115,14 @@ pub(crate) struct Sharing {
 impl Sharing {
     fn taken(&self, found: Result<Option<Received>>) -> Result<Option<Received>> {
         let answered = match &found {
-            Ok(Some(received)) if received.kind == ResultKind::Batch => Some(received.seq),
-            Err(Error::Arrival { task, .. }) => *task,
+            Ok(Some(received)) if received.kind == ResultKind::Batch => {
+                Some((received.seq, received.backing().is_shared()))
+            }
+            Err(Error::Arrival { task, .. }) => task.map(|seq| (seq, false)),
             _ => None,
         };
-        if let Some(seq) = answered
-            && self.sharing.answered(seq)?
+        if let Some((seq, in_window)) = answered
+            && self.sharing.answered(seq, in_window)?
         {
             self.engine.wake_workers();
         }
@@ -165,6 +179,8 @@ pub(crate) struct SharingPort {
     tasks: SharedTasks,
     probe: MemoryProbe,
     spare: Mutex<Option<Box<Encoded>>>,
+    /// The batch of rows that was collated last, until it is sent, and where its rows end.
+    joint: Mutex<Option<(CoreClaimed, u64)>>,
 }
 
 /// A worker's claim of a batch: a run of samples, or the collation.
@@ -244,7 +260,7 @@ impl SharingPort {
         let bytes = duplicate(bytes)?;
         let tasks =
             SharedTasks::attach(duplicate(words)?, bytes.as_fd(), places, window).map_err(exception)?;
-        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default() })
+        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default(), joint: Mutex::default() })
     }
 
     /// As `Port.get`, for messages, and for tasks of `epoch`, of which a `Claimed` comes.
@@ -289,11 +305,24 @@ impl SharingPort {
         self.tasks.begin_last(&claimed.core)
     }
 
-    /// Sends the run's samples to the worker that will collate. Returns whether that is the caller.
+    /// Writes the run's samples to their rows of the batch, where `collate` makes the batch of rows, or sends them to the
+    /// worker that will collate. Returns whether that is the caller.
     ///
     /// # Errors
     /// The error that pickling raises; `MemoryError` if there is no room. Nothing was sent then.
-    fn put(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
+    fn put(
+        &self,
+        claimed: &Claimed,
+        samples: &Bound<'_, PyAny>,
+        collate: Option<&Bound<'_, Collate>>,
+    ) -> PyResult<bool> {
+        if let Some(collate) = collate
+            && self.write_rows(claimed, samples, collate.get())?
+        {
+            // The copy is the batch's own.
+            self.tasks.note_sending(0);
+            return Ok(self.tasks.finish(&claimed.core, Part::Rows));
+        }
         let begun = monotonic();
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
@@ -305,12 +334,60 @@ impl SharingPort {
         // To read them takes about as long.
         let each = 2 * monotonic().saturating_sub(begun) / (claimed.__len__().max(1) as u64);
         self.tasks.note_sending(each);
-        Ok(self.tasks.finish(&claimed.core, Some(written)))
+        let (offset, len) = written;
+        Ok(self.tasks.finish(&claimed.core, Part::Bytes { offset, len }))
     }
 
     /// Says that the run's samples cannot be sent. Returns whether the caller is the worker that makes the batch whole.
     fn put_nothing(&self, claimed: &Claimed) -> bool {
-        self.tasks.finish(&claimed.core, None)
+        self.tasks.finish(&claimed.core, Part::Unsent)
+    }
+
+    /// The batch of `collate`, if the samples of all runs lie in its rows; `own` are those of the run that was claimed.
+    /// Else None.
+    ///
+    /// # Errors
+    /// `RuntimeError` if a tensor is larger than its storage; what torch raises.
+    fn collated<'py>(
+        &self,
+        py: Python<'py>,
+        claimed: &Claimed,
+        own: Option<&Bound<'py, PyAny>>,
+        collate: &Bound<'py, Collate>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Plan { samples, .. } = claimed.core.plan;
+        for run in 0..claimed.core.plan.runs() {
+            let is_there = match (self.tasks.part(&claimed.core, run), own) {
+                (Some(Part::Rows), _) => true,
+                (None, Some(own)) if claimed.core.claim.run == Some(run) => {
+                    self.write_rows(claimed, own, collate.get())?
+                }
+                _ => false,
+            };
+            if !is_there {
+                return Ok(None);
+            }
+        }
+        if !collate.get().is_unchanged(py)? {
+            return Ok(None);
+        }
+        let Some(rows) = self.tasks.rows(&claimed.core).map_err(exception)? else { return Ok(None) };
+        let Rows { form, mut columns, end } = rows;
+        let window = self.tasks.window_of(&claimed.core);
+        columns.iter_mut().for_each(|place| place.offset += window);
+        let batch = sample_rows::batch(py, &form, &columns, samples, Bytes::Window(self.tasks.bytes()))?;
+        *self.joint() = Some((claimed.core, end));
+        Ok(Some(batch))
+    }
+
+    /// Sends a message that may have the batch which was collated last, as `Port.put` does. False: there is none.
+    ///
+    /// # Errors
+    /// As `Port.put`.
+    fn put_collated(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some((claimed, end)) = self.joint().take() else { return Ok(false) };
+        let batch = JointBatch { tasks: &self.tasks, claimed: &claimed, end, probe: &self.probe };
+        self.port.get().send(message, true, Some(&batch)).map(|_| true)
     }
 
     /// The samples of all runs, run by run, with `own` for the one that was claimed; `None` if some could not be sent.
@@ -333,6 +410,7 @@ impl SharingPort {
             }
             match self.tasks.part(&claimed.core, run) {
                 Some(Part::Bytes { offset, len }) => parts.push(self.read(py, claimed, offset, len)?),
+                Some(Part::Rows) => parts.push(self.read_rows(py, claimed, run)?),
                 Some(Part::Unsent) | None => return Ok(None),
             }
         }
@@ -352,6 +430,48 @@ impl SharingPort {
 }
 
 impl SharingPort {
+    fn joint(&self) -> MutexGuard<'_, Option<(CoreClaimed, u64)>> {
+        self.joint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Writes samples to their rows of the batch. `false`: `collate` makes no rows of them, or not those of this batch.
+    fn write_rows(
+        &self,
+        claimed: &Claimed,
+        samples: &Bound<'_, PyAny>,
+        collate: &Collate,
+    ) -> PyResult<bool> {
+        let py = samples.py();
+        let Ok(samples) = samples.cast_exact::<PyList>() else { return Ok(false) };
+        let samples: Vec<_> = items_of(samples).collect();
+        if samples.is_empty() || samples.len() != claimed.__len__() || !collate.is_unchanged(py)? {
+            return Ok(false);
+        }
+        let Some(form) = sample_rows::form_of(collate, &samples[0])? else { return Ok(false) };
+        let places = self.tasks.columns_of(&claimed.core, &form, &self.probe).map_err(exception)?;
+        let Some(places) = places else { return Ok(false) };
+        let own = |place| Destination::in_window(&self.tasks, &claimed.core, place, claimed.core.samples());
+        let columns = places.into_iter().map(own).collect::<PyResult<Vec<_>>>()?;
+        sample_rows::write(Torch::get(py)?, &form, &samples, &mut columns.into_iter())
+    }
+
+    /// The samples of a run that lie in rows, in private memory.
+    fn read_rows<'py>(&self, py: Python<'py>, claimed: &Claimed, run: u32) -> PyResult<Bound<'py, PyAny>> {
+        let rows = self.tasks.rows(&claimed.core).map_err(exception)?;
+        let Rows { form, columns, .. } =
+            rows.ok_or_else(|| PyRuntimeError::new_err("shared memory is corrupt: no rows"))?;
+        let samples = claimed.core.samples_of(run);
+        let count = samples.end - samples.start;
+        let (mut memory, places) = sample_rows::memory_for(&form, count)?;
+        let into = memory.uninit();
+        for (from, Place { offset, row_len }) in columns.iter().zip(&places) {
+            let into = &mut into[*offset as usize..][..(row_len * count) as usize];
+            let from = from.offset + row_len * samples.start;
+            self.tasks.fill(&claimed.core, from, into).map_err(exception)?;
+        }
+        sample_rows::samples(py, &form, &places, count, &Arc::new(memory))
+    }
+
     fn written(
         &self,
         claimed: &Claimed,

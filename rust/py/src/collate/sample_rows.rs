@@ -1,0 +1,312 @@
+//! Samples as rows of a batch that all workers make: which samples `default_collate` stacks, where their rows go, and the
+//! batch or the samples over them.
+//!
+//! Stricter than `default_collate` of a whole batch: all samples are of one form, whoever looks at which of them.
+//! Others are left to `collate_fn`, which says what becomes of them, or that nothing does.
+
+use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use ringloader_core::batch::Dtype;
+use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, Form, Place};
+use ringloader_core::sync::Arc;
+
+use super::default_collate::Collate;
+use super::rows::{Destination, Rows, fill};
+use crate::objects;
+use crate::objects::{entries_of, items_of};
+use crate::torch::memory::Memory;
+use crate::torch::names::Torch;
+use crate::torch::source::Bytes;
+use crate::torch::tensor::contiguous_tensor;
+
+/// Returns the form of a sample; `None` of one whose batch is not made of rows.
+///
+/// # Errors
+/// An error that is no `Exception`.
+pub(crate) fn form_of(collate: &Collate, sample: &Bound<'_, PyAny>) -> PyResult<Option<Form>> {
+    let py = sample.py();
+    match (Look { torch: Torch::get(py)?, collate }).form(sample, 0) {
+        // torch raises it again.
+        Err(error) if error.is_instance_of::<PyException>(py) => Ok(None),
+        found => found,
+    }
+}
+
+struct Look<'a> {
+    torch: &'a Torch,
+    collate: &'a Collate,
+}
+
+impl Look<'_> {
+    fn form(&self, object: &Bound<'_, PyAny>, depth: u32) -> PyResult<Option<Form>> {
+        if depth == DEEPEST || self.collate.is_others(self.torch, object)? {
+            return Ok(None);
+        }
+        if let Some(rows) = rows_of(self.torch, std::slice::from_ref(object))? {
+            let is_tensor = object.get_type().is(&self.torch.tensor);
+            let kind = if is_tensor { ColumnKind::Tensor } else { ColumnKind::Array };
+            return Ok(rows.stacked().map(|(dtype, shape, _)| column(kind, dtype, &shape[1..])));
+        }
+        if let Some((dtype, _)) = number(object) {
+            return Ok(Some(column(ColumnKind::Number, dtype, &[])));
+        }
+        let forms = |items: &mut dyn Iterator<Item = Bound<'_, PyAny>>| {
+            items.map(|item| self.form(&item, depth + 1)).collect::<PyResult<Option<Vec<_>>>>()
+        };
+        if let Ok(list) = object.cast_exact::<PyList>() {
+            return Ok(forms(&mut items_of(list))?.map(Form::List));
+        }
+        if let Ok(tuple) = object.cast_exact::<PyTuple>() {
+            return Ok(forms(&mut tuple.iter())?.map(Form::Tuple));
+        }
+        let Ok(dict) = object.cast_exact::<PyDict>() else { return Ok(None) };
+        let mut items = Vec::with_capacity(dict.len());
+        for (name, item) in entries_of(dict) {
+            // Lone surrogates are no UTF-8.
+            let Some(name) = name.cast_exact::<PyString>().ok().and_then(|name| name.to_str().ok()) else {
+                return Ok(None);
+            };
+            let Some(form) = self.form(&item, depth + 1)? else { return Ok(None) };
+            items.push((name.to_owned(), form));
+        }
+        Ok(Some(Form::Dict(items)))
+    }
+}
+
+fn column(kind: ColumnKind, dtype: Dtype, shape: &[i64]) -> Form {
+    Form::Column(Column { kind, dtype, shape: shape.to_vec() })
+}
+
+fn rows_of<'i, 'py>(torch: &Torch, items: &'i [Bound<'py, PyAny>]) -> PyResult<Option<Rows<'i, 'py>>> {
+    let kind = items[0].get_type();
+    if kind.is(&torch.tensor) {
+        Rows::of_tensors(torch, items)
+    } else if kind.is(&torch.ndarray) {
+        Ok(Rows::of_arrays(torch, items))
+    } else {
+        Ok(None)
+    }
+}
+
+/// An exact number's element type and bytes; `None` of any other object, and of an integer that is too large.
+fn number(object: &Bound<'_, PyAny>) -> Option<(Dtype, [u8; 8])> {
+    if let Ok(value) = object.cast_exact::<PyFloat>() {
+        Some((Dtype::F64, value.value().to_ne_bytes()))
+    } else if let Ok(value) = object.cast_exact::<PyBool>() {
+        Some((Dtype::Bool, [value.is_true().into(), 0, 0, 0, 0, 0, 0, 0]))
+    } else if object.is_exact_instance_of::<PyInt>() {
+        object.extract::<i64>().ok().map(|value| (Dtype::I64, value.to_ne_bytes()))
+    } else {
+        None
+    }
+}
+
+/// Writes the rows of samples, column by column to the next of `columns`. `false` if a sample is of another form than
+/// `form`: some rows may be written then.
+///
+/// # Errors
+/// `RuntimeError` if a tensor is larger than its storage; what torch raises.
+pub(crate) fn write<'a>(
+    torch: &Torch,
+    form: &Form,
+    samples: &[Bound<'_, PyAny>],
+    columns: &mut impl Iterator<Item = Destination<'a>>,
+) -> PyResult<bool> {
+    let mut values = Vec::with_capacity(samples.len());
+    match form {
+        Form::Column(column) => {
+            let Some(to) = columns.next() else { return Ok(false) };
+            return write_column(torch, column, samples, &to);
+        }
+        Form::List(items) => {
+            for (place, item) in items.iter().enumerate() {
+                values.clear();
+                for sample in samples {
+                    let Ok(list) = sample.cast_exact::<PyList>() else { return Ok(false) };
+                    if list.len() != items.len() {
+                        return Ok(false);
+                    }
+                    values.push(list.get_item(place)?);
+                }
+                if !write(torch, item, &values, columns)? {
+                    return Ok(false);
+                }
+            }
+            Ok(items.len() > 0 || samples.iter().all(|sample| is_empty::<PyList>(sample)))
+        }
+        Form::Tuple(items) => {
+            for (place, item) in items.iter().enumerate() {
+                values.clear();
+                for sample in samples {
+                    let Ok(tuple) = sample.cast_exact::<PyTuple>() else { return Ok(false) };
+                    if tuple.len() != items.len() {
+                        return Ok(false);
+                    }
+                    values.push(tuple.get_item(place)?);
+                }
+                if !write(torch, item, &values, columns)? {
+                    return Ok(false);
+                }
+            }
+            Ok(items.len() > 0 || samples.iter().all(|sample| is_empty::<PyTuple>(sample)))
+        }
+        Form::Dict(items) => {
+            // torch takes names, and their order, from the batch's first sample, which may be another worker's.
+            if !samples.iter().all(|sample| has_names(sample, items)) {
+                return Ok(false);
+            }
+            for (name, item) in items {
+                values.clear();
+                for sample in samples {
+                    let found = sample.cast_exact::<PyDict>().ok().map(|dict| dict.get_item(name)).transpose()?;
+                    let Some(value) = found.flatten() else { return Ok(false) };
+                    values.push(value);
+                }
+                if !write(torch, item, &values, columns)? {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        }
+    }
+}
+
+fn is_empty<T: pyo3::PyTypeCheck + pyo3::PyTypeInfo>(sample: &Bound<'_, PyAny>) -> bool {
+    sample.is_exact_instance_of::<T>() && sample.len().is_ok_and(|len| len == 0)
+}
+
+fn has_names(sample: &Bound<'_, PyAny>, items: &[(String, Form)]) -> bool {
+    let Ok(dict) = sample.cast_exact::<PyDict>() else { return false };
+    let is_it = |(name, _): (Bound<'_, PyAny>, _), expected: &str| {
+        name.cast_exact::<PyString>().is_ok_and(|name| name.to_str().is_ok_and(|name| name == expected))
+    };
+    dict.len() == items.len()
+        && entries_of(dict).zip(items).all(|(entry, (expected, _))| is_it(entry, expected))
+}
+
+fn write_column(
+    torch: &Torch,
+    column: &Column,
+    samples: &[Bound<'_, PyAny>],
+    to: &Destination<'_>,
+) -> PyResult<bool> {
+    if column.kind == ColumnKind::Number {
+        let mut bytes = Vec::with_capacity(8 * samples.len());
+        for sample in samples {
+            match number(sample) {
+                Some((dtype, value)) if dtype == column.dtype => bytes.extend(&value[..dtype.itemsize()]),
+                _ => return Ok(false),
+            }
+        }
+        return fill(to, &bytes).map(|()| true);
+    }
+    let py = samples[0].py();
+    let is_tensor = samples[0].get_type().is(&torch.tensor);
+    if is_tensor != (column.kind == ColumnKind::Tensor) {
+        return Ok(false);
+    }
+    let Some(rows) = rows_of(torch, samples)? else { return Ok(false) };
+    match rows.stacked() {
+        Some((dtype, shape, _)) if dtype == column.dtype && shape[1..] == column.shape => rows.copy_to(py, to),
+        _ => Ok(false),
+    }
+}
+
+/// Makes an object of a form, whose columns `leaf` makes.
+fn made<'py>(
+    py: Python<'py>,
+    form: &Form,
+    is_batch: bool,
+    leaf: &mut impl FnMut(&Column) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match form {
+        Form::Column(column) => leaf(column),
+        Form::List(items) | Form::Tuple(items) => {
+            let mut values = Vec::with_capacity(items.len());
+            for item in items {
+                values.push(made(py, item, is_batch, leaf)?);
+            }
+            let values = values.into_iter().map(Ok::<_, PyErr>);
+            // torch makes lists of tuples.
+            if is_batch || matches!(form, Form::List(_)) {
+                objects::list(py, values).map(Bound::into_any)
+            } else {
+                objects::tuple(py, values).map(Bound::into_any)
+            }
+        }
+        Form::Dict(items) => {
+            let dict = objects::dict(py)?;
+            for (name, item) in items {
+                dict.set_item(objects::text(py, name)?, made(py, item, is_batch, leaf)?)?;
+            }
+            Ok(dict.into_any())
+        }
+    }
+}
+
+/// The batch over the rows of all `samples` samples, which lie in `bytes`.
+///
+/// # Errors
+/// `RuntimeError` when they do not; what torch raises.
+pub(crate) fn batch<'py>(
+    py: Python<'py>,
+    form: &Form,
+    places: &[Place],
+    samples: u64,
+    bytes: Bytes<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut places = places.iter();
+    made(py, form, true, &mut |column| {
+        let place = places.next().ok_or_else(corrupt)?;
+        let shape: Vec<i64> = [samples as i64].iter().chain(&column.shape).copied().collect();
+        contiguous_tensor(py, bytes, place.offset, column.dtype, &shape)
+    })
+}
+
+/// Samples, of which `memory` has the rows, and nothing else has: column by column, as `places` say.
+///
+/// # Errors
+/// `RuntimeError` when they do not lie there; what torch and numpy raise.
+pub(crate) fn samples<'py>(
+    py: Python<'py>,
+    form: &Form,
+    places: &[Place],
+    count: u64,
+    memory: &Arc<Memory>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut samples = Vec::new();
+    for sample in 0..count {
+        let mut places = places.iter();
+        samples.push(made(py, form, false, &mut |column| {
+            let Place { offset, row_len } = *places.next().ok_or_else(corrupt)?;
+            let tensor = |shape: &[i64]| {
+                let at = offset + sample * row_len;
+                contiguous_tensor(py, Bytes::Sample(memory), at, column.dtype, shape)
+            };
+            match column.kind {
+                ColumnKind::Tensor => tensor(&column.shape),
+                ColumnKind::Array => tensor(&column.shape)?.call_method0(intern!(py, "numpy")),
+                ColumnKind::Number => tensor(&[])?.call_method0(intern!(py, "item")),
+            }
+        })?);
+    }
+    objects::list(py, samples.into_iter().map(Ok::<_, PyErr>)).map(Bound::into_any)
+}
+
+/// Private memory for the rows of `count` samples, and their places in it.
+///
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn memory_for(form: &Form, count: u64) -> PyResult<(Memory, Vec<Place>)> {
+    let (places, len) = form.places(0, count).ok_or_else(corrupt)?;
+    let memory = Memory::new(len as usize);
+    let memory =
+        memory.ok_or_else(|| PyMemoryError::new_err(format!("no memory for samples of {len} bytes")))?;
+    Ok((memory, places))
+}
+
+fn corrupt() -> PyErr {
+    PyRuntimeError::new_err("shared memory is corrupt: the rows of a batch")
+}
