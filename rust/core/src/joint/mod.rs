@@ -63,10 +63,9 @@ const PER_RUN: usize = 2;
 const KIND: usize = 3;
 const LEN: usize = 4;
 const WINDOW: usize = 5;
-const NEXT: usize = 6;
-const ROWS: usize = 7;
-const MADE: usize = 8;
-const CLAIMS: usize = 9;
+const ROOM: usize = 6;
+const MADE: usize = 7;
+const CLAIMS: usize = 8;
 /// The collation's claim comes after those of the runs.
 const COLLATION: u32 = MOST_RUNS;
 const PARTS: usize = CLAIMS + MOST_RUNS as usize + 1;
@@ -83,8 +82,9 @@ const GENERATION: u32 = 32;
 const UNSENT: u64 = u64::MAX;
 /// The length of a part whose samples lie in the batch's rows.
 const IN_ROWS: u64 = u64::MAX - 1;
-/// Where rows begin that nobody has laid out. The index comes before any rows.
-const NOWHERE: u64 = 0;
+/// The room of a batch is counted in units of this many bytes.
+const UNIT: u64 = 64;
+const ROWS: u32 = 32;
 
 fn code(claim: u64) -> u64 {
     claim & ((1 << GENERATION) - 1)
@@ -183,6 +183,37 @@ pub enum Part {
     Unsent,
 }
 
+/// The bytes of a batch that are not reserved: those below `top`, from the end of the index on, or from the end of the
+/// rows on if these are laid out. One word, so that rows and parts never overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room(u64);
+
+impl Room {
+    /// All `bytes` of a window; of a very large one, as many as can be counted.
+    fn of(bytes: u64) -> Self {
+        Self((bytes / UNIT).min((1 << ROWS) - 1))
+    }
+
+    /// Where the reserved bytes begin that reach to the end.
+    #[must_use]
+    pub fn top(self) -> u64 {
+        (self.0 & ((1 << ROWS) - 1)) * UNIT
+    }
+
+    /// Where the form of the rows lies, if a worker has laid them out.
+    #[must_use]
+    pub fn form(self) -> Option<u64> {
+        let at = self.0 >> ROWS;
+        (at != 0).then_some(at * UNIT)
+    }
+
+    /// Where `len` bytes begin that come right before the top.
+    #[must_use]
+    pub fn before_top(self, len: u64) -> Option<u64> {
+        self.top().checked_sub(len.checked_next_multiple_of(UNIT)?)
+    }
+}
+
 /// The words of one batch, borrowed.
 #[derive(Debug, Clone, Copy)]
 pub struct Batch<'a>(&'a [AtomicU64]);
@@ -226,16 +257,15 @@ impl<'a> Batch<'a> {
     }
 
     /// Lays a batch out, in the main process. Nothing is laid out here, or the batch here was [closed](Self::close).
-    /// Its index is written.
-    pub fn lay_out(&self, plan: &Plan) {
+    /// Its index is written. The window has `room` bytes.
+    pub fn lay_out(&self, plan: &Plan, room: u64) {
         self.set(SEQ, plan.seq);
         self.set(SAMPLES, plan.samples);
         self.set(PER_RUN, plan.per_run);
         self.set(KIND, plan.kind);
         self.set(LEN, plan.len);
         self.set(WINDOW, plan.window.into());
-        self.set(NEXT, plan.len);
-        self.set(ROWS, NOWHERE);
+        self.set(ROOM, Room::of(room).0);
         self.set(MADE, 0);
         let generation = (self.get(CLAIMS + COLLATION as usize) >> GENERATION).wrapping_add(1) << GENERATION;
         self.claim_word(COLLATION).store(generation | CLOSED, Ordering::Relaxed);
@@ -287,37 +317,35 @@ impl<'a> Batch<'a> {
         word.store(with_code(claim.claim, FREE), Ordering::Release);
     }
 
-    /// Reserves `len` bytes of the batch, of which there are `limit`, for a part.
-    pub fn reserve(&self, len: u64, limit: u64) -> Option<u64> {
-        let len = len.next_multiple_of(64);
-        let mut next = self.get(NEXT);
-        loop {
-            let start = next.checked_next_multiple_of(64)?;
-            let end = start.checked_add(len).filter(|&end| end <= limit)?;
-            match self.0[NEXT].compare_exchange_weak(next, end, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(start),
-                Err(now) => next = now,
-            }
-        }
-    }
-
-    /// Where the rows of the batch begin, if a worker has laid them out. For a worker with a claim.
+    /// The bytes that are not reserved. For a worker with a claim.
     #[must_use]
-    pub fn rows(&self) -> Option<u64> {
-        // ORDERING joint-rows: the form at the rows' start is written before.
-        let at = self.0[ROWS].load(acquire_unless("joint_rows_load_relaxed"));
-        (at != NOWHERE).then_some(at)
+    pub fn room(&self) -> Room {
+        // ORDERING joint-rows: the form is written before it is seen where it lies.
+        Room(self.0[ROOM].load(acquire_unless("joint_rows_load_relaxed")))
     }
 
-    /// Says that the rows begin at `at`, unless a worker has said where before. Returns where they begin. `at` is not 0,
-    /// and their form is written there.
-    pub fn lay_out_rows(&self, at: u64) -> u64 {
-        // ORDERING joint-rows: as above, for those who find it, and from the one who was first.
-        let order = release_unless("joint_rows_relaxed");
-        match self.0[ROWS].compare_exchange(NOWHERE, at, order, Ordering::Acquire) {
-            Ok(_) => at,
-            Err(first) => first,
-        }
+    fn set_room(&self, room: Room, to: u64, success: Ordering) -> Result<(), Room> {
+        // ORDERING joint-rows: as above.
+        let found = self.0[ROOM].compare_exchange(room.0, to, success, Ordering::Acquire);
+        found.map(drop).map_err(Room)
+    }
+
+    /// Reserves the bytes from `start` to the top of `room`. `start` is at no byte of the index or of rows.
+    ///
+    /// # Errors
+    /// The room as another worker has left it.
+    pub fn reserve(&self, room: Room, start: u64) -> Result<(), Room> {
+        // Relaxed: a change of the word goes on with what the one before it has released.
+        self.set_room(room, room.0 >> ROWS << ROWS | start / UNIT, Ordering::Relaxed)
+    }
+
+    /// Lays the rows out, whose form is written at `form`. They end below the top of `room`, which has no rows yet.
+    ///
+    /// # Errors
+    /// The room as another worker has left it.
+    pub fn lay_out_rows(&self, room: Room, form: u64) -> Result<(), Room> {
+        // ORDERING joint-rows: as above.
+        self.set_room(room, room.0 | form / UNIT << ROWS, release_unless("joint_rows_relaxed"))
     }
 
     fn all(&self) -> u64 {

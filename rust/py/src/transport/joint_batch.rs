@@ -34,7 +34,7 @@ impl<'a> JointBatch<'a> {
         Ok(start..start + self.end as usize)
     }
 
-    /// Reserves room for what is no row, for the table, and for `extra` bytes after it; `None`: there is none.
+    /// Finds room for what is no row, for the table, and for `extra` bytes after it; `None`: there is none.
     ///
     /// # Errors
     /// `MemoryError` when the machine or the control group has not enough left.
@@ -42,9 +42,8 @@ impl<'a> JointBatch<'a> {
         let Encoded { meta, groups, .. } = encoded;
         let table = meta.encoded_len() as u64;
         let len = groups.lay_out(meta, Some(0)) + table + extra;
-        let Some(start) = self.tasks.reserve(self.claimed, len, self.probe).map_err(exception)? else {
-            return Ok(None);
-        };
+        let start = self.tasks.after_rows(self.claimed, self.end, len, self.probe).map_err(exception)?;
+        let Some(start) = start else { return Ok(None) };
         // INVARIANT: as long as at 0, since `start` is a multiple of every alignment.
         let meta_at = groups.lay_out(meta, Some(start));
         let meta_end = meta_at + table;

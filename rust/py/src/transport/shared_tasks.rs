@@ -32,7 +32,7 @@ use crate::collate::sample_rows;
 use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
 use crate::objects::items_of;
 use crate::process::duplicate;
-use crate::sampling::codec::decode_index;
+use crate::sampling::codec::{decode_index, pair};
 use crate::sampling::places::{self, part, placed, samples_of, without_places};
 use crate::torch::memory::Memory;
 use crate::torch::names::Torch;
@@ -386,6 +386,9 @@ impl SharingPort {
     /// As `Port.put`.
     fn put_collated(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
         let Some((claimed, end)) = self.joint().take() else { return Ok(false) };
+        if pair(message)?.is_none_or(|(seq, _)| seq as u64 != claimed.plan.seq) {
+            return Ok(false);
+        }
         let batch = JointBatch { tasks: &self.tasks, claimed: &claimed, end, probe: &self.probe };
         self.port.get().send(message, true, Some(&batch)).map(|_| true)
     }

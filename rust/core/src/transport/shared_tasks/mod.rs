@@ -2,8 +2,8 @@
 //! bytes of each batch. Composition only.
 //!
 //! A batch that is under way has the words of a **place**, and a **window**: a range of addresses that stays where it is,
-//! and is used again while its pages are warm. Its index lies at the start, then come parts and rows, in the order in
-//! which they were reserved.
+//! and is used again while its pages are warm. Its index lies at the start, then come its rows, and the table
+//! with which it is sent. Parts come from the end, and so does the form of the rows: what the samples are like.
 //!
 //! A batch of rows is sent in its window. The main process holds the window until the caller's last view of it has gone
 //! ([`windows`]), and lays the next batch out in another one meanwhile. A window has no owner among the workers, so no
@@ -40,8 +40,10 @@ const UNSENT: usize = 2;
 /// After this many runs that cannot be sent, batches are cut no more.
 const FEW: u64 = 4;
 
-/// Bytes before the form of a batch's rows: their number.
-const ROWS_HEADER: usize = 8;
+/// Bytes before the form of a batch's rows, which are their number.
+const FORM_HEADER: u64 = 8;
+/// What comes after the rows begins at a multiple of this.
+const ALIGNMENT: u64 = 64;
 
 /// The memory of shared tasks, in any process.
 #[derive(Debug)]
@@ -163,10 +165,39 @@ impl SharedTasks {
     /// Reserves bytes for a part, and returns where they begin in the batch; `None`: there is no room.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
     pub fn reserve(&self, claimed: &Claimed, len: u64, probe: &MemoryProbe) -> Result<Option<u64>> {
         probe.require(len)?;
-        Ok(self.batch(claimed.place).reserve(len, self.window))
+        let batch = self.batch(claimed.place);
+        let mut room = batch.room();
+        loop {
+            let rows = room.form().map(|at| self.rows_at(claimed, at)).transpose()?;
+            // Not 0, where no form can lie.
+            let floor = rows.map_or(claimed.plan.len, |rows| rows.end).max(1);
+            let Some(start) = room.before_top(len).filter(|&start| start >= floor) else { return Ok(None) };
+            match batch.reserve(room, start) {
+                Ok(()) => return Ok(Some(start)),
+                Err(now) => room = now,
+            }
+        }
+    }
+
+    /// Returns where `len` bytes begin that come after the rows, which end at `end`; `None`: there is no room. For the
+    /// worker that collates: nobody reserves anything any more.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    pub fn after_rows(
+        &self,
+        claimed: &Claimed,
+        end: u64,
+        len: u64,
+        probe: &MemoryProbe,
+    ) -> Result<Option<u64>> {
+        probe.require(len)?;
+        let start = end.next_multiple_of(ALIGNMENT);
+        let top = self.batch(claimed.place).room().top();
+        Ok(start.checked_add(len).filter(|&end| end <= top).map(|_| start))
     }
 
     /// The address of bytes of a batch, which this process may use as [`joint`](crate::joint) says.
@@ -209,54 +240,67 @@ impl SharedTasks {
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
-    pub fn columns_of(&self, claimed: &Claimed, form: &Form, probe: &MemoryProbe) -> Result<Option<Vec<Place>>> {
-        let mut header = vec![0; ROWS_HEADER];
+    pub fn columns_of(
+        &self,
+        claimed: &Claimed,
+        form: &Form,
+        probe: &MemoryProbe,
+    ) -> Result<Option<Vec<Place>>> {
+        let mut header = vec![0; FORM_HEADER as usize];
         form.write(&mut header);
         let len = header.len() as u64;
-        header[..ROWS_HEADER].copy_from_slice(&(len - ROWS_HEADER as u64).to_le_bytes());
+        header[..FORM_HEADER as usize].copy_from_slice(&(len - FORM_HEADER).to_le_bytes());
+        let Some((places, end)) = form.places(claimed.plan.len, claimed.plan.samples) else { return Ok(None) };
         let batch = self.batch(claimed.place);
-        let at = match batch.rows() {
-            Some(at) => at,
-            None => {
-                let Some((_, end)) = form.places(len, claimed.plan.samples) else { return Ok(None) };
-                // Reserved in vain where another worker is first: addresses, but for a page.
-                match self.reserve(claimed, end, probe)? {
-                    Some(at) => {
-                        self.bytes.copy_in(self.location(claimed, at, end)?, &header)?;
-                        batch.lay_out_rows(at)
-                    }
-                    // Others may have taken the room for these very rows.
-                    None => match batch.rows() {
-                        Some(at) => at,
-                        None => return Ok(None),
-                    },
-                }
+        let mut written = None;
+        let mut room = batch.room();
+        let at = loop {
+            if let Some(at) = room.form() {
+                break at;
+            }
+            if end > room.top() {
+                return Ok(None);
+            }
+            let Some(at) = written else {
+                probe.require(end)?;
+                let Some(at) = self.reserve(claimed, len, probe)? else { return Ok(None) };
+                self.bytes.copy_in(self.location(claimed, at, len)?, &header)?;
+                written = Some(at);
+                room = batch.room();
+                continue;
+            };
+            match batch.lay_out_rows(room, at) {
+                Ok(()) => return Ok(Some(places)),
+                Err(now) => room = now,
             }
         };
         let mut found = Vec::new();
-        self.copy_out(claimed, at, len, &mut found)?;
-        if found != header {
+        if self.copy_out(claimed, at, len, &mut found).is_err() {
+            // A shorter one, at the end of the window.
             return Ok(None);
         }
-        Ok(form.places(at + len, claimed.plan.samples).map(|(places, _)| places))
+        Ok((found == header).then_some(places))
     }
 
-    /// The form of the batch's rows, the places of its columns, and where they end; `None` if no worker has laid them
-    /// out.
+    /// The rows of the batch; `None` if no worker has laid them out.
     ///
     /// # Errors
     /// [`Error::Corrupt`] for what no worker writes.
     pub fn rows(&self, claimed: &Claimed) -> Result<Option<Rows>> {
-        let Some(at) = self.batch(claimed.place).rows() else { return Ok(None) };
+        self.batch(claimed.place).room().form().map(|at| self.rows_at(claimed, at)).transpose()
+    }
+
+    fn rows_at(&self, claimed: &Claimed, at: u64) -> Result<Rows> {
         let mut bytes = Vec::new();
-        self.copy_out(claimed, at, ROWS_HEADER as u64, &mut bytes)?;
+        self.copy_out(claimed, at, FORM_HEADER, &mut bytes)?;
         let len = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
-        let start = at.saturating_add(ROWS_HEADER as u64);
-        self.copy_out(claimed, start, len, &mut bytes)?;
+        self.copy_out(claimed, at.saturating_add(FORM_HEADER), len, &mut bytes)?;
         let form = Form::read(&bytes)?;
-        let places = form.places(start + len, claimed.plan.samples).filter(|(_, end)| *end <= self.window);
-        let (columns, end) = places.ok_or_else(|| Error::Corrupt("rows beyond their window".into()))?;
-        Ok(Some(Rows { form, columns, end }))
+        let places = form.places(claimed.plan.len, claimed.plan.samples);
+        let (columns, end) = places
+            .filter(|(_, end)| *end <= self.window)
+            .ok_or_else(|| Error::Corrupt("rows beyond their window".into()))?;
+        Ok(Rows { form, columns, end })
     }
 
     /// The run was made, and its part is written, or its rows are. Returns true if this worker is to collate the batch.

@@ -95,7 +95,7 @@ impl TaskSharing {
             self.memory.bytes.copy_in(self.memory.start(window), bytes)?;
             let per_run = if self.keeps_whole { samples } else { self.memory.per_run(samples, self.workers) };
             let plan = Plan { seq, samples, per_run, kind: *kind as u64, len: bytes.len() as u64, window };
-            self.memory.batch(place).lay_out(&plan);
+            self.memory.batch(place).lay_out(&plan, self.memory.window);
             state.laid_out[place] = Some(LaidOut { seq, index, window });
             laid_out = true;
         }
