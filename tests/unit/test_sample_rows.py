@@ -33,6 +33,7 @@ def tree(index):
     }
 
 
+SCALARS = [np.int64, np.uint8, np.float32, np.float64]
 KINDS = {
     "tensor": lambda index: torch.full((30, 70), float(index)),
     "array": lambda index: np.full((30, 70), index, np.float32),
@@ -41,6 +42,8 @@ KINDS = {
     "scalar tensor": lambda index: torch.tensor(index, dtype=torch.int32),
     "numbers": numbers,
     "list": lambda index: [torch.ones(3, dtype=torch.bool), torch.full((5, 0, 2), index), index],
+    "transposed": lambda index: (torch.arange(6.0).view(3, 2).t() + index, np.full((4, 3), index).T),
+    "scalars": lambda index: [kind(index) for kind in SCALARS],
     "tree": tree,
     "large": lambda index: torch.full((100_000,), float(index)),
 }
@@ -157,8 +160,12 @@ OTHERS = {
     "None": (lambda index: torch.ones(2), lambda index: None),
     "gradient": (lambda index: torch.ones(2), lambda index: torch.ones(2, requires_grad=True).exp()),
     "transposed": (lambda index: torch.ones(2, 3), lambda index: torch.arange(6.0).view(3, 2).t()),
+    "transposed array": (lambda index: np.ones((2, 3)), lambda index: np.arange(6.0).reshape(3, 2).T),
+    "transposed, of another shape": (lambda index: np.ones((2, 3)), lambda index: np.ones((2, 3)).T),
     "read-only": (lambda index: np.arange(3), lambda index: np.frombuffer(b"12345678" * 3, np.int64)),
     "text": (lambda index: (index, 1.0), lambda index: (index, "text")),
+    "scalar of another type": (lambda index: np.float32(index), lambda index: np.float64(index)),
+    "scalar that is a time": (lambda index: index, lambda index: np.datetime64(index, "s")),
     "scalar": (lambda index: index, lambda index: np.float32(index)),
     "set": (lambda index: (torch.ones(2), {"a": index}), lambda index: (torch.ones(2), {"a": {index}})),
 }
@@ -180,12 +187,13 @@ def test_samples_of_rows_that_are_read_back_are_the_same():
     """A batch with one sample that does not fit reads the rows of all others."""
 
     def sample(index):
-        return tree(index) | {"n": numbers(index)}
+        return tree(index) | {"n": (np.int32(index), float(index), index % 3 == 0)}
 
-    def transposed(index):
-        return sample(index) | {"image": torch.full((3, 50, 40), index, dtype=torch.uint8).transpose(1, 2)}
+    def other(index):
+        # torch makes a tensor of these bytes, if it makes one, in its own way.
+        return sample(index) | {"n": (np.uint16(index), float(index), True)}
 
-    dataset = Other(sample, transposed, {5, 17})
+    dataset = Other(sample, other, {5, 17})
     assert outcomes(DataLoader(dataset, 8, **SAMPLES)) == outcomes(DataLoader(dataset, 8, num_workers=1))
 
 

@@ -36,10 +36,12 @@ pub enum Form {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum ColumnKind {
-    /// Contiguous tensors.
+    /// Tensors.
     Tensor,
-    /// Contiguous arrays of numpy's.
+    /// Arrays of numpy's.
     Array,
+    /// Scalars of numpy's, without a shape.
+    Scalar,
     /// Numbers of Python's, without a shape: int64, float64 or bool.
     Number,
 }
@@ -158,7 +160,7 @@ impl Form {
             let items = (0..len).map(|_| Self::next(rest, depth + 1)).collect::<Option<_>>()?;
             return Some(if tag == LIST { Self::List(items) } else { Self::Tuple(items) });
         }
-        let kinds = [ColumnKind::Tensor, ColumnKind::Array, ColumnKind::Number];
+        let kinds = [ColumnKind::Tensor, ColumnKind::Array, ColumnKind::Scalar, ColumnKind::Number];
         let kind = *kinds.get(usize::from(tag - FIRST_COLUMN))?;
         let dtype = Dtype::from_code(*rest.split_off_first()?)?;
         let ndim = usize::from(*rest.split_off_first()?);
@@ -191,6 +193,7 @@ mod tests {
         Form::Dict(vec![
             ("image".into(), column(ColumnKind::Array, Dtype::F32, &[3, 2])),
             ("".into(), Form::Tuple(vec![column(ColumnKind::Number, Dtype::I64, &[]), Form::List(vec![])])),
+            ("scalar".into(), column(ColumnKind::Scalar, Dtype::Bool, &[])),
             ("läbel".into(), column(ColumnKind::Tensor, Dtype::U8, &[5])),
         ])
     }
@@ -224,8 +227,8 @@ mod tests {
     #[test]
     fn columns_follow_each_other_at_multiples_of_64() {
         let places = |offset, row_len| Place { offset, row_len };
-        let expected = vec![places(64, 24), places(192, 8), places(256, 5)];
-        assert_eq!(form().places(1, 4), Some((expected, 276)));
+        let expected = vec![places(64, 24), places(192, 8), places(256, 1), places(320, 5)];
+        assert_eq!(form().places(1, 4), Some((expected, 340)));
         assert_eq!(form().places(u64::MAX - 10, 4), None);
         assert_eq!(form().places(0, u64::MAX), None);
         assert_eq!(column(ColumnKind::Tensor, Dtype::F32, &[-1]).places(0, 1), None);

@@ -336,7 +336,7 @@ impl<'a> Batch<'a> {
     /// The room as another worker has left it.
     pub fn reserve(&self, room: Room, start: u64) -> Result<(), Room> {
         // Relaxed: a change of the word goes on with what the one before it has released.
-        self.set_room(room, room.0 >> ROWS << ROWS | start / UNIT, Ordering::Relaxed)
+        self.set_room(room, ((room.0 >> ROWS) << ROWS) | (start / UNIT), Ordering::Relaxed)
     }
 
     /// Lays the rows out, whose form is written at `form`. They end below the top of `room`, which has no rows yet.
@@ -345,7 +345,7 @@ impl<'a> Batch<'a> {
     /// The room as another worker has left it.
     pub fn lay_out_rows(&self, room: Room, form: u64) -> Result<(), Room> {
         // ORDERING joint-rows: as above.
-        self.set_room(room, room.0 | form / UNIT << ROWS, release_unless("joint_rows_relaxed"))
+        self.set_room(room, room.0 | ((form / UNIT) << ROWS), release_unless("joint_rows_relaxed"))
     }
 
     fn all(&self) -> u64 {

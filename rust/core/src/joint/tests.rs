@@ -136,7 +136,10 @@ fn parts_and_rows_have_bytes_of_their_own() {
     batch.lay_out(&plan(0, 1, 1), 1000);
     let empty = batch.room();
     assert_eq!((empty.top(), empty.form(), empty.before_top(65)), (960, None, Some(832)));
-    assert_eq!((empty.before_top(960), empty.before_top(961), empty.before_top(u64::MAX)), (Some(0), None, None));
+    assert_eq!(
+        (empty.before_top(960), empty.before_top(961), empty.before_top(u64::MAX)),
+        (Some(0), None, None)
+    );
     assert_eq!(batch.reserve(empty, 832), Ok(()));
     let room = batch.reserve(empty, 768).unwrap_err();
     assert_eq!((room.top(), room.form()), (832, None));

@@ -375,16 +375,7 @@ impl Work<'_> {
         let Some(dtype) = dtype_of_scalars(&kind)? else { return Ok(None) };
         let mut bytes = Vec::with_capacity(8 * items.len());
         for item in items {
-            match dtype {
-                Dtype::F64 => bytes.extend(item.extract::<f64>()?.to_ne_bytes()),
-                // Each is a `float32` before, so none is rounded.
-                Dtype::F32 => bytes.extend((item.extract::<f64>()? as f32).to_ne_bytes()),
-                Dtype::I32 => bytes.extend(item.extract::<i32>()?.to_ne_bytes()),
-                Dtype::I16 => bytes.extend(item.extract::<i16>()?.to_ne_bytes()),
-                Dtype::I8 => bytes.extend(item.extract::<i8>()?.to_ne_bytes()),
-                Dtype::U8 => bytes.extend(item.extract::<u8>()?.to_ne_bytes()),
-                _ => bytes.extend(item.extract::<i64>()?.to_ne_bytes()),
-            }
+            push_scalar(&mut bytes, dtype, item)?;
         }
         self.vector(py, dtype, &bytes)
     }
@@ -398,8 +389,26 @@ impl Work<'_> {
     }
 }
 
+/// Appends the bytes of a scalar of numpy's, whose type has this element type.
+///
+/// # Errors
+/// The error that turning it into a number raises.
+pub(super) fn push_scalar(bytes: &mut Vec<u8>, dtype: Dtype, scalar: &Bound<'_, PyAny>) -> PyResult<()> {
+    match dtype {
+        Dtype::F64 => bytes.extend(scalar.extract::<f64>()?.to_ne_bytes()),
+        // Each is a `float32` before, so none is rounded.
+        Dtype::F32 => bytes.extend((scalar.extract::<f64>()? as f32).to_ne_bytes()),
+        Dtype::I32 => bytes.extend(scalar.extract::<i32>()?.to_ne_bytes()),
+        Dtype::I16 => bytes.extend(scalar.extract::<i16>()?.to_ne_bytes()),
+        Dtype::I8 => bytes.extend(scalar.extract::<i8>()?.to_ne_bytes()),
+        Dtype::U8 => bytes.extend(scalar.extract::<u8>()?.to_ne_bytes()),
+        _ => bytes.extend(scalar.extract::<i64>()?.to_ne_bytes()),
+    }
+    Ok(())
+}
+
 /// The element type of scalars of one of numpy's own types.
-fn dtype_of_scalars(kind: &Bound<'_, PyType>) -> PyResult<Option<Dtype>> {
+pub(super) fn dtype_of_scalars(kind: &Bound<'_, PyType>) -> PyResult<Option<Dtype>> {
     if kind.module()? != "numpy" {
         return Ok(None);
     }

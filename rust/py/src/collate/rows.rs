@@ -10,12 +10,16 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::Place;
+use ringloader_core::os::Segment;
+use ringloader_core::sync::Arc;
 use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 
 use super::batch_memory::BatchMemory;
 use crate::gil::{DETACH, exception, runs_others, without_interpreter};
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
+use crate::torch::source::Bytes;
+use crate::torch::tensor::contiguous_tensor;
 
 /// Contiguous tensors or arrays of one type and shape, to become the rows of a tensor.
 pub(crate) struct Rows<'a, 'py> {
@@ -33,13 +37,15 @@ pub(crate) struct Rows<'a, 'py> {
 pub(crate) struct Destination<'a> {
     address: usize,
     nbytes: u64,
+    /// The segment of a window, and where in it the memory begins.
+    window: Option<(&'a Arc<Segment>, u64)>,
     _owner: PhantomData<&'a ()>,
 }
 
 impl<'a> Destination<'a> {
     /// The memory of a batch, which is new.
     pub(super) fn of(memory: &'a BatchMemory<'_>) -> Self {
-        Self { address: memory.address(), nbytes: memory.nbytes(), _owner: PhantomData }
+        Self { address: memory.address(), nbytes: memory.nbytes(), window: None, _owner: PhantomData }
     }
 
     /// Rows of a batch that all workers make: those of the samples that this worker has claimed.
@@ -57,7 +63,25 @@ impl<'a> Destination<'a> {
         let offset = place.offset.checked_add(before).ok_or_else(corrupt)?;
         let nbytes = place.row_len.checked_mul(samples.end - samples.start).ok_or_else(corrupt)?;
         let start = tasks.pointer(claimed, offset, nbytes).map_err(exception)?;
-        Ok(Self { address: start.as_ptr() as usize, nbytes, _owner: PhantomData })
+        let window = Some((tasks.bytes(), tasks.window_of(claimed) + offset));
+        Ok(Self { address: start.as_ptr() as usize, nbytes, window, _owner: PhantomData })
+    }
+
+    /// A contiguous tensor over all of it, where it lies in a window; `None` where it has another number of bytes.
+    ///
+    /// # Errors
+    /// The error that torch raises.
+    pub(crate) fn tensor<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: &[i64],
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((bytes, at)) = self.window else { return Ok(None) };
+        if byte_len(shape.iter().copied(), dtype) != Some(self.nbytes as usize) {
+            return Ok(None);
+        }
+        contiguous_tensor(py, Bytes::Window(bytes), at, dtype, shape).map(Some)
     }
 }
 

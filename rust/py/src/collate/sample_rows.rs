@@ -4,6 +4,7 @@
 //! Stricter than `default_collate` of a whole batch: all samples are of one form, whoever looks at which of them.
 //! Others are left to `collate_fn`, which says what becomes of them, or that nothing does.
 
+use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -12,10 +13,11 @@ use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, Form, Place};
 use ringloader_core::sync::Arc;
 
-use super::default_collate::Collate;
-use super::rows::{Destination, Rows, fill};
+use super::default_collate::{Collate, dtype_of_scalars, push_scalar};
+use super::rows::{Destination, Rows, dtype_of_format, fill, has_strides_of_torch};
 use crate::objects;
 use crate::objects::{entries_of, items_of};
+use crate::torch::elements::{Described, describe};
 use crate::torch::memory::Memory;
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
@@ -44,13 +46,9 @@ impl Look<'_> {
         if depth == DEEPEST || self.collate.is_others(self.torch, object)? {
             return Ok(None);
         }
-        if let Some(rows) = rows_of(self.torch, std::slice::from_ref(object))? {
-            let is_tensor = object.get_type().is(&self.torch.tensor);
-            let kind = if is_tensor { ColumnKind::Tensor } else { ColumnKind::Array };
-            return Ok(rows.stacked().map(|(dtype, shape, _)| column(kind, dtype, &shape[1..])));
-        }
-        if let Some((dtype, _)) = number(object) {
-            return Ok(Some(column(ColumnKind::Number, dtype, &[])));
+        let leaf = self.torch.column(object)?;
+        if leaf.is_some() {
+            return Ok(leaf.map(Form::Column));
         }
         let forms = |items: &mut dyn Iterator<Item = Bound<'_, PyAny>>| {
             items.map(|item| self.form(&item, depth + 1)).collect::<PyResult<Option<Vec<_>>>>()
@@ -75,8 +73,61 @@ impl Look<'_> {
     }
 }
 
-fn column(kind: ColumnKind, dtype: Dtype, shape: &[i64]) -> Form {
-    Form::Column(Column { kind, dtype, shape: shape.to_vec() })
+impl Torch {
+    /// The column of an object that is a leaf, and whose stack torch makes of its values alone.
+    fn column(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<Column>> {
+        let kind = object.get_type();
+        let found = if kind.is(&self.tensor) {
+            self.column_of_tensor(object)?
+        } else if kind.is(&self.ndarray) {
+            column_of_array(object)
+        } else if let Some((dtype, _)) = number(object) {
+            Some(Column { kind: ColumnKind::Number, dtype, shape: Vec::new() })
+        } else {
+            self.scalar(object)?.map(|(dtype, _)| Column {
+                kind: ColumnKind::Scalar,
+                dtype,
+                shape: Vec::new(),
+            })
+        };
+        Ok(found.filter(|column| column.row_len().is_some_and(|len| len > 0)))
+    }
+
+    fn column_of_tensor(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Column>> {
+        let Some(api) = self.exchange else { return Ok(None) };
+        if self.is_more(tensor)? {
+            return Ok(None);
+        }
+        let mut shape = Vec::new();
+        let found = describe(self, api, tensor, &mut shape);
+        // torch warns when it makes one of these. A tensor whose elements have no memory is one of some other kind.
+        let found = found.filter(|found| found.dtype != Dtype::C32 && found.address != 0);
+        let Some(Described { dtype, ndim, .. }) = found else { return Ok(None) };
+        shape.truncate(ndim);
+        Ok((!self.is_lazy(tensor, dtype)?).then_some(Column { kind: ColumnKind::Tensor, dtype, shape }))
+    }
+
+    /// The element type and the bytes of one of numpy's scalars.
+    fn scalar(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, [u8; 8])>> {
+        // Asked of the class: an object's own `__class__` may be code.
+        if !object.get_type().is_subclass(self.numpy_scalar.bind(object.py()))? {
+            return Ok(None);
+        }
+        let Some(dtype) = dtype_of_scalars(&object.get_type())? else { return Ok(None) };
+        let mut bytes = Vec::with_capacity(8);
+        push_scalar(&mut bytes, dtype, object)?;
+        bytes.resize(8, 0);
+        Ok(bytes.first_chunk().map(|bytes| (dtype, *bytes)))
+    }
+}
+
+fn column_of_array(array: &Bound<'_, PyAny>) -> Option<Column> {
+    let buffer = PyUntypedBuffer::get(array).ok()?;
+    let dtype = dtype_of_format(buffer.format().to_bytes(), buffer.item_size())?;
+    // torch warns of the one, and refuses the other.
+    let is_taken = !buffer.readonly() && has_strides_of_torch(array, dtype, 0);
+    let shape = buffer.shape().iter().map(|&size| size as i64).collect();
+    (is_taken && buffer.dimensions() > 0).then_some(Column { kind: ColumnKind::Array, dtype, shape })
 }
 
 fn rows_of<'i, 'py>(torch: &Torch, items: &'i [Bound<'py, PyAny>]) -> PyResult<Option<Rows<'i, 'py>>> {
@@ -118,39 +169,31 @@ pub(crate) fn write<'a>(
     match form {
         Form::Column(column) => {
             let Some(to) = columns.next() else { return Ok(false) };
-            return write_column(torch, column, samples, &to);
+            write_column(torch, column, samples, &to)
         }
-        Form::List(items) => {
+        Form::List(items) | Form::Tuple(items) => {
+            let is_list = matches!(form, Form::List(_));
+            let is_it = |sample: &Bound<'_, PyAny>| {
+                let is_kind = if is_list {
+                    sample.is_exact_instance_of::<PyList>()
+                } else {
+                    sample.is_exact_instance_of::<PyTuple>()
+                };
+                is_kind && sample.len().is_ok_and(|len| len == items.len())
+            };
+            if !samples.iter().all(is_it) {
+                return Ok(false);
+            }
             for (place, item) in items.iter().enumerate() {
                 values.clear();
                 for sample in samples {
-                    let Ok(list) = sample.cast_exact::<PyList>() else { return Ok(false) };
-                    if list.len() != items.len() {
-                        return Ok(false);
-                    }
-                    values.push(list.get_item(place)?);
+                    values.push(sample.get_item(place)?);
                 }
                 if !write(torch, item, &values, columns)? {
                     return Ok(false);
                 }
             }
-            Ok(items.len() > 0 || samples.iter().all(|sample| is_empty::<PyList>(sample)))
-        }
-        Form::Tuple(items) => {
-            for (place, item) in items.iter().enumerate() {
-                values.clear();
-                for sample in samples {
-                    let Ok(tuple) = sample.cast_exact::<PyTuple>() else { return Ok(false) };
-                    if tuple.len() != items.len() {
-                        return Ok(false);
-                    }
-                    values.push(tuple.get_item(place)?);
-                }
-                if !write(torch, item, &values, columns)? {
-                    return Ok(false);
-                }
-            }
-            Ok(items.len() > 0 || samples.iter().all(|sample| is_empty::<PyTuple>(sample)))
+            Ok(true)
         }
         Form::Dict(items) => {
             // torch takes names, and their order, from the batch's first sample, which may be another worker's.
@@ -160,7 +203,8 @@ pub(crate) fn write<'a>(
             for (name, item) in items {
                 values.clear();
                 for sample in samples {
-                    let found = sample.cast_exact::<PyDict>().ok().map(|dict| dict.get_item(name)).transpose()?;
+                    let found =
+                        sample.cast_exact::<PyDict>().ok().map(|dict| dict.get_item(name)).transpose()?;
                     let Some(value) = found.flatten() else { return Ok(false) };
                     values.push(value);
                 }
@@ -171,10 +215,6 @@ pub(crate) fn write<'a>(
             Ok(true)
         }
     }
-}
-
-fn is_empty<T: pyo3::PyTypeCheck + pyo3::PyTypeInfo>(sample: &Bound<'_, PyAny>) -> bool {
-    sample.is_exact_instance_of::<T>() && sample.len().is_ok_and(|len| len == 0)
 }
 
 fn has_names(sample: &Bound<'_, PyAny>, items: &[(String, Form)]) -> bool {
@@ -192,10 +232,11 @@ fn write_column(
     samples: &[Bound<'_, PyAny>],
     to: &Destination<'_>,
 ) -> PyResult<bool> {
-    if column.kind == ColumnKind::Number {
+    if let ColumnKind::Number | ColumnKind::Scalar = column.kind {
         let mut bytes = Vec::with_capacity(8 * samples.len());
         for sample in samples {
-            match number(sample) {
+            let is_number = column.kind == ColumnKind::Number;
+            match if is_number { number(sample) } else { torch.scalar(sample)? } {
                 Some((dtype, value)) if dtype == column.dtype => bytes.extend(&value[..dtype.itemsize()]),
                 _ => return Ok(false),
             }
@@ -204,14 +245,25 @@ fn write_column(
     }
     let py = samples[0].py();
     let is_tensor = samples[0].get_type().is(&torch.tensor);
-    if is_tensor != (column.kind == ColumnKind::Tensor) {
-        return Ok(false);
+    if is_tensor == (column.kind == ColumnKind::Tensor)
+        && let Some(rows) = rows_of(torch, samples)?
+        && let Some((dtype, shape, _)) = rows.stacked()
+    {
+        let is_it = dtype == column.dtype && shape[1..] == column.shape;
+        return if is_it { rows.copy_to(py, to) } else { Ok(false) };
     }
-    let Some(rows) = rows_of(torch, samples)? else { return Ok(false) };
-    match rows.stacked() {
-        Some((dtype, shape, _)) if dtype == column.dtype && shape[1..] == column.shape => rows.copy_to(py, to),
-        _ => Ok(false),
+    // Some are not contiguous.
+    let mut tensors = Vec::with_capacity(samples.len());
+    for sample in samples {
+        if torch.column(sample)?.as_ref() != Some(column) {
+            return Ok(false);
+        }
+        let is_array = column.kind == ColumnKind::Array;
+        tensors.push(if is_array { torch.tensor_of_array(sample)? } else { sample.clone() });
     }
+    let shape: Vec<i64> = [samples.len() as i64].iter().chain(&column.shape).copied().collect();
+    let Some(out) = to.tensor(py, column.dtype, &shape)? else { return Ok(false) };
+    torch.stack_into(&tensors, &out).map(|_| true)
 }
 
 /// Makes an object of a form, whose columns `leaf` makes.
@@ -289,6 +341,10 @@ pub(crate) fn samples<'py>(
                 ColumnKind::Tensor => tensor(&column.shape),
                 ColumnKind::Array => tensor(&column.shape)?.call_method0(intern!(py, "numpy")),
                 ColumnKind::Number => tensor(&[])?.call_method0(intern!(py, "item")),
+                ColumnKind::Scalar => {
+                    let array = tensor(&[])?.call_method0(intern!(py, "numpy"))?;
+                    array.get_item(PyTuple::empty(py))
+                }
             }
         })?);
     }

@@ -220,7 +220,7 @@ impl Port {
         }
         let mut encoded = self.spare().take().unwrap_or_default();
         encoded.encode(&object)?;
-        let committed = self.commit(&object, kind, seq as u64, &mut encoded, waits, clock, joint);
+        let committed = self.commit(&object, (kind, seq as u64), &mut encoded, waits, clock, joint);
         if encoded.clear() {
             *self.spare() = Some(encoded);
         }
@@ -246,8 +246,7 @@ impl Port {
     fn commit(
         &self,
         object: &Bound<'_, PyAny>,
-        kind: ResultKind,
-        seq: u64,
+        (kind, seq): (ResultKind, u64),
         encoded: &mut Encoded,
         waits: bool,
         clock: Option<&WorkerClock>,

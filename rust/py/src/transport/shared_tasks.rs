@@ -438,12 +438,7 @@ impl SharingPort {
     }
 
     /// Writes samples to their rows of the batch. `false`: `collate` makes no rows of them, or not those of this batch.
-    fn write_rows(
-        &self,
-        claimed: &Claimed,
-        samples: &Bound<'_, PyAny>,
-        collate: &Collate,
-    ) -> PyResult<bool> {
+    fn write_rows(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>, collate: &Collate) -> PyResult<bool> {
         let py = samples.py();
         let Ok(samples) = samples.cast_exact::<PyList>() else { return Ok(false) };
         let samples: Vec<_> = items_of(samples).collect();

@@ -250,7 +250,9 @@ impl SharedTasks {
         form.write(&mut header);
         let len = header.len() as u64;
         header[..FORM_HEADER as usize].copy_from_slice(&(len - FORM_HEADER).to_le_bytes());
-        let Some((places, end)) = form.places(claimed.plan.len, claimed.plan.samples) else { return Ok(None) };
+        let Some((places, end)) = form.places(claimed.plan.len, claimed.plan.samples) else {
+            return Ok(None);
+        };
         let batch = self.batch(claimed.place);
         let mut written = None;
         let mut room = batch.room();
