@@ -1,4 +1,4 @@
-"""``worker_task="sample"``: workers write their samples to the rows of the batch, and nobody uses its memory too early."""
+"""``worker_task="sample"``: workers write to the rows of the batch, and nobody uses its memory too early."""
 
 import os
 import random
@@ -141,28 +141,28 @@ def test_rows_are_sent_where_they_were_written():
 
 
 OTHERS = {
-    "shape": (lambda index: torch.ones(3), lambda index: torch.ones(4)),
-    "dimensions": (lambda index: torch.ones(3), lambda index: torch.ones(3, 1)),
-    "dtype": (lambda index: torch.ones(3), lambda index: torch.ones(3, dtype=torch.float64)),
-    "array": (lambda index: torch.ones(3), lambda index: np.ones(3, np.float32)),
-    "shape of an array": (lambda index: np.ones(3), lambda index: np.ones(5)),
+    "shape": (lambda _: torch.ones(3), lambda _: torch.ones(4)),
+    "dimensions": (lambda _: torch.ones(3), lambda _: torch.ones(3, 1)),
+    "dtype": (lambda _: torch.ones(3), lambda _: torch.ones(3, dtype=torch.float64)),
+    "array": (lambda _: torch.ones(3), lambda _: np.ones(3, np.float32)),
+    "shape of an array": (lambda _: np.ones(3), lambda _: np.ones(5)),
     "float among ints": (lambda index: index, lambda index: index + 0.5),
     "int among floats": (lambda index: index + 0.5, lambda index: index),
-    "bool among ints": (lambda index: index, lambda index: True),
-    "large int": (lambda index: index, lambda index: 1 << 70),
+    "bool among ints": (lambda index: index, lambda _: True),
+    "large int": (lambda index: index, lambda _: 1 << 70),
     "tuple among lists": (lambda index: [index, torch.ones(2)], lambda index: (index, torch.zeros(2))),
     "length": (lambda index: [index, index], lambda index: [index]),
-    "no items": (lambda index: [index], lambda index: []),
-    "items among none": (lambda index: [], lambda index: [index]),
+    "no items": (lambda index: [index], lambda _: []),
+    "items among none": (lambda _: [], lambda index: [index]),
     "order of names": (lambda index: {"a": index, "b": 1.0}, lambda index: {"b": 2.0, "a": index}),
     "more names": (lambda index: {"a": index}, lambda index: {"b": 2.0, "a": index}),
     "fewer names": (lambda index: {"a": index, "b": 1.0}, lambda index: {"a": index}),
-    "None": (lambda index: torch.ones(2), lambda index: None),
-    "gradient": (lambda index: torch.ones(2), lambda index: torch.ones(2, requires_grad=True).exp()),
-    "transposed": (lambda index: torch.ones(2, 3), lambda index: torch.arange(6.0).view(3, 2).t()),
-    "transposed array": (lambda index: np.ones((2, 3)), lambda index: np.arange(6.0).reshape(3, 2).T),
-    "transposed, of another shape": (lambda index: np.ones((2, 3)), lambda index: np.ones((2, 3)).T),
-    "read-only": (lambda index: np.arange(3), lambda index: np.frombuffer(b"12345678" * 3, np.int64)),
+    "None": (lambda _: torch.ones(2), lambda _: None),
+    "gradient": (lambda _: torch.ones(2), lambda _: torch.ones(2, requires_grad=True).exp()),
+    "transposed": (lambda _: torch.ones(2, 3), lambda _: torch.arange(6.0).view(3, 2).t()),
+    "transposed array": (lambda _: np.ones((2, 3)), lambda _: np.arange(6.0).reshape(3, 2).T),
+    "transposed, of another shape": (lambda _: np.ones((2, 3)), lambda _: np.ones((2, 3)).T),
+    "read-only": (lambda _: np.arange(3), lambda _: np.frombuffer(b"12345678" * 3, np.int64)),
     "text": (lambda index: (index, 1.0), lambda index: (index, "text")),
     "scalar of another type": (lambda index: np.float32(index), lambda index: np.float64(index)),
     "scalar that is a time": (lambda index: index, lambda index: np.datetime64(index, "s")),
@@ -200,7 +200,7 @@ def test_samples_of_rows_that_are_read_back_are_the_same():
 def test_a_map_of_default_collate_that_was_changed_is_asked():
     from torch.utils.data._utils.collate import default_collate_fn_map as functions
 
-    def twice(batch, *, collate_fn_map=None):
+    def twice(batch, *, collate_fn_map=None):  # noqa: ARG001
         return torch.tensor([2 * value for value in batch])
 
     dataset = Made(KINDS["int"], 16)

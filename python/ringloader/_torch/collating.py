@@ -58,7 +58,7 @@ def collate_of_columns() -> Any:
 
 
 def collate_within(function: Any, stand_in: type) -> Any:
-    """Returns the ``stand_in`` for ``collate`` that ``function`` calls, where it is torch's ``default_collate``; else None."""
+    """Returns the ``stand_in`` that ``function`` calls, if that is torch's ``default_collate``; else None."""
     collate = getattr(_collation, "collate", None)
     return collate if type(collate) is stand_in and is_default_collate(function) else None
 

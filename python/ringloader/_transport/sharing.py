@@ -27,8 +27,8 @@ class SharedTasks:
 
     def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int) -> None:
         self.places = places = worker_task.most_tasks(loader)
-        # All windows have as many bytes as the slots: of each batch under way, of as many that the caller keeps, and of
-        # the one on its way to him.
+        # All windows have as many bytes as the slots: those of the batches under way, of as many that the
+        # caller keeps, and of the one on its way to him.
         window = max(share * loader.num_workers // (2 * places + 1) // _PAGE * _PAGE, _SMALLEST_WINDOW)
         whole = worker_task.keeps_whole(loader)
         self.engine = _native.SharingEngine(engine, loader.num_workers, places, window, whole)

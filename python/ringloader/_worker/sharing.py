@@ -58,7 +58,10 @@ class RunChannel(Protocol):
         """Finishes a run without samples. Returns True if this worker answers for the batch."""
 
     def collated(self, run: Any, own: Any) -> Any:
-        """Returns the batch, if the samples of all runs lie in its rows; else None. ``own`` as for :meth:`parts`."""
+        """Returns the batch, if the samples of all runs lie in its rows; else None.
+
+        ``own`` are the worker's last samples.
+        """
 
     def parts(self, run: Any, own: Any) -> list[Any] | None:
         """Returns the samples of all runs; None if they cannot be had. ``own`` are the worker's last."""

@@ -1,9 +1,10 @@
 //! Batches that all workers make together: which worker makes which samples, and which of them collates.
 //!
 //! A batch's samples are cut into at most [`MOST_RUNS`] **runs**. The main process lays a batch out in one of a fixed
-//! number of places; idle workers **claim** its runs, make them, and write each as a **part** into the bytes of the
-//! batch. The worker that makes the last run collates: it reads the parts of the others, and sends the batch by its own
-//! ring. Workers never wait for each other. Nothing here knows what a sample is, waits, or calls the system.
+//! number of places; idle workers **claim** its runs, make them, and write each into the bytes of the batch: its samples'
+//! **rows**, where the batch is made of rows, and else a **part**. The worker that makes the last run collates: over the
+//! rows it sends the batch as it lies there; of parts it makes a batch of its own, which it sends by its own ring.
+//! Workers never wait for each other. Nothing here knows what a sample is, waits, or calls the system.
 //!
 //! ```text
 //!  claim of a run:    CLOSED --lay_out--> FREE --claim--> worker w --(bit of the run in `made`)--> made
@@ -23,23 +24,33 @@
 //! | bytes | written by | read by |
 //! |---|---|---|
 //! | what was laid out: number, index, size of runs | the main process, before it frees the first claim | whoever has a claim |
-//! | a part | the worker with the claim of its run, before the run's bit is in `made` | the worker with the claim of the collation |
+//! | the form of the rows | a worker, before it says where the form lies | whoever has a claim |
+//! | the rows of a run | the worker with the claim of the run, before the run's bit is in `made` | the worker with the claim of the collation; of a batch of rows, then the main process |
+//! | a part | the worker with the claim of its run, likewise | the worker with the claim of the collation |
+//! | what comes after the rows | the worker with the claim of the collation | the main process |
 //!
-//! - Offsets of parts come from one counter, so no two workers, living or dead, have the same bytes of a batch. A run
-//!   that is made again gets other bytes.
-//! - The collating worker copies the parts out. It sends the batch after that. The main process lays out another batch
-//!   in the place once it has taken the result, so nobody reads or writes its bytes then: each run was made, so its
-//!   worker is done with it, or that worker has ended.
+//! - Rows begin after the index, and their places follow from their form. Parts come from the end of the bytes. One word
+//!   says where parts begin, and if rows are laid out: [`Room`]. So rows and parts never overlap, and all workers write
+//!   rows of one form. Samples of another form go as a part, and the batch is collated from parts and rows.
+//! - No two workers, living or dead, have the same part: a run that is made again gets another one. Its rows are the
+//!   same. They are nobody else's, as a run has one claim, and a claim is freed only when its worker has ended.
+//! - Bytes are used again when the batch is closed and nobody reads it any more. It is closed once its result was taken.
+//!   Each run was made then, so its worker is done with it or has ended; and who collated has sent it. A batch that is
+//!   sent where its rows lie is read by the main process until the user has dropped it, and a child that was forked
+//!   meanwhile has ended. The next batch in its place gets other bytes
+//!   ([`shared_tasks`](crate::transport::shared_tasks)).
 //!
 //! # When a worker dies
 //!
 //! The main process takes all results of the dead worker, and then calls [`Batch::lose`] for each batch. INVARIANT: the
 //! process has ended by then, and so has each that it had forked or none of these writes here. A worker that only seems
-//! dead would write a part for a claim that is another's.
+//! dead would write rows that are another's, and then those of the next batch.
 //!
 //! | the worker died | left behind | repaired by |
 //! |---|---|---|
-//! | with the claim of a run | bytes that no part names | `lose` frees the claim: the run is made again |
+//! | with the claim of a run | bytes that no part names, rows written in part | `lose` frees the claim: the run is made again, and its rows are written again |
+//! | after it wrote a form, before it said so | bytes that nobody uses | nothing to repair |
+//! | after it laid the rows out | rows that are laid out, and none written | nothing to repair: the others go on |
 //! | after the run's bit was set, not the last one | its part | nothing to repair |
 //! | after the last bit, before it had the collation's claim | all parts | `lose` frees the claim of the collation |
 //! | while it collated, the last run written | all parts | `lose` frees the claim of the collation |
