@@ -36,7 +36,7 @@ class ProcessSharing(Sharing):
         self.epoch = epoch
         self.port: _native.SharingPort
         # Makes batches of rows; None where a batch is something else.
-        self.collate: _native.Collate | None = None
+        self.rows: _native.SampleRows | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = tuple(map(reduction.DupFd, self._fds))
@@ -45,7 +45,8 @@ class ProcessSharing(Sharing):
     def meet(self, fetcher: Any) -> None:
         super().meet(fetcher)
         runs = self._runs
-        self.collate = None if runs is None else collating.collate_within(runs.collate_fn, _native.Collate)
+        collate = None if runs is None else collating.collate_within(runs.collate_fn, _native.Collate)
+        self.rows = None if collate is None else _native.SampleRows(collate)
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         assert port is not None
@@ -112,8 +113,11 @@ class SharingChannel(ProcessChannel):
         self._claimed = None
         if self._shared.begin_last(claimed):
             return True
+        rows = self._sharing.rows
         try:
-            return self._shared.put(claimed, samples, self._sharing.collate)
+            if rows is not None and rows.write_rows(self._shared, claimed, samples):
+                return self._shared.finish_rows(claimed)
+            return self._shared.put(claimed, samples)
         except Exception as error:
             if self._shared.note_unsent():
                 logger.warning(
@@ -133,8 +137,8 @@ class SharingChannel(ProcessChannel):
         self._shared.note_time(claimed, seconds)
 
     def collated(self, claimed: _native.Claimed, own: Any) -> Any:
-        collate = self._sharing.collate
-        return None if collate is None else self._shared.collated(claimed, own, collate)
+        rows = self._sharing.rows
+        return None if rows is None else rows.over_rows(self._shared, claimed, own)
 
     def parts(self, claimed: _native.Claimed, own: Any) -> list[Any] | None:
         try:

@@ -21,7 +21,7 @@ pub(crate) mod pad;
 mod padded;
 mod ragged;
 #[allow(unsafe_code, reason = "copies from samples' memory by its address")]
-pub(crate) mod rows;
+mod rows;
 pub(crate) mod sample_rows;
 
 use pyo3::prelude::*;

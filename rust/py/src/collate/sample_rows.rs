@@ -5,29 +5,106 @@
 //! Others are left to `collate_fn`, which says what becomes of them, or that nothing does.
 
 use pyo3::buffer::PyUntypedBuffer;
-use pyo3::exceptions::{PyException, PyMemoryError, PyRuntimeError};
-use pyo3::intern;
+use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::Dtype;
-use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, Form, Place};
-use ringloader_core::sync::Arc;
+use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, Form};
+use ringloader_core::joint::Part;
+use ringloader_core::transport::shared_tasks::Rows as JointRows;
 
 use super::default_collate::{Collate, dtype_of_scalars, push_scalar};
 use super::rows::{Destination, Rows, dtype_of_format, fill, has_strides_of_torch};
-use crate::objects;
+use crate::batch::rows::batch;
+use crate::gil::exception;
 use crate::objects::{entries_of, items_of};
 use crate::torch::elements::{Described, describe};
-use crate::torch::memory::Memory;
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
-use crate::torch::tensor::contiguous_tensor;
+use crate::transport::shared_tasks::{Claimed, SharingPort};
+
+/// Makes batches of a worker's samples and its siblings', as rows that `collate` would make.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct SampleRows {
+    collate: Py<Collate>,
+}
+
+#[pymethods]
+impl SampleRows {
+    #[new]
+    fn new(collate: Py<Collate>) -> Self {
+        Self { collate }
+    }
+
+    /// Writes the samples of a run to their rows of the batch. False: this makes no rows of them, or not those of the
+    /// batch.
+    ///
+    /// # Errors
+    /// `RuntimeError` if a tensor is larger than its storage; `MemoryError`; what torch raises.
+    fn write_rows(
+        &self,
+        port: &SharingPort,
+        claimed: &Claimed,
+        samples: &Bound<'_, PyAny>,
+    ) -> PyResult<bool> {
+        let py = samples.py();
+        let (tasks, claimed) = (port.tasks(), claimed.core());
+        let run = claimed.samples();
+        let Ok(samples) = samples.cast_exact::<PyList>() else { return Ok(false) };
+        let samples: Vec<_> = items_of(samples).collect();
+        if samples.is_empty()
+            || samples.len() as u64 != run.end - run.start
+            || !self.collate.get().is_unchanged(py)?
+        {
+            return Ok(false);
+        }
+        let Some(form) = form_of(self.collate.get(), &samples[0])? else { return Ok(false) };
+        let places = tasks.columns_of(claimed, &form, port.probe()).map_err(exception)?;
+        let Some(places) = places else { return Ok(false) };
+        let own = |place| Destination::in_window(tasks, claimed, place, run.clone());
+        let columns = places.into_iter().map(own).collect::<PyResult<Vec<_>>>()?;
+        write(Torch::get(py)?, &form, &samples, &mut columns.into_iter())
+    }
+
+    /// The batch, if the samples of all its runs lie in rows; `own` are those of the run that was claimed. Else None.
+    ///
+    /// # Errors
+    /// As `write_rows`.
+    fn over_rows<'py>(
+        &self,
+        py: Python<'py>,
+        port: &SharingPort,
+        claimed: &Claimed,
+        own: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let (tasks, core) = (port.tasks(), claimed.core());
+        for run in 0..core.plan.runs() {
+            let is_there = match (tasks.part(core, run), own) {
+                (Some(Part::Rows), _) => true,
+                (None, Some(own)) if core.claim.run == Some(run) => self.write_rows(port, claimed, own)?,
+                _ => false,
+            };
+            if !is_there {
+                return Ok(None);
+            }
+        }
+        if !self.collate.get().is_unchanged(py)? {
+            return Ok(None);
+        }
+        let Some(rows) = tasks.rows(core).map_err(exception)? else { return Ok(None) };
+        let JointRows { form, mut columns, end } = rows;
+        columns.iter_mut().for_each(|place| place.offset += tasks.window_of(core));
+        let made = batch(py, &form, &columns, core.plan.samples, Bytes::Window(tasks.bytes()))?;
+        port.note_collated(claimed, end);
+        Ok(Some(made))
+    }
+}
 
 /// Returns the form of a sample; `None` of one whose batch is not made of rows.
 ///
 /// # Errors
 /// An error that is no `Exception`.
-pub(crate) fn form_of(collate: &Collate, sample: &Bound<'_, PyAny>) -> PyResult<Option<Form>> {
+fn form_of(collate: &Collate, sample: &Bound<'_, PyAny>) -> PyResult<Option<Form>> {
     let py = sample.py();
     match (Look { torch: Torch::get(py)?, collate }).form(sample, 0) {
         // torch raises it again.
@@ -159,7 +236,7 @@ fn number(object: &Bound<'_, PyAny>) -> Option<(Dtype, [u8; 8])> {
 ///
 /// # Errors
 /// `RuntimeError` if a tensor is larger than its storage; what torch raises.
-pub(crate) fn write<'a>(
+fn write<'a>(
     torch: &Torch,
     form: &Form,
     samples: &[Bound<'_, PyAny>],
@@ -264,105 +341,4 @@ fn write_column(
     let shape: Vec<i64> = [samples.len() as i64].iter().chain(&column.shape).copied().collect();
     let Some(out) = to.tensor(py, column.dtype, &shape)? else { return Ok(false) };
     torch.stack_into(&tensors, &out).map(|_| true)
-}
-
-/// Makes an object of a form, whose columns `leaf` makes.
-fn made<'py>(
-    py: Python<'py>,
-    form: &Form,
-    is_batch: bool,
-    leaf: &mut impl FnMut(&Column) -> PyResult<Bound<'py, PyAny>>,
-) -> PyResult<Bound<'py, PyAny>> {
-    match form {
-        Form::Column(column) => leaf(column),
-        Form::List(items) | Form::Tuple(items) => {
-            let mut values = Vec::with_capacity(items.len());
-            for item in items {
-                values.push(made(py, item, is_batch, leaf)?);
-            }
-            let values = values.into_iter().map(Ok::<_, PyErr>);
-            // torch makes lists of tuples.
-            if is_batch || matches!(form, Form::List(_)) {
-                objects::list(py, values).map(Bound::into_any)
-            } else {
-                objects::tuple(py, values).map(Bound::into_any)
-            }
-        }
-        Form::Dict(items) => {
-            let dict = objects::dict(py)?;
-            for (name, item) in items {
-                dict.set_item(objects::text(py, name)?, made(py, item, is_batch, leaf)?)?;
-            }
-            Ok(dict.into_any())
-        }
-    }
-}
-
-/// The batch over the rows of all `samples` samples, which lie in `bytes`.
-///
-/// # Errors
-/// `RuntimeError` when they do not; what torch raises.
-pub(crate) fn batch<'py>(
-    py: Python<'py>,
-    form: &Form,
-    places: &[Place],
-    samples: u64,
-    bytes: Bytes<'_>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let mut places = places.iter();
-    made(py, form, true, &mut |column| {
-        let place = places.next().ok_or_else(corrupt)?;
-        let shape: Vec<i64> = [samples as i64].iter().chain(&column.shape).copied().collect();
-        contiguous_tensor(py, bytes, place.offset, column.dtype, &shape)
-    })
-}
-
-/// Samples, of which `memory` has the rows, and nothing else has: column by column, as `places` say.
-///
-/// # Errors
-/// `RuntimeError` when they do not lie there; what torch and numpy raise.
-pub(crate) fn samples<'py>(
-    py: Python<'py>,
-    form: &Form,
-    places: &[Place],
-    count: u64,
-    memory: &Arc<Memory>,
-) -> PyResult<Bound<'py, PyAny>> {
-    let mut samples = Vec::new();
-    for sample in 0..count {
-        let mut places = places.iter();
-        samples.push(made(py, form, false, &mut |column| {
-            let Place { offset, row_len } = *places.next().ok_or_else(corrupt)?;
-            let tensor = |shape: &[i64]| {
-                let at = offset + sample * row_len;
-                contiguous_tensor(py, Bytes::Sample(memory), at, column.dtype, shape)
-            };
-            match column.kind {
-                ColumnKind::Tensor => tensor(&column.shape),
-                ColumnKind::Array => tensor(&column.shape)?.call_method0(intern!(py, "numpy")),
-                ColumnKind::Number => tensor(&[])?.call_method0(intern!(py, "item")),
-                ColumnKind::Scalar => {
-                    let array = tensor(&[])?.call_method0(intern!(py, "numpy"))?;
-                    array.get_item(PyTuple::empty(py))
-                }
-            }
-        })?);
-    }
-    objects::list(py, samples.into_iter().map(Ok::<_, PyErr>)).map(Bound::into_any)
-}
-
-/// Private memory for the rows of `count` samples, and their places in it.
-///
-/// # Errors
-/// `MemoryError`.
-pub(crate) fn memory_for(form: &Form, count: u64) -> PyResult<(Memory, Vec<Place>)> {
-    let (places, len) = form.places(0, count).ok_or_else(corrupt)?;
-    let memory = Memory::new(len as usize);
-    let memory =
-        memory.ok_or_else(|| PyMemoryError::new_err(format!("no memory for samples of {len} bytes")))?;
-    Ok((memory, places))
-}
-
-fn corrupt() -> PyErr {
-    PyRuntimeError::new_err("shared memory is corrupt: the rows of a batch")
 }

@@ -1,12 +1,13 @@
 //! A batch of rows that all workers have made, on its way out of the worker that collates it.
 
 use std::ops::Range;
+use std::os::fd::OwnedFd;
 
 use pyo3::prelude::*;
+use ringloader_core::os::Segment;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 
-use super::port::Reserved;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
 use crate::gil::exception;
@@ -53,4 +54,14 @@ impl<'a> JointBatch<'a> {
     pub(super) fn target(&self) -> Target<'a, 'a> {
         Target::Part { tasks: self.tasks, claimed: self.claimed, start: 0 }
     }
+}
+
+/// The memory that is reserved for a batch: in the slot, in a window, or in a segment of its own.
+pub(super) struct Reserved {
+    pub(super) own: Option<(Segment, OwnedFd)>,
+    /// The start of the batch's table.
+    pub(super) meta_at: u64,
+    pub(super) meta_end: u64,
+    /// The end of all that travels.
+    pub(super) end: u64,
 }

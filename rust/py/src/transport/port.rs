@@ -20,7 +20,7 @@ use ringloader_core::transport::port::{Chunk, Commit, Port as Core, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
-use super::joint_batch::JointBatch;
+use super::joint_batch::{JointBatch, Reserved};
 use super::memory::WorkerFds;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
@@ -404,14 +404,4 @@ impl Port {
         }
         Ok(self.is_done())
     }
-}
-
-/// The memory that is reserved for a batch: in the slot, or in a segment of its own.
-pub(super) struct Reserved {
-    pub(super) own: Option<(Segment, OwnedFd)>,
-    /// The start of the batch's table.
-    pub(super) meta_at: u64,
-    pub(super) meta_end: u64,
-    /// The end of all that travels.
-    pub(super) end: u64,
 }

@@ -5,10 +5,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
 use ringloader_core::batch::Meta;
 use ringloader_core::batch::rows::Place;
-use ringloader_core::joint::{Part, Plan};
+use ringloader_core::joint::Part;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::Arc;
@@ -23,19 +22,14 @@ use ringloader_core::{Error, Result};
 use super::engine::Engine;
 use super::joint_batch::JointBatch;
 use super::port::Port;
-use crate::batch::decode;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
-use crate::collate::default_collate::Collate;
-use crate::collate::rows::Destination;
-use crate::collate::sample_rows;
+use crate::batch::{decode, rows};
 use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
-use crate::objects::items_of;
 use crate::process::duplicate;
 use crate::sampling::codec::{decode_index, pair};
 use crate::sampling::places::{self, part, placed, samples_of, without_places};
 use crate::torch::memory::Memory;
-use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
 
 /// The number of times that samples are read if others change them meanwhile.
@@ -196,6 +190,12 @@ pub(crate) struct Claimed {
     is_stale: bool,
 }
 
+impl Claimed {
+    pub(crate) fn core(&self) -> &CoreClaimed {
+        &self.core
+    }
+}
+
 #[pymethods]
 impl Claimed {
     /// True if the run is the whole batch.
@@ -305,24 +305,18 @@ impl SharingPort {
         self.tasks.begin_last(&claimed.core)
     }
 
-    /// Writes the run's samples to their rows of the batch, where `collate` makes the batch of rows, or sends them to the
-    /// worker that will collate. Returns whether that is the caller.
+    /// Says that the run's samples lie in rows of the batch. Returns whether the caller is the worker that collates.
+    fn finish_rows(&self, claimed: &Claimed) -> bool {
+        // The copy is the batch's own.
+        self.tasks.note_sending(0);
+        self.tasks.finish(&claimed.core, Part::Rows)
+    }
+
+    /// Sends the run's samples to the worker that will collate. Returns whether that is the caller.
     ///
     /// # Errors
     /// The error that pickling raises; `MemoryError` if there is no room. Nothing was sent then.
-    fn put(
-        &self,
-        claimed: &Claimed,
-        samples: &Bound<'_, PyAny>,
-        collate: Option<&Bound<'_, Collate>>,
-    ) -> PyResult<bool> {
-        if let Some(collate) = collate
-            && self.write_rows(claimed, samples, collate.get())?
-        {
-            // The copy is the batch's own.
-            self.tasks.note_sending(0);
-            return Ok(self.tasks.finish(&claimed.core, Part::Rows));
-        }
+    fn put(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
         let begun = monotonic();
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
@@ -341,43 +335,6 @@ impl SharingPort {
     /// Says that the run's samples cannot be sent. Returns whether the caller is the worker that makes the batch whole.
     fn put_nothing(&self, claimed: &Claimed) -> bool {
         self.tasks.finish(&claimed.core, Part::Unsent)
-    }
-
-    /// The batch of `collate`, if the samples of all runs lie in its rows; `own` are those of the run that was claimed.
-    /// Else None.
-    ///
-    /// # Errors
-    /// `RuntimeError` if a tensor is larger than its storage; what torch raises.
-    fn collated<'py>(
-        &self,
-        py: Python<'py>,
-        claimed: &Claimed,
-        own: Option<&Bound<'py, PyAny>>,
-        collate: &Bound<'py, Collate>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let Plan { samples, .. } = claimed.core.plan;
-        for run in 0..claimed.core.plan.runs() {
-            let is_there = match (self.tasks.part(&claimed.core, run), own) {
-                (Some(Part::Rows), _) => true,
-                (None, Some(own)) if claimed.core.claim.run == Some(run) => {
-                    self.write_rows(claimed, own, collate.get())?
-                }
-                _ => false,
-            };
-            if !is_there {
-                return Ok(None);
-            }
-        }
-        if !collate.get().is_unchanged(py)? {
-            return Ok(None);
-        }
-        let Some(rows) = self.tasks.rows(&claimed.core).map_err(exception)? else { return Ok(None) };
-        let Rows { form, mut columns, end } = rows;
-        let window = self.tasks.window_of(&claimed.core);
-        columns.iter_mut().for_each(|place| place.offset += window);
-        let batch = sample_rows::batch(py, &form, &columns, samples, Bytes::Window(self.tasks.bytes()))?;
-        *self.joint() = Some((claimed.core, end));
-        Ok(Some(batch))
     }
 
     /// Sends a message that may have the batch which was collated last, as `Port.put` does. False: there is none.
@@ -437,37 +394,34 @@ impl SharingPort {
         self.joint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes samples to their rows of the batch. `false`: `collate` makes no rows of them, or not those of this batch.
-    fn write_rows(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>, collate: &Collate) -> PyResult<bool> {
-        let py = samples.py();
-        let Ok(samples) = samples.cast_exact::<PyList>() else { return Ok(false) };
-        let samples: Vec<_> = items_of(samples).collect();
-        if samples.is_empty() || samples.len() != claimed.__len__() || !collate.is_unchanged(py)? {
-            return Ok(false);
-        }
-        let Some(form) = sample_rows::form_of(collate, &samples[0])? else { return Ok(false) };
-        let places = self.tasks.columns_of(&claimed.core, &form, &self.probe).map_err(exception)?;
-        let Some(places) = places else { return Ok(false) };
-        let own = |place| Destination::in_window(&self.tasks, &claimed.core, place, claimed.core.samples());
-        let columns = places.into_iter().map(own).collect::<PyResult<Vec<_>>>()?;
-        sample_rows::write(Torch::get(py)?, &form, &samples, &mut columns.into_iter())
+    pub(crate) fn tasks(&self) -> &SharedTasks {
+        &self.tasks
+    }
+
+    pub(crate) fn probe(&self) -> &MemoryProbe {
+        &self.probe
+    }
+
+    /// Notes that the message which is sent next has a batch over rows, which end at `end`.
+    pub(crate) fn note_collated(&self, claimed: &Claimed, end: u64) {
+        *self.joint() = Some((claimed.core, end));
     }
 
     /// The samples of a run that lie in rows, in private memory.
     fn read_rows<'py>(&self, py: Python<'py>, claimed: &Claimed, run: u32) -> PyResult<Bound<'py, PyAny>> {
-        let rows = self.tasks.rows(&claimed.core).map_err(exception)?;
+        let found = self.tasks.rows(&claimed.core).map_err(exception)?;
         let Rows { form, columns, .. } =
-            rows.ok_or_else(|| PyRuntimeError::new_err("shared memory is corrupt: no rows"))?;
+            found.ok_or_else(|| PyRuntimeError::new_err("shared memory is corrupt: no rows"))?;
         let samples = claimed.core.samples_of(run);
         let count = samples.end - samples.start;
-        let (mut memory, places) = sample_rows::memory_for(&form, count)?;
+        let (mut memory, places) = rows::memory_for(&form, count)?;
         let into = memory.uninit();
         for (from, Place { offset, row_len }) in columns.iter().zip(&places) {
             let into = &mut into[*offset as usize..][..(row_len * count) as usize];
             let from = from.offset + row_len * samples.start;
             self.tasks.fill(&claimed.core, from, into).map_err(exception)?;
         }
-        sample_rows::samples(py, &form, &places, count, &Arc::new(memory))
+        rows::samples(py, &form, &places, count, &Arc::new(memory))
     }
 
     fn written(

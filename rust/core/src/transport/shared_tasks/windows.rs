@@ -24,7 +24,6 @@
 //! later does the same for that one. Both change the same word, so one of them sees the other, and each bit is taken by
 //! one of them.
 
-use crate::bits::words_for;
 use crate::error::{Error, Result};
 use crate::forks::Moment;
 use crate::os::Segment;
@@ -48,7 +47,7 @@ pub struct Windows {
 
 impl Windows {
     pub(super) fn new(bytes: Arc<Segment>, count: u32, most_leased: u32, len: u64) -> Self {
-        let free: Box<[AtomicU64]> = (0..words_for(count as usize)).map(|_| AtomicU64::new(0)).collect();
+        let free: Box<[AtomicU64]> = (0..count.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
         for window in 0..count as usize {
             free[window / 64].fetch_or(1 << (window % 64), Ordering::Relaxed);
         }
