@@ -84,7 +84,7 @@ BINDING_MAY_USE = {
         "torch",
         "transport",
     },
-    "collate": {"gil", "objects", "torch", "transport"},
+    "collate": {"batch", "gil", "objects", "torch", "transport"},
 }
 # Places where the binding names modules of ours and private attributes, and private ones of torch's.
 BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)"}

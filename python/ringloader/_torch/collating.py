@@ -57,6 +57,12 @@ def collate_of_columns() -> Any:
     return _collation.collate
 
 
+def collate_within(function: Any, stand_in: type) -> Any:
+    """Returns the ``stand_in`` that ``function`` calls, if that is torch's ``default_collate``; else None."""
+    collate = getattr(_collation, "collate", None)
+    return collate if type(collate) is stand_in and is_default_collate(function) else None
+
+
 def collates_rows(fetcher: Any, stand_in: type) -> bool:
     """True if a fetcher is torch's own for lists of samples, which it gives to torch's ``default_collate``.
 

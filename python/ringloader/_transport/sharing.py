@@ -11,7 +11,7 @@ from ringloader._worker.process_sharing import ProcessSharing
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-# The smallest room for the samples of a batch.
+# The smallest room for a batch.
 _SMALLEST_WINDOW = 1 << 20
 _PAGE = 1 << 12
 
@@ -28,8 +28,9 @@ class SharedTasks:
 
     def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int, timed: bool) -> None:
         self.places = places = worker_task.most_tasks(loader)
-        # As many bytes as the slots have.
-        window = max(share * loader.num_workers // places // _PAGE * _PAGE, _SMALLEST_WINDOW)
+        # All windows have as many bytes as the slots: those of the batches under way, of as many that the
+        # caller keeps, and of the one on its way to him.
+        window = max(share * loader.num_workers // (2 * places + 1) // _PAGE * _PAGE, _SMALLEST_WINDOW)
         whole = worker_task.keeps_whole(loader)
         self.engine = _native.SharingEngine(engine, loader.num_workers, places, window, whole, timed)
         self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)

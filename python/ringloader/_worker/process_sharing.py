@@ -8,6 +8,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._log import logger
+from ringloader._torch import collating
 from ringloader._worker import malloc
 from ringloader._worker.channel import ProcessChannel
 from ringloader._worker.options import EpochStart
@@ -42,11 +43,19 @@ class ProcessSharing(Sharing):
         self._timed = timed
         self.epoch = epoch
         self.port: _native.SharingPort
+        # Makes batches of rows; None where a batch is something else.
+        self.rows: _native.SampleRows | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = tuple(map(reduction.DupFd, self._fds))
         made = sent, self._places, self._window, self._keeps_whole, self._timed, self.epoch
         return ProcessSharing, made
+
+    def meet(self, fetcher: Any) -> None:
+        super().meet(fetcher)
+        runs = self._runs
+        collate = None if runs is None else collating.collate_within(runs.collate_fn, _native.Collate)
+        self.rows = None if collate is None else _native.SampleRows(collate)
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         assert port is not None
@@ -78,6 +87,7 @@ class SharingChannel(ProcessChannel):
     ) -> None:
         super().__init__(port, worker, trimming)
         self._take = self._take_shared
+        self._sharing = sharing
         self._shared = sharing.port
         self._epoch = sharing.epoch
         # The last claim, until its samples are sent, or kept for its batch.
@@ -103,6 +113,12 @@ class SharingChannel(ProcessChannel):
             if not self.finish(claimed, data):
                 return
             message = number, first_error(self.parts(claimed, data)) or data
+        try:
+            if self._shared.put_collated(message):
+                return
+        except Exception as error:
+            self._put_failure(self._port.put, number, error)
+            return
         super().put(message)
 
     def finish(self, claimed: _native.Claimed, samples: Any) -> bool:
@@ -110,7 +126,10 @@ class SharingChannel(ProcessChannel):
         self._claimed = None
         if self._shared.begin_last(claimed):
             return True
+        rows = self._sharing.rows
         try:
+            if rows is not None and rows.write_rows(self._shared, claimed, samples):
+                return self._shared.finish_rows(claimed)
             return self._shared.put(claimed, samples)
         except Exception as error:
             if self._shared.note_unsent():
@@ -129,6 +148,10 @@ class SharingChannel(ProcessChannel):
 
     def note_time(self, claimed: _native.Claimed, seconds: float) -> None:
         self._shared.note_time(claimed, seconds)
+
+    def collated(self, claimed: _native.Claimed, own: Any) -> Any:
+        rows = self._sharing.rows
+        return None if rows is None else rows.over_rows(self._shared, claimed, own)
 
     def parts(self, claimed: _native.Claimed, own: Any) -> list[Any] | None:
         try:

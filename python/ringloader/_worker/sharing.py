@@ -57,6 +57,12 @@ class RunChannel(Protocol):
     def finish_without(self, run: Any) -> bool:
         """Finishes a run without samples. Returns True if this worker answers for the batch."""
 
+    def collated(self, run: Any, own: Any) -> Any:
+        """Returns the batch, if the samples of all runs lie in its rows; else None.
+
+        ``own`` are the worker's last samples.
+        """
+
     def parts(self, run: Any, own: Any) -> list[Any] | None:
         """Returns the samples of all runs; None if they cannot be had. ``own`` are the worker's last."""
 
@@ -132,6 +138,14 @@ class _Sharer:
         if run.is_whole and not run.is_collation:
             parts = [own]
         else:
+            try:
+                batch = self._channel.collated(run, own)
+            except Exception:
+                if runs.handle is None:
+                    raise
+                batch = None
+            if batch is not None:
+                return batch
             parts = self._channel.parts(run, own) or [self._fetcher.fetch(run.whole_index())]
             error = first_error(parts)
             if error is not None:

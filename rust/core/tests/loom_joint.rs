@@ -5,29 +5,41 @@
 mod support;
 
 use ringloader_core::{
-    joint::{Batch, Claim, Part, Plan, WORDS},
+    joint::{Batch, Claim, Part, Plan, Room, WORDS},
     sync::{Arc, AtomicU64, Ordering, thread},
     testing::{crash::killed_after, fault::fault},
 };
 use support::{model::explore, payload::Payload};
 
 /// Bytes of a batch, as places for parts.
-const PLACES: usize = 4;
+const PLACES: usize = 8;
 const RUNS: u64 = 2;
+const ROOM: u64 = 64 * PLACES as u64;
+const ROWS: [Option<u64>; RUNS as usize] = [Some(1), Some(1)];
 
 struct Shared {
     words: Vec<AtomicU64>,
     index: Payload,
     parts: Vec<Payload>,
+    /// The row of each run.
+    rows: Vec<Payload>,
+    /// Of which form the samples of each run are; `None`: they go as parts.
+    forms: [Option<u64>; RUNS as usize],
     collated: AtomicU64,
 }
 
 impl Shared {
     fn new() -> Arc<Self> {
+        Self::with_forms([None; RUNS as usize])
+    }
+
+    fn with_forms(forms: [Option<u64>; RUNS as usize]) -> Arc<Self> {
         Arc::new(Self {
             words: (0..WORDS).map(|_| AtomicU64::new(0)).collect(),
             index: Payload::new(),
             parts: Payload::cells(PLACES),
+            rows: Payload::cells(RUNS as usize),
+            forms,
             collated: AtomicU64::new(0),
         })
     }
@@ -38,35 +50,78 @@ impl Shared {
 
     fn lay_out(&self, seq: u64) {
         self.index.write(seq);
-        self.batch().lay_out(&Plan { seq, samples: RUNS, per_run: 1, kind: 0, len: 0 });
+        self.batch().lay_out(&Plan { seq, samples: RUNS, per_run: 1, kind: 0, len: 0, window: 0 }, ROOM);
+    }
+
+    fn reserve(&self) -> u64 {
+        let mut room = self.batch().room();
+        loop {
+            let start = room.before_top(64).expect("there is room");
+            match self.batch().reserve(room, start) {
+                Ok(()) => return start,
+                Err(now) => room = now,
+            }
+        }
+    }
+
+    fn form(&self, room: Room) -> Option<u64> {
+        room.form().map(|at| self.parts[at as usize / 64].read())
+    }
+
+    /// Returns true if the rows are of this form, and says so if nobody has said anything.
+    fn are_rows_of(&self, form: u64) -> bool {
+        let mut room = self.batch().room();
+        if room.form().is_none() {
+            let at = self.reserve();
+            self.parts[at as usize / 64].write(form);
+            room = self.batch().room();
+            while room.form().is_none() {
+                match self.batch().lay_out_rows(room, at) {
+                    Ok(()) => return true,
+                    Err(now) => room = now,
+                }
+            }
+        }
+        self.form(room) == Some(form)
     }
 
     /// A worker claims something, if it can, and does it.
     fn work(&self, worker: u32) -> bool {
-        let Some(claim) = self.batch().claim(worker) else { return false };
+        let claim = self.batch().claim(worker);
+        claim.into_iter().for_each(|claim| self.make(claim));
+        claim.is_some()
+    }
+
+    fn make(&self, claim: Claim) {
         let seq = self.index.read();
         if let Some(run) = claim.run {
+            let form = self.forms[run as usize];
             if self.batch().begin_last(claim) {
-                self.collate(claim, seq);
-                return true;
+                if form.is_some_and(|form| self.are_rows_of(form)) {
+                    self.rows[run as usize].write(10 * seq + u64::from(run));
+                }
+                return self.collate(claim, seq);
             }
-            let offset = self.batch().reserve(64, 64 * PLACES as u64).expect("there is room");
             let value = 10 * seq + u64::from(run);
-            let part = Part::Bytes { offset, len: 8 };
+            let (cell, part) = if form.is_some_and(|form| self.are_rows_of(form)) {
+                (&self.rows[run as usize], Part::Rows)
+            } else {
+                let offset = self.reserve();
+                (&self.parts[offset as usize / 64], Part::Bytes { offset, len: 8 })
+            };
             let is_last = if fault("joint_bit_before_part") {
                 let is_last = self.batch().finish(claim, part);
-                self.parts[offset as usize / 64].write(value);
+                cell.write(value);
                 is_last
             } else {
-                self.parts[offset as usize / 64].write(value);
+                cell.write(value);
                 self.batch().finish(claim, part)
             };
             if !is_last {
-                return true;
+                return;
             }
         }
         self.collate(claim, seq);
-        true
     }
 
     fn collate(&self, claim: Claim, seq: u64) {
@@ -75,6 +130,12 @@ impl Shared {
                 Some(Part::Bytes { offset, .. }) => {
                     let found = self.parts[offset as usize / 64].read();
                     assert_eq!(found, 10 * seq + u64::from(run), "a part of another run");
+                }
+                Some(Part::Rows) => {
+                    let form = self.forms[run as usize].expect("a run of rows");
+                    assert_eq!(self.form(self.batch().room()), Some(form), "rows of another form");
+                    let found = self.rows[run as usize].read();
+                    assert_eq!(found, 10 * seq + u64::from(run), "a row of another batch");
                 }
                 part => assert_eq!((claim.run, part), (Some(run), None), "a run that nobody has made"),
             }
@@ -102,12 +163,64 @@ fn the_last_of_two_workers_collates() {
 }
 
 #[test]
+fn rows_of_two_workers_become_one_batch() {
+    explore("rows_of_two_workers_become_one_batch", || {
+        let shared = Shared::with_forms(ROWS);
+        shared.lay_out(1);
+        let peer = Arc::clone(&shared);
+        let peer = thread::spawn(move || while peer.work(0) {});
+        while shared.work(1) {}
+        peer.join().expect("no panic");
+        assert_eq!(shared.finish(2), 1, "not collated once");
+    });
+}
+
+#[test]
+fn samples_of_two_forms_are_collated_together() {
+    explore("samples_of_two_forms_are_collated_together", || {
+        let shared = Shared::with_forms([Some(1), Some(2)]);
+        shared.lay_out(1);
+        let peer = Arc::clone(&shared);
+        let peer = thread::spawn(move || while peer.work(0) {});
+        while shared.work(1) {}
+        peer.join().expect("no panic");
+        assert_eq!(shared.finish(2), 1, "not collated once");
+    });
+}
+
+#[test]
+fn rows_are_written_again_once_a_lost_worker_has_ended() {
+    explore("rows_are_written_again_once_a_lost_worker_has_ended", || {
+        let shared = Shared::with_forms(ROWS);
+        shared.lay_out(1);
+        let claim = shared.batch().claim(0).expect("all is free");
+        let peer = Arc::clone(&shared);
+        let lost = thread::spawn(move || peer.make(claim));
+        if fault("joint_lost_while_it_lives") {
+            // What it still writes is a row of another worker's, or of the next batch.
+            shared.batch().lose(0);
+            while shared.work(1) {}
+            lost.join().expect("no panic");
+            return;
+        }
+        shared.work(1);
+        lost.join().expect("no panic");
+        shared.batch().lose(0);
+        shared.finish(1);
+        shared.batch().close();
+        shared.lay_out(2);
+        assert_eq!(shared.finish(1), 1, "not collated once");
+    });
+}
+
+#[test]
 fn a_place_is_used_again_once_a_lost_worker_has_ended() {
     explore("a_place_is_used_again_once_a_lost_worker_has_ended", || {
         let shared = Shared::new();
         shared.lay_out(1);
+        let claim = shared.batch().claim(0).expect("all is free");
         let peer = Arc::clone(&shared);
-        let lost = thread::spawn(move || peer.work(0));
+        let lost = thread::spawn(move || peer.make(claim));
         if fault("joint_lost_while_it_lives") {
             // What it still writes lies in the bytes of the next batch.
             shared.batch().lose(0);
@@ -130,9 +243,18 @@ fn a_place_is_used_again_once_a_lost_worker_has_ended() {
 
 #[test]
 fn another_works_on_while_a_worker_dies() {
-    for stores in 0..6 {
-        explore("another_works_on_while_a_worker_dies", move || {
-            let shared = Shared::new();
+    works_on("another_works_on_while_a_worker_dies", [None; RUNS as usize], 6);
+}
+
+#[test]
+fn another_works_on_while_a_worker_dies_over_rows() {
+    works_on("another_works_on_while_a_worker_dies_over_rows", ROWS, 8);
+}
+
+fn works_on(name: &str, forms: [Option<u64>; RUNS as usize], deaths: usize) {
+    for stores in 0..deaths {
+        explore(name, move || {
+            let shared = Shared::with_forms(forms);
             shared.lay_out(1);
             let [lost, other] = [Arc::clone(&shared), Arc::clone(&shared)];
             let lost = thread::spawn(move || {

@@ -66,6 +66,7 @@ mod _native {
         collate::fallback::FirstOf,
         collate::gather::Gather,
         collate::pad::Pad,
+        collate::sample_rows::SampleRows,
         gil::note_exit,
         items::shared_items::SharedItems,
         placement::arrival::{Arrival, Pinned},

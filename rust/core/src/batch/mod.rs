@@ -8,6 +8,7 @@
 //! |---|---|
 //! | [`alias`] | which leaves share memory, and where it goes |
 //! | [`dtype`] | element types and their DLPack codes |
+//! | [`rows`] | samples that are the rows of their batch |
 //! | [`wire`] | the table of storages and leaves: written, checked, read |
 //! | [`skeleton`] | the tree as a flat stream of tokens |
 //!
@@ -33,6 +34,7 @@
 
 pub mod alias;
 pub mod dtype;
+pub mod rows;
 pub mod skeleton;
 mod varint;
 pub mod wire;

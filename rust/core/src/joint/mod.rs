@@ -1,9 +1,10 @@
 //! Batches that all workers make together: which worker makes which samples, and which of them collates.
 //!
 //! A batch's samples are cut into at most [`MOST_RUNS`] **runs**. The main process lays a batch out in one of a fixed
-//! number of places; idle workers **claim** its runs, make them, and write each as a **part** into the bytes of the
-//! batch. The worker that makes the last run collates: it reads the parts of the others, and sends the batch by its own
-//! ring. Workers never wait for each other. Nothing here knows what a sample is, waits, or calls the system.
+//! number of places; idle workers **claim** its runs, make them, and write each into the bytes of the batch: its samples'
+//! **rows**, where the batch is made of rows, and else a **part**. The worker that makes the last run collates: over the
+//! rows it sends the batch as it lies there; of parts it makes a batch of its own, which it sends by its own ring.
+//! Workers never wait for each other. Nothing here knows what a sample is, waits, or calls the system.
 //!
 //! ```text
 //!  claim of a run:    CLOSED --lay_out--> FREE --claim--> worker w --(bit of the run in `made`)--> made
@@ -23,23 +24,33 @@
 //! | bytes | written by | read by |
 //! |---|---|---|
 //! | what was laid out: number, index, size of runs | the main process, before it frees the first claim | whoever has a claim |
-//! | a part | the worker with the claim of its run, before the run's bit is in `made` | the worker with the claim of the collation |
+//! | the form of the rows | a worker, before it says where the form lies | whoever has a claim |
+//! | the rows of a run | the worker with the claim of the run, before the run's bit is in `made` | the worker with the claim of the collation; of a batch of rows, then the main process |
+//! | a part | the worker with the claim of its run, likewise | the worker with the claim of the collation |
+//! | what comes after the rows | the worker with the claim of the collation | the main process |
 //!
-//! - Offsets of parts come from one counter, so no two workers, living or dead, have the same bytes of a batch. A run
-//!   that is made again gets other bytes.
-//! - The collating worker copies the parts out. It sends the batch after that. The main process lays out another batch
-//!   in the place once it has taken the result, so nobody reads or writes its bytes then: each run was made, so its
-//!   worker is done with it, or that worker has ended.
+//! - Rows begin after the index, and their places follow from their form. Parts come from the end of the bytes. One word
+//!   says where parts begin, and if rows are laid out: [`Room`]. So rows and parts never overlap, and all workers write
+//!   rows of one form. Samples of another form go as a part, and the batch is collated from parts and rows.
+//! - No two workers, living or dead, have the same part: a run that is made again gets another one. Its rows are the
+//!   same. They are nobody else's, as a run has one claim, and a claim is freed only when its worker has ended.
+//! - Bytes are used again when the batch is closed and nobody reads it any more. It is closed once its result was taken.
+//!   Each run was made then, so its worker is done with it or has ended; and who collated has sent it. A batch that is
+//!   sent where its rows lie is read by the main process until the user has dropped it, and a child that was forked
+//!   meanwhile has ended. The next batch in its place gets other bytes
+//!   ([`shared_tasks`](crate::transport::shared_tasks)).
 //!
 //! # When a worker dies
 //!
 //! The main process takes all results of the dead worker, and then calls [`Batch::lose`] for each batch. INVARIANT: the
 //! process has ended by then, and so has each that it had forked or none of these writes here. A worker that only seems
-//! dead would write a part for a claim that is another's.
+//! dead would write rows that are another's, and then those of the next batch.
 //!
 //! | the worker died | left behind | repaired by |
 //! |---|---|---|
-//! | with the claim of a run | bytes that no part names | `lose` frees the claim: the run is made again |
+//! | with the claim of a run | bytes that no part names, rows written in part | `lose` frees the claim: the run is made again, and its rows are written again |
+//! | after it wrote a form, before it said so | bytes that nobody uses | nothing to repair |
+//! | after it laid the rows out | rows that are laid out, and none written | nothing to repair: the others go on |
 //! | after the run's bit was set, not the last one | its part | nothing to repair |
 //! | after the last bit, before it had the collation's claim | all parts | `lose` frees the claim of the collation |
 //! | while it collated, the last run written | all parts | `lose` frees the claim of the collation |
@@ -63,9 +74,10 @@ const SAMPLES: usize = 1;
 const PER_RUN: usize = 2;
 const KIND: usize = 3;
 const LEN: usize = 4;
-const NEXT: usize = 5;
-const MADE: usize = 6;
-const CLAIMS: usize = 7;
+const WINDOW: usize = 5;
+const ROOM: usize = 6;
+const MADE: usize = 7;
+const CLAIMS: usize = 8;
 /// The collation's claim comes after those of the runs.
 const COLLATION: u32 = MOST_RUNS;
 const PARTS: usize = CLAIMS + MOST_RUNS as usize + 1;
@@ -80,6 +92,11 @@ const GENERATION: u32 = 32;
 
 /// The length of a part that could not be written: its samples cannot be sent.
 const UNSENT: u64 = u64::MAX;
+/// The length of a part whose samples lie in the batch's rows.
+const IN_ROWS: u64 = u64::MAX - 1;
+/// The room of a batch is counted in units of this many bytes.
+const UNIT: u64 = 64;
+const ROWS: u32 = 32;
 
 fn code(claim: u64) -> u64 {
     claim & ((1 << GENERATION) - 1)
@@ -141,6 +158,8 @@ pub struct Plan {
     pub kind: u64,
     /// Bytes of its index, which lie at the start of the batch's bytes.
     pub len: u64,
+    /// The number of the window that has the batch's bytes.
+    pub window: u32,
 }
 
 impl Plan {
@@ -170,8 +189,41 @@ pub enum Part {
         /// Their number.
         len: u64,
     },
+    /// The rows of its samples.
+    Rows,
     /// The worker could not send the samples.
     Unsent,
+}
+
+/// The bytes of a batch that are not reserved: those below `top`, from the end of the index on, or from the end of the
+/// rows on if these are laid out. One word, so that rows and parts never overlap.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Room(u64);
+
+impl Room {
+    /// All `bytes` of a window; of a very large one, as many as can be counted.
+    fn of(bytes: u64) -> Self {
+        Self((bytes / UNIT).min((1 << ROWS) - 1))
+    }
+
+    /// Where the reserved bytes begin that reach to the end.
+    #[must_use]
+    pub fn top(self) -> u64 {
+        (self.0 & ((1 << ROWS) - 1)) * UNIT
+    }
+
+    /// Where the form of the rows lies, if a worker has laid them out.
+    #[must_use]
+    pub fn form(self) -> Option<u64> {
+        let at = self.0 >> ROWS;
+        (at != 0).then_some(at * UNIT)
+    }
+
+    /// Where `len` bytes begin that come right before the top.
+    #[must_use]
+    pub fn before_top(self, len: u64) -> Option<u64> {
+        self.top().checked_sub(len.checked_next_multiple_of(UNIT)?)
+    }
 }
 
 /// The words of one batch, borrowed.
@@ -206,6 +258,7 @@ impl<'a> Batch<'a> {
             per_run: self.get(PER_RUN),
             kind: self.get(KIND),
             len: self.get(LEN),
+            window: self.get(WINDOW) as u32,
         }
     }
 
@@ -216,14 +269,15 @@ impl<'a> Batch<'a> {
     }
 
     /// Lays a batch out, in the main process. Nothing is laid out here, or the batch here was [closed](Self::close).
-    /// Its index is written.
-    pub fn lay_out(&self, plan: &Plan) {
+    /// Its index is written. The window has `room` bytes.
+    pub fn lay_out(&self, plan: &Plan, room: u64) {
         self.set(SEQ, plan.seq);
         self.set(SAMPLES, plan.samples);
         self.set(PER_RUN, plan.per_run);
         self.set(KIND, plan.kind);
         self.set(LEN, plan.len);
-        self.set(NEXT, plan.len);
+        self.set(WINDOW, plan.window.into());
+        self.set(ROOM, Room::of(room).0);
         self.set(MADE, 0);
         let generation = (self.get(CLAIMS + COLLATION as usize) >> GENERATION).wrapping_add(1) << GENERATION;
         self.claim_word(COLLATION).store(generation | CLOSED, Ordering::Relaxed);
@@ -276,18 +330,35 @@ impl<'a> Batch<'a> {
         word.store(with_code(claim.claim, FREE), Ordering::Release);
     }
 
-    /// Reserves `len` bytes of the batch, of which there are `limit`, for a part.
-    pub fn reserve(&self, len: u64, limit: u64) -> Option<u64> {
-        let len = len.next_multiple_of(64);
-        let mut next = self.get(NEXT);
-        loop {
-            let start = next.checked_next_multiple_of(64)?;
-            let end = start.checked_add(len).filter(|&end| end <= limit)?;
-            match self.0[NEXT].compare_exchange_weak(next, end, Ordering::Relaxed, Ordering::Relaxed) {
-                Ok(_) => return Some(start),
-                Err(now) => next = now,
-            }
-        }
+    /// The bytes that are not reserved. For a worker with a claim.
+    #[must_use]
+    pub fn room(&self) -> Room {
+        // ORDERING joint-rows: the form is written before it is seen where it lies.
+        Room(self.0[ROOM].load(acquire_unless("joint_rows_load_relaxed")))
+    }
+
+    fn set_room(&self, room: Room, to: u64, success: Ordering) -> Result<(), Room> {
+        // ORDERING joint-rows: as above.
+        let found = self.0[ROOM].compare_exchange(room.0, to, success, Ordering::Acquire);
+        found.map(drop).map_err(Room)
+    }
+
+    /// Reserves the bytes from `start` to the top of `room`. `start` is at no byte of the index or of rows.
+    ///
+    /// # Errors
+    /// The room as another worker has left it.
+    pub fn reserve(&self, room: Room, start: u64) -> Result<(), Room> {
+        // Relaxed: a change of the word goes on with what the one before it has released.
+        self.set_room(room, ((room.0 >> ROWS) << ROWS) | (start / UNIT), Ordering::Relaxed)
+    }
+
+    /// Lays the rows out, whose form is written at `form`. They end below the top of `room`, which has no rows yet.
+    ///
+    /// # Errors
+    /// The room as another worker has left it.
+    pub fn lay_out_rows(&self, room: Room, form: u64) -> Result<(), Room> {
+        // ORDERING joint-rows: as above.
+        self.set_room(room, room.0 | ((form / UNIT) << ROWS), release_unless("joint_rows_relaxed"))
     }
 
     fn all(&self) -> u64 {
@@ -308,6 +379,7 @@ impl<'a> Batch<'a> {
         let Some(run) = claim.run else { return true };
         let (offset, len) = match part {
             Part::Bytes { offset, len } => (offset, len),
+            Part::Rows => (0, IN_ROWS),
             Part::Unsent => (0, UNSENT),
         };
         self.set(PARTS + 2 * run as usize, offset);
@@ -336,7 +408,11 @@ impl<'a> Batch<'a> {
             return None;
         }
         let (offset, len) = (self.get(PARTS + 2 * run as usize), self.get(PARTS + 2 * run as usize + 1));
-        Some(if len == UNSENT { Part::Unsent } else { Part::Bytes { offset, len } })
+        Some(match len {
+            UNSENT => Part::Unsent,
+            IN_ROWS => Part::Rows,
+            len => Part::Bytes { offset, len },
+        })
     }
 
     /// Frees what `worker` has claimed and not finished, in the main process, for other workers. The worker's process

@@ -5,7 +5,7 @@ fn words() -> Vec<AtomicU64> {
 }
 
 fn plan(seq: u64, samples: u64, per_run: u64) -> Plan {
-    Plan { seq, samples, per_run, kind: 3, len: 10 }
+    Plan { seq, samples, per_run, kind: 3, len: 10, window: 5 }
 }
 
 fn run(claim: Option<Claim>) -> Option<u32> {
@@ -26,7 +26,7 @@ fn nothing_is_claimed_of_zeroed_memory() {
 fn the_last_worker_collates() {
     let words = words();
     let batch = Batch::new(&words);
-    batch.lay_out(&plan(7, 5, 2));
+    batch.lay_out(&plan(7, 5, 2), 1000);
     assert_eq!(batch.plan(), plan(7, 5, 2));
     let claims: Vec<_> = (0..3).map(|worker| batch.claim(worker).unwrap()).collect();
     assert_eq!(claims.iter().map(|claim| claim.run).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
@@ -38,7 +38,7 @@ fn the_last_worker_collates() {
     assert_eq!([0, 1, 2].map(|run| batch.part(run)), [Some(Part::Unsent), Some(PART), None]);
     batch.close();
     assert!(!batch.is_open());
-    batch.lay_out(&plan(8, 1, 1));
+    batch.lay_out(&plan(8, 1, 1), 1000);
     let claim = batch.claim(1).unwrap();
     assert!(batch.finish(claim, PART));
 }
@@ -50,7 +50,7 @@ fn a_batch_without_samples_has_one_run_and_many_samples_fit_the_bits() {
     assert_eq!(plan(0, 65, 2).runs(), 33);
     let words = words();
     let batch = Batch::new(&words);
-    batch.lay_out(&plan(0, 64, 1));
+    batch.lay_out(&plan(0, 64, 1), 1000);
     let claims: Vec<_> = (0..64).map(|_| batch.claim(0).unwrap()).collect();
     assert_eq!(claims.iter().filter(|&&claim| batch.finish(claim, PART)).count(), 1);
 }
@@ -59,7 +59,7 @@ fn a_batch_without_samples_has_one_run_and_many_samples_fit_the_bits() {
 fn what_a_dead_worker_had_is_made_again() {
     let words = words();
     let batch = Batch::new(&words);
-    batch.lay_out(&plan(0, 3, 1));
+    batch.lay_out(&plan(0, 3, 1), 1000);
     let [first, second, _third] = [0, 1, 0].map(|worker| batch.claim(worker).unwrap());
     assert!(!batch.finish(first, PART));
     assert!(batch.is_with(0) && batch.is_with(1) && !batch.is_with(2));
@@ -77,7 +77,7 @@ fn a_collation_that_was_lost_is_done_again() {
     let batch = Batch::new(&words);
     // The part of the last run was written, and then its worker died, before or after it had the collation.
     for has_it in [true, false] {
-        batch.lay_out(&plan(0, 1, 1));
+        batch.lay_out(&plan(0, 1, 1), 1000);
         let claim = batch.claim(0).unwrap();
         if has_it {
             assert!(batch.finish(claim, PART));
@@ -92,7 +92,7 @@ fn a_collation_that_was_lost_is_done_again() {
         batch.close();
     }
     // It was not written.
-    batch.lay_out(&plan(0, 2, 1));
+    batch.lay_out(&plan(0, 2, 1), 1000);
     let [first, last] = [0, 1].map(|worker| batch.claim(worker).unwrap());
     assert!(!batch.finish(first, PART));
     assert!(batch.begin_last(last));
@@ -106,7 +106,7 @@ fn a_collation_that_was_lost_is_done_again() {
 fn a_worker_that_was_stopped_takes_no_collation_of_another_batch() {
     let words = words();
     let batch = Batch::new(&words);
-    batch.lay_out(&plan(0, 1, 1));
+    batch.lay_out(&plan(0, 1, 1), 1000);
     let slow = batch.claim(0).unwrap();
     // It sets the last bit and stops there. Another one dies, so the collation is free for any.
     batch.0[MADE].fetch_or(1, Ordering::Relaxed);
@@ -114,7 +114,7 @@ fn a_worker_that_was_stopped_takes_no_collation_of_another_batch() {
     assert_eq!(run(batch.claim(2)), None);
     assert!(!batch.take_collation(slow));
     batch.close();
-    batch.lay_out(&plan(1, 1, 1));
+    batch.lay_out(&plan(1, 1, 1), 1000);
     assert!(!batch.take_collation(slow));
     assert_eq!(run(batch.claim(2)), Some(0));
 }
@@ -123,22 +123,35 @@ fn a_worker_that_was_stopped_takes_no_collation_of_another_batch() {
 fn a_claim_that_is_given_back_is_free() {
     let words = words();
     let batch = Batch::new(&words);
-    batch.lay_out(&plan(0, 1, 1));
+    batch.lay_out(&plan(0, 1, 1), 1000);
     let claim = batch.claim(0).unwrap();
     batch.give_back(claim);
     assert_eq!(run(batch.claim(1)), Some(0));
 }
 
 #[test]
-fn parts_have_bytes_of_their_own() {
+fn parts_and_rows_have_bytes_of_their_own() {
     let words = words();
     let batch = Batch::new(&words);
-    batch.lay_out(&plan(0, 1, 1));
-    assert_eq!(batch.reserve(65, 1000), Some(64));
-    assert_eq!(batch.reserve(64, 1000), Some(192));
-    assert_eq!(batch.reserve(745, 1000), None);
-    assert_eq!(batch.reserve(640, 1000), Some(256));
-    assert_eq!(batch.reserve(u64::MAX - 63, u64::MAX), None);
+    batch.lay_out(&plan(0, 1, 1), 1000);
+    let empty = batch.room();
+    assert_eq!((empty.top(), empty.form(), empty.before_top(65)), (960, None, Some(832)));
+    assert_eq!(
+        (empty.before_top(960), empty.before_top(961), empty.before_top(u64::MAX)),
+        (Some(0), None, None)
+    );
+    assert_eq!(batch.reserve(empty, 832), Ok(()));
+    let room = batch.reserve(empty, 768).unwrap_err();
+    assert_eq!((room.top(), room.form()), (832, None));
+    assert_eq!(batch.lay_out_rows(empty, 832), Err(room));
+    assert_eq!(batch.lay_out_rows(room, 832), Ok(()));
+    let room = batch.lay_out_rows(room, 64).unwrap_err();
+    assert_eq!((room.top(), room.form()), (832, Some(832)));
+    assert_eq!(batch.reserve(room, 64), Ok(()));
+    assert_eq!((batch.room().top(), batch.room().form()), (64, Some(832)));
+    batch.close();
+    batch.lay_out(&plan(0, 1, 1), u64::MAX);
+    assert_eq!((batch.room().top(), batch.room().form()), (64 * (u64::from(u32::MAX)), None));
 }
 
 #[test]
@@ -158,4 +171,15 @@ fn samples_that_cost_much_to_send_stay_with_their_worker() {
     let cost = |sending| Cost { making: 1_000_000, sending };
     assert_eq!(per_run(64, 2, cost(100_000)), 1);
     assert_eq!(per_run(64, 2, cost(300_000)), 64);
+}
+
+#[test]
+fn a_run_is_in_rows_or_in_a_part() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 2, 1), 1000);
+    let [first, last] = [0, 1].map(|worker| batch.claim(worker).unwrap());
+    assert!(!batch.finish(first, Part::Rows));
+    assert!(batch.finish(last, PART));
+    assert_eq!([0, 1].map(|run| batch.part(run)), [Some(Part::Rows), Some(PART)]);
 }

@@ -8,7 +8,7 @@ mod workers;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -26,6 +26,7 @@ use crate::sync::ready::Ready;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{ResultKind, Task, TaskIndex};
 use crate::transport::received::Received;
+use crate::transport::shared_tasks::windows::Windows;
 use crate::transport::slot_memory::SlotMemory;
 use crate::transport::worker_handle::WorkerHandle;
 use crate::transport::{LONGEST_SLEEP, Transport};
@@ -50,6 +51,8 @@ pub struct Engine {
     /// worker looks here, and what held the state's lock at the fork never gives it back there.
     worker_ends: Mutex<Vec<Option<Arc<OwnedFd>>>>,
     state: Mutex<EngineState>,
+    /// The windows of batches that all workers make, if they do.
+    windows: OnceLock<Arc<Windows>>,
     spin: AdaptiveSpin,
     /// The process that made it. A forked child has all of it too.
     process: &'static Process,
@@ -106,6 +109,7 @@ impl Engine {
             handles: Vec::new(),
             worker_ends: Mutex::default(),
             state: Mutex::new(EngineState::new(workers)),
+            windows: OnceLock::new(),
             memfd,
             control,
             spin: AdaptiveSpin::default(),
@@ -178,6 +182,11 @@ impl Engine {
     pub fn wake(&self) {
         self.lock().woken = true;
         self.poller.eventfd().notify();
+    }
+
+    /// Takes the windows in which workers may send batches that they have made together. Later calls change nothing.
+    pub fn share_windows(&self, windows: Arc<Windows>) {
+        let _ = self.windows.set(windows);
     }
 
     /// Wakes all workers that sleep: there is something that they share.

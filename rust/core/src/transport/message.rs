@@ -93,10 +93,12 @@ pub enum ResultKind {
     Object = 2,
 }
 
-/// The location of a result's bytes: in a slot of the worker, or in a segment of their own.
+/// The location of a result's bytes: in a slot of the worker, in a window that all workers share, or in a segment of
+/// their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum BatchLocation {
     Slot(SlotId),
+    Shared(u32),
     Own,
 }
 
@@ -115,6 +117,8 @@ pub(crate) struct ResultDescriptor {
 }
 
 const OWN: u64 = u64::MAX;
+/// Before the number of a window that all workers share.
+const SHARED: u64 = 1 << 32;
 
 impl ResultKind {
     /// Returns the kind with this number, if there is one.
@@ -128,6 +132,7 @@ impl ResultDescriptor {
     pub(crate) fn to_words(self) -> Words {
         let location = match self.location {
             BatchLocation::Slot(slot) => slot.get().into(),
+            BatchLocation::Shared(window) => SHARED | u64::from(window),
             BatchLocation::Own => OWN,
         };
         let Self { seq, kind, meta_offset, meta_len, used, generation, .. } = self;
@@ -142,6 +147,8 @@ impl ResultDescriptor {
         let (location, room) = match location {
             OWN => (BatchLocation::Own, u64::MAX),
             slot if slot < slots.into() => (BatchLocation::Slot(SlotId::new(slot as u32)), window),
+            // Whoever knows the windows looks if it is one of them, and has as many bytes.
+            shared if shared >> 32 == 1 => (BatchLocation::Shared(shared as u32), u64::MAX),
             slot => return Err(Error::Corrupt(format!("slot {slot} of {slots}"))),
         };
         let inside = meta_offset.checked_add(meta_len).is_some_and(|end| end <= used) && used <= room;
@@ -195,8 +202,10 @@ mod tests {
             assert_eq!(TaskDescriptor::from_words(&task.to_words()), Ok(task));
         }
         assert_eq!(ResultDescriptor::from_words(&RESULT.to_words(), 64, 4096), Ok(RESULT));
-        let own = ResultDescriptor { location: BatchLocation::Own, used: 1 << 40, ..RESULT };
-        assert_eq!(ResultDescriptor::from_words(&own.to_words(), 64, 4096), Ok(own));
+        for location in [BatchLocation::Own, BatchLocation::Shared(0), BatchLocation::Shared(u32::MAX)] {
+            let large = ResultDescriptor { location, used: 1 << 40, ..RESULT };
+            assert_eq!(ResultDescriptor::from_words(&large.to_words(), 64, 4096), Ok(large));
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use crate::process::{self, Process};
 use crate::sync::Arc;
 use crate::timing::Stamps;
 use crate::transport::message::ResultKind;
+use crate::transport::shared_tasks::windows::HeldWindow;
 use crate::transport::slot_memory::Window;
 use crate::transport::worker_handle::WorkerHandle;
 
@@ -20,6 +21,8 @@ use crate::transport::worker_handle::WorkerHandle;
 pub enum Backing {
     /// A slot of a worker, held; the worker fills it again once this is dropped.
     Slot(HeldSlot),
+    /// A window of a batch that all workers have made, likewise.
+    Shared(HeldWindow),
     /// A segment that carries this batch alone; gone once this is dropped.
     Own(OwnSegment),
 }
@@ -49,28 +52,35 @@ impl Backing {
             Self::Slot(HeldSlot { handle, slot, .. }) => {
                 (handle.control.segment(), handle.control.window(handle.worker, *slot).start)
             }
+            Self::Shared(held) => held.location(),
             Self::Own(own) => (&own.segment, 0),
         }
     }
 }
 
 impl Backing {
-    /// The window of the slot that the batch lies in; `None` of a batch in a segment of its own.
+    /// Returns true if the batch lies in a window that all workers share.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        matches!(self, Self::Shared(_))
+    }
+
+    /// The window of the slot that the batch lies in; `None` of a batch that lies in none.
     #[must_use]
     pub fn window(&self) -> Option<Window> {
         match self {
             Self::Slot(HeldSlot { handle, slot, .. }) => Some(Window::of(handle, *slot)),
-            Self::Own(_) => None,
+            Self::Shared(_) | Self::Own(_) => None,
         }
     }
 
     /// Says how many bytes of the window, from its start, are registered with a driver; see
-    /// [`Leases::set_registered`](crate::pool::Leases::set_registered). `false` too of a segment of its own.
+    /// [`Leases::set_registered`](crate::pool::Leases::set_registered). `false` too where there is no slot.
     #[must_use = "a refusal means that the memory may be given back at any time"]
     pub fn set_registered(&self, bytes: u64) -> bool {
         match self {
             Self::Slot(HeldSlot { handle, slot, .. }) => handle.set_registered(*slot, bytes),
-            Self::Own(_) => false,
+            Self::Shared(_) | Self::Own(_) => false,
         }
     }
 }
@@ -275,6 +285,7 @@ impl Received {
                 }
                 held.cost.is_some()
             }
+            Some(Backing::Shared(held)) => held.lease(),
             Some(Backing::Own(_)) | None => true,
         }
     }

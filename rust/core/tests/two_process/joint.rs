@@ -111,8 +111,8 @@ impl Parent {
         let samples = 1 + self.random.below(100);
         let least = samples.div_ceil(MOST_RUNS.into());
         let per_run = least + self.random.below(samples);
-        let plan = Plan { seq: self.next, samples, per_run, kind: 0, len: 0 };
-        self.memory.batch(place).lay_out(&plan);
+        let plan = Plan { seq: self.next, samples, per_run, kind: 0, len: 0, window: 0 };
+        self.memory.batch(place).lay_out(&plan, 0);
         self.next += 1;
     }
 

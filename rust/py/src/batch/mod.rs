@@ -8,6 +8,7 @@
 //! | `write.rs` | the bytes, copied to the batch's memory |
 //! | `decode.rs` | leaves and a skeleton to a Python batch |
 //! | `template.rs` | the same for a batch that looks like the one before |
+//! | `rows.rs` | rows of a batch that all workers make, to the batch or to its samples |
 //! | `layout.rs` | the tensors' way to a device |
 
 pub(crate) mod decode;
@@ -15,6 +16,7 @@ pub(crate) mod encode;
 pub(crate) mod groups;
 pub(crate) mod layout;
 pub(crate) mod leaves;
+pub(crate) mod rows;
 pub(crate) mod template;
 #[allow(unsafe_code, reason = "copies from objects' memory by its address")]
 pub(crate) mod write;

@@ -10,7 +10,7 @@ use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
 use super::fallback::{Fallback, Part, Unchanged};
-use super::rows::{Rows, fill};
+use super::rows::{Destination, Rows, fill};
 use super::{DEEPEST, is_number, is_text};
 use crate::gil::in_thread;
 use crate::objects::entries_of;
@@ -81,8 +81,16 @@ impl Collate {
 }
 
 impl Collate {
+    /// Returns true if `default_collate` does what torch has made it do.
+    ///
+    /// # Errors
+    /// The error that asking raises.
+    pub(crate) fn is_unchanged(&self, py: Python<'_>) -> PyResult<bool> {
+        self.unchanged.is_whole(py)
+    }
+
     /// Returns true if torch uses an entry for the sample that is not torch's own.
-    fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
+    pub(super) fn is_others(&self, torch: &Torch, sample: &Bound<'_, PyAny>) -> PyResult<bool> {
         if is_found_by_type(torch, sample) {
             return Ok(false);
         }
@@ -276,7 +284,7 @@ impl Work<'_> {
         rows: &Rows<'_, 'py>,
         memory: &BatchMemory<'py>,
     ) -> PyResult<bool> {
-        rows.copy_to(py, memory).inspect_err(|_| self.is_final.set(true))
+        rows.copy_to(py, &Destination::of(memory)).inspect_err(|_| self.is_final.set(true))
     }
 
     /// `None` where torch must make this column.
@@ -367,16 +375,7 @@ impl Work<'_> {
         let Some(dtype) = dtype_of_scalars(&kind)? else { return Ok(None) };
         let mut bytes = Vec::with_capacity(8 * items.len());
         for item in items {
-            match dtype {
-                Dtype::F64 => bytes.extend(item.extract::<f64>()?.to_ne_bytes()),
-                // Each is a `float32` before, so none is rounded.
-                Dtype::F32 => bytes.extend((item.extract::<f64>()? as f32).to_ne_bytes()),
-                Dtype::I32 => bytes.extend(item.extract::<i32>()?.to_ne_bytes()),
-                Dtype::I16 => bytes.extend(item.extract::<i16>()?.to_ne_bytes()),
-                Dtype::I8 => bytes.extend(item.extract::<i8>()?.to_ne_bytes()),
-                Dtype::U8 => bytes.extend(item.extract::<u8>()?.to_ne_bytes()),
-                _ => bytes.extend(item.extract::<i64>()?.to_ne_bytes()),
-            }
+            push_scalar(&mut bytes, dtype, item)?;
         }
         self.vector(py, dtype, &bytes)
     }
@@ -385,13 +384,31 @@ impl Work<'_> {
     fn vector<'py>(&self, py: Python<'py>, dtype: Dtype, bytes: &[u8]) -> Collated<'py> {
         let shape = vec![(bytes.len() / dtype.itemsize()) as i64];
         let Some(memory) = self.memory(py, dtype, shape, bytes.len() as u64)? else { return Ok(None) };
-        fill(&memory, bytes)?;
+        fill(&Destination::of(&memory), bytes)?;
         memory.into_tensor(py).map(Some)
     }
 }
 
+/// Appends the bytes of a scalar of numpy's, whose type has this element type.
+///
+/// # Errors
+/// The error that turning it into a number raises.
+pub(super) fn push_scalar(bytes: &mut Vec<u8>, dtype: Dtype, scalar: &Bound<'_, PyAny>) -> PyResult<()> {
+    match dtype {
+        Dtype::F64 => bytes.extend(scalar.extract::<f64>()?.to_ne_bytes()),
+        // Each is a `float32` before, so none is rounded.
+        Dtype::F32 => bytes.extend((scalar.extract::<f64>()? as f32).to_ne_bytes()),
+        Dtype::I32 => bytes.extend(scalar.extract::<i32>()?.to_ne_bytes()),
+        Dtype::I16 => bytes.extend(scalar.extract::<i16>()?.to_ne_bytes()),
+        Dtype::I8 => bytes.extend(scalar.extract::<i8>()?.to_ne_bytes()),
+        Dtype::U8 => bytes.extend(scalar.extract::<u8>()?.to_ne_bytes()),
+        _ => bytes.extend(scalar.extract::<i64>()?.to_ne_bytes()),
+    }
+    Ok(())
+}
+
 /// The element type of scalars of one of numpy's own types.
-fn dtype_of_scalars(kind: &Bound<'_, PyType>) -> PyResult<Option<Dtype>> {
+pub(super) fn dtype_of_scalars(kind: &Bound<'_, PyType>) -> PyResult<Option<Dtype>> {
     if kind.module()? != "numpy" {
         return Ok(None);
     }

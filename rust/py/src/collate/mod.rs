@@ -5,6 +5,7 @@
 //! | `default_collate.rs`, `default_convert.rs` | torch's functions |
 //! | `fallback.rs` | calls torch's own functions where ours have no answer |
 //! | `rows.rs` | tensors or arrays of one shape, to stack them |
+//! | `sample_rows.rs` | samples of a batch that all workers make, as its rows |
 //! | `pad.rs` | padding; `ragged.rs` reads the samples, `padded.rs` writes the batch |
 //! | `gather.rs` | rows of arrays and tensors |
 //! | `batch_memory.rs` | memory for a tensor of a batch |
@@ -21,6 +22,7 @@ mod padded;
 mod ragged;
 #[allow(unsafe_code, reason = "copies from samples' memory by its address")]
 mod rows;
+pub(crate) mod sample_rows;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};

@@ -10,7 +10,7 @@ use ringloader_core::batch::Dtype;
 use super::batch_memory::{Allocator, BatchMemory};
 use super::padded::{Cast, Padded, Pattern};
 use super::ragged::{Kind, Numbers, Ragged, Shapes};
-use super::rows::fill;
+use super::rows::{Destination, fill};
 use crate::gil::in_thread;
 use crate::torch::names::Torch;
 use crate::transport::port::Port;
@@ -212,6 +212,6 @@ fn lengths<'py>(
     let Some(memory) = BatchMemory::new(allocator, Dtype::I64, shape)? else { return Ok(None) };
     let sizes = shapes.iter().flat_map(|shape| axes.iter().map(|&axis| shape[axis] as i64));
     let bytes: Vec<u8> = sizes.flat_map(i64::to_ne_bytes).collect();
-    fill(&memory, &bytes)?;
+    fill(&Destination::of(&memory), &bytes)?;
     memory.into_tensor(allocator.py).map(Some)
 }

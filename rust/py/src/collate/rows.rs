@@ -1,5 +1,7 @@
 //! Tensors or arrays of one type and shape, copied to where their stack is written.
 
+use std::marker::PhantomData;
+use std::ops::Range;
 use std::ptr::copy_nonoverlapping;
 
 use pyo3::buffer::PyUntypedBuffer;
@@ -7,11 +9,17 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
+use ringloader_core::batch::rows::Place;
+use ringloader_core::os::Segment;
+use ringloader_core::sync::Arc;
+use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 
 use super::batch_memory::BatchMemory;
-use crate::gil::{DETACH, runs_others, without_interpreter};
+use crate::gil::{DETACH, exception, runs_others, without_interpreter};
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
+use crate::torch::source::Bytes;
+use crate::torch::tensor::contiguous_tensor;
 
 /// Contiguous tensors or arrays of one type and shape, to become the rows of a tensor.
 pub(crate) struct Rows<'a, 'py> {
@@ -20,6 +28,61 @@ pub(crate) struct Rows<'a, 'py> {
     addresses: Vec<usize>,
     _items: &'a [Bound<'py, PyAny>],
     _buffers: Vec<PyUntypedBuffer>,
+}
+
+/// Memory to which rows are copied.
+///
+/// INVARIANT: `address` has `nbytes` bytes while the memory's owner is borrowed, and this worker alone reads and writes
+/// them.
+pub(crate) struct Destination<'a> {
+    address: usize,
+    nbytes: u64,
+    /// The segment of a window, and where in it the memory begins.
+    window: Option<(&'a Arc<Segment>, u64)>,
+    _owner: PhantomData<&'a ()>,
+}
+
+impl<'a> Destination<'a> {
+    /// The memory of a batch, which is new.
+    pub(super) fn of(memory: &'a BatchMemory<'_>) -> Self {
+        Self { address: memory.address(), nbytes: memory.nbytes(), window: None, _owner: PhantomData }
+    }
+
+    /// Rows of a batch that all workers make: those of the samples that this worker has claimed.
+    ///
+    /// # Errors
+    /// `RuntimeError` when they do not lie in the batch's window.
+    pub(crate) fn in_window(
+        tasks: &'a SharedTasks,
+        claimed: &Claimed,
+        place: Place,
+        samples: Range<u64>,
+    ) -> PyResult<Self> {
+        let corrupt = || PyRuntimeError::new_err("shared memory is corrupt: the place of rows");
+        let before = place.row_len.checked_mul(samples.start).ok_or_else(corrupt)?;
+        let offset = place.offset.checked_add(before).ok_or_else(corrupt)?;
+        let nbytes = place.row_len.checked_mul(samples.end - samples.start).ok_or_else(corrupt)?;
+        let start = tasks.pointer(claimed, offset, nbytes).map_err(exception)?;
+        let window = Some((tasks.bytes(), tasks.window_of(claimed) + offset));
+        Ok(Self { address: start.as_ptr() as usize, nbytes, window, _owner: PhantomData })
+    }
+
+    /// A contiguous tensor over all of it, where it lies in a window; `None` where it has another number of bytes.
+    ///
+    /// # Errors
+    /// The error that torch raises.
+    pub(crate) fn tensor<'py>(
+        &self,
+        py: Python<'py>,
+        dtype: Dtype,
+        shape: &[i64],
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let Some((bytes, at)) = self.window else { return Ok(None) };
+        if byte_len(shape.iter().copied(), dtype) != Some(self.nbytes as usize) {
+            return Ok(None);
+        }
+        contiguous_tensor(py, Bytes::Window(bytes), at, dtype, shape).map(Some)
+    }
 }
 
 /// One of them.
@@ -144,16 +207,17 @@ impl<'a, 'py> Rows<'a, 'py> {
         Ok(Some(storages))
     }
 
-    /// Copies all rows into `memory`, one after the other. `false` where torch must make the batch.
+    /// Copies all rows to `to`, one after the other. `false` where torch must make the batch.
     ///
     /// # Errors
     /// `RuntimeError` if the memory has another number of bytes, or if a tensor is larger than its storage.
-    pub(crate) fn copy_to(&self, py: Python<'py>, memory: &BatchMemory<'_>) -> PyResult<bool> {
+    pub(crate) fn copy_to(&self, py: Python<'py>, to: &Destination<'_>) -> PyResult<bool> {
         let (Some(form), Some((.., len))) = (&self.form, self.stacked()) else { return Ok(false) };
-        if len != memory.nbytes() {
-            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", memory.nbytes())));
+        if len != to.nbytes {
+            return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", to.nbytes)));
         }
-        let (addresses, each, to) = (&self.addresses, form.len, memory.address());
+        let (nbytes, to) = (to.nbytes as usize, to.address);
+        let (addresses, each) = (&self.addresses, form.len);
         let copy = || {
             let targets = (to..).step_by(each);
             // SAFETY: each address has `each` bytes, and the memory has room for all; its bytes have no other user.
@@ -174,7 +238,6 @@ impl<'a, 'py> Rows<'a, 'py> {
                 }
             }
         };
-        let nbytes = memory.nbytes() as usize;
         if !runs_others(nbytes) {
             copy();
             return Ok(true);
@@ -247,11 +310,11 @@ pub(super) fn is_contiguous(shape: &[i64], strides: &[i64]) -> bool {
 ///
 /// # Errors
 /// `RuntimeError` if the memory has another number of bytes.
-pub(super) fn fill(memory: &BatchMemory<'_>, bytes: &[u8]) -> PyResult<()> {
-    if bytes.len() as u64 != memory.nbytes() {
-        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", memory.nbytes(), bytes.len())));
+pub(super) fn fill(to: &Destination<'_>, bytes: &[u8]) -> PyResult<()> {
+    if bytes.len() as u64 != to.nbytes {
+        return Err(PyRuntimeError::new_err(format!("{} bytes for {}", to.nbytes, bytes.len())));
     }
     // SAFETY: the memory has `bytes.len()` bytes, by the check, which have no other user; `bytes` is private memory.
-    unsafe { copy_nonoverlapping(bytes.as_ptr(), memory.address() as *mut u8, bytes.len()) };
+    unsafe { copy_nonoverlapping(bytes.as_ptr(), to.address as *mut u8, bytes.len()) };
     Ok(())
 }

@@ -30,6 +30,7 @@ pub(crate) struct Torch {
     pub(crate) empty: Py<PyAny>,
     empty_strided: Py<PyAny>,
     stack: Py<PyAny>,
+    as_tensor: Py<PyAny>,
     empty_like: Py<PyAny>,
     /// The keywords of a tensor in pinned memory.
     pinned_options: Py<PyDict>,
@@ -123,6 +124,7 @@ impl Torch {
             empty: get(&torch, "empty")?,
             empty_strided: get(&torch, "empty_strided")?,
             stack: get(&torch, "stack")?,
+            as_tensor: get(&torch, "as_tensor")?,
             empty_like: get(&torch, "empty_like")?,
             pinned_options: {
                 let options = PyDict::new(py);
@@ -345,6 +347,14 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = self.plain_options(py, dtype)?;
         self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
+    }
+
+    /// The tensor over an array, as torch's collation makes it.
+    ///
+    /// # Errors
+    /// The error that torch raises.
+    pub(crate) fn tensor_of_array<'py>(&self, array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.as_tensor.bind(array.py()).call1((array,))
     }
 
     /// Stacks `tensors` by torch's function.

@@ -8,6 +8,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringloader_core::batch::Dtype;
+use ringloader_core::os::Segment;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::port::Chunk;
 use ringloader_core::transport::received::{Backing, Received};
@@ -24,6 +25,8 @@ pub(super) enum Keeper {
     Sample { _memory: Arc<Memory> },
     /// Bytes of the slot that this worker is filling.
     Chunk { _bytes: Chunk },
+    /// A window of a batch that all workers make, in the worker that sends the batch.
+    Window { _segment: Arc<Segment> },
     /// Memory in which headers and bytes of several tensors lie, this one's too.
     Shared { _memory: Arc<Memory> },
 }
@@ -66,6 +69,8 @@ pub(crate) enum Bytes<'a> {
     Batch(&'a Received),
     /// The bytes of one sample, in private memory that is not written to any more.
     Sample(&'a Arc<Memory>),
+    /// A window of a batch that all workers make. Offsets count from the segment's start.
+    Window(&'a Arc<Segment>),
 }
 
 impl<'a> From<&'a Received> for Bytes<'a> {
@@ -79,6 +84,7 @@ impl Bytes<'_> {
         match self {
             Self::Batch(delivery) => delivery.pointer(offset, len).map_err(exception),
             Self::Sample(memory) => memory.pointer(offset, len),
+            Self::Window(segment) => segment.pointer(offset, len).map_err(exception),
         }
     }
 
@@ -86,6 +92,7 @@ impl Bytes<'_> {
         match self {
             Self::Batch(delivery) => Keeper::Batch { _backing: delivery.backing().clone() },
             Self::Sample(memory) => Keeper::Sample { _memory: memory.clone() },
+            Self::Window(segment) => Keeper::Window { _segment: segment.clone() },
         }
     }
 }

@@ -136,6 +136,26 @@ pub(crate) fn tensor_over_chunk<'py>(
     make_tensor(py, Source::of_chunk(chunk), dtype, &dims)
 }
 
+/// A contiguous tensor over the bytes that begin at `offset`.
+///
+/// # Errors
+/// `RuntimeError` when they do not lie there; what torch raises.
+pub(crate) fn contiguous_tensor<'py>(
+    py: Python<'py>,
+    bytes: Bytes<'_>,
+    offset: u64,
+    dtype: Dtype,
+    shape: &[i64],
+) -> PyResult<Bound<'py, PyAny>> {
+    let strides = contiguous_strides(shape);
+    let len = shape.iter().try_fold(dtype.itemsize() as u64, |len, &size| len.checked_mul(size as u64));
+    let len = len.ok_or_else(|| PyRuntimeError::new_err("a tensor with more bytes than there can be"))?;
+    check_tensor(dtype, shape, &strides, 0, len)
+        .map_err(|what| PyRuntimeError::new_err(format!("{len} bytes for a tensor with {what}")))?;
+    let dims: Vec<Dim> = shape.iter().chain(&strides).map(|dim| dim.to_le_bytes()).collect();
+    make_tensor(py, Span::new(bytes, offset, len)?.source(None), dtype, &dims)
+}
+
 /// In elements, as torch counts them: a dimension without elements counts as one of one.
 fn contiguous_strides(shape: &[i64]) -> Vec<i64> {
     let mut strides = vec![1; shape.len()];

@@ -20,6 +20,7 @@ use ringloader_core::transport::port::{Chunk, Commit, Port as Core, Room, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
+use super::joint_batch::{JointBatch, Reserved};
 use super::memory::WorkerFds;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
@@ -125,12 +126,12 @@ impl Port {
     /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
     /// room if it must, unless the parent wants nothing more.
     fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.send(message, true).map(drop)
+        self.send(message, true, None).map(drop)
     }
 
     /// As `put`, without waiting for room. False: there is none, and nothing was sent.
     fn put_now(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.send(message, false)
+        self.send(message, false, None)
     }
 
     /// Takes the descriptor that the main process sent for a call that names `tag`. It is the caller's to close.
@@ -195,8 +196,14 @@ impl Port {
         self.core.allocate(nbytes).map_err(exception)
     }
 
-    /// Returns whether the message was committed, or is wanted no more.
-    fn send(&self, message: &Bound<'_, PyAny>, waits: bool) -> PyResult<bool> {
+    /// Returns whether the message was committed, or is wanted no more. The rows of a batch that all workers have made
+    /// stay in their window.
+    pub(super) fn send(
+        &self,
+        message: &Bound<'_, PyAny>,
+        waits: bool,
+        joint: Option<&JointBatch<'_>>,
+    ) -> PyResult<bool> {
         if !self.core.is_current() {
             // The rings are the worker's, which answers for itself.
             self.parent_ended.store(true, Ordering::Relaxed);
@@ -213,7 +220,7 @@ impl Port {
         }
         let mut encoded = self.spare().take().unwrap_or_default();
         encoded.encode(&object)?;
-        let committed = self.commit(&object, kind, seq as u64, &mut encoded, waits, clock);
+        let committed = self.commit(&object, (kind, seq as u64), &mut encoded, waits, clock, joint);
         if encoded.clear() {
             *self.spare() = Some(encoded);
         }
@@ -239,11 +246,11 @@ impl Port {
     fn commit(
         &self,
         object: &Bound<'_, PyAny>,
-        kind: ResultKind,
-        seq: u64,
+        (kind, seq): (ResultKind, u64),
         encoded: &mut Encoded,
         waits: bool,
         clock: Option<&WorkerClock>,
+        mut joint: Option<&JointBatch<'_>>,
     ) -> PyResult<bool> {
         let py = object.py();
         let extra = if clock.is_some() { Stamps::BYTES } else { 0 };
@@ -252,8 +259,19 @@ impl Port {
         let mut found = None;
         for _ in 0..MOST_LOOKS {
             let Encoded { meta, drafts, groups, .. } = encoded;
-            groups.form(py, drafts, commit.filled(), meta)?;
-            let Some(reserved) = self.reserve(py, &mut commit, encoded, extra, waits)? else {
+            let filled = joint.map_or_else(|| Ok(commit.filled()), JointBatch::filled)?;
+            groups.form(py, drafts, filled, meta)?;
+            let reserved = match joint {
+                Some(batch) => batch.reserve(encoded, extra)?,
+                None => self.reserve(py, &mut commit, encoded, extra, waits)?,
+            };
+            let Some(reserved) = reserved else {
+                if joint.take().is_some() {
+                    // The window has no room for the rest: all goes to a slot.
+                    encoded.clear();
+                    encoded.encode(object)?;
+                    continue;
+                }
                 return Ok(waits || self.is_done());
             };
             if encoded.verify(object)? {
@@ -269,7 +287,11 @@ impl Port {
         };
         let Encoded { meta, drafts, groups, pickled, .. } = encoded;
         let block = meta.finish(generation);
-        let target = own.as_ref().map_or(Target::Slot(&commit), |(segment, _)| Target::Own(segment));
+        let target = match (&own, joint) {
+            (Some((segment, _)), _) => Target::Own(segment),
+            (None, Some(batch)) => batch.target(),
+            (None, None) => Target::Slot(&commit),
+        };
         target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
         if let Some((_, fd)) = &own {
             let begun = Instant::now();
@@ -303,7 +325,11 @@ impl Port {
         if let Some(clock) = clock {
             target.write(py, &[], &[], meta_end, &clock.note_sent().to_bytes(generation))?;
         }
-        while !commit.finish(seq, kind, meta_at..meta_end, end, own.is_some()).map_err(exception)? {
+        let mut finish = || match joint {
+            Some(batch) => commit.finish_shared(seq, kind, meta_at..meta_end, end, batch.window()),
+            None => commit.finish(seq, kind, meta_at..meta_end, end, own.is_some()),
+        };
+        while !finish().map_err(exception)? {
             if self.rest(py)? {
                 return Ok(true);
             }
@@ -378,14 +404,4 @@ impl Port {
         }
         Ok(self.is_done())
     }
-}
-
-/// The memory that is reserved for a batch: in the slot, or in a segment of its own.
-struct Reserved {
-    own: Option<(Segment, OwnedFd)>,
-    /// The start of the batch's table.
-    meta_at: u64,
-    meta_end: u64,
-    /// The end of all that travels.
-    end: u64,
 }

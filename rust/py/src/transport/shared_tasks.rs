@@ -6,6 +6,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use ringloader_core::batch::Meta;
+use ringloader_core::batch::rows::Place;
 use ringloader_core::joint::Part;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
@@ -16,17 +17,18 @@ use ringloader_core::transport::engine::Engine as CoreEngine;
 use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
 use ringloader_core::transport::port::Wake;
 use ringloader_core::transport::received::Received;
-use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, SharedTasks, TaskSharing};
+use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, Rows, SharedTasks, TaskSharing};
 use ringloader_core::{Error, Result};
 
 use super::engine::Engine;
+use super::joint_batch::JointBatch;
 use super::port::Port;
-use crate::batch::decode;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
+use crate::batch::{decode, rows};
 use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
 use crate::process::duplicate;
-use crate::sampling::codec::decode_index;
+use crate::sampling::codec::{decode_index, pair};
 use crate::sampling::places::{self, part, placed, samples_of, without_places};
 use crate::timing::WorkerClock;
 use crate::torch::memory::Memory;
@@ -62,8 +64,10 @@ impl SharingEngine {
         keeps_whole: bool,
         timed: bool,
     ) -> PyResult<Self> {
-        let (memory, bytes) = SharedTasks::create(places, window, timed).map_err(exception)?;
-        let sharing = Arc::new(TaskSharing::new(memory, workers, keeps_whole));
+        let (memory, windows, bytes) = SharedTasks::create(places, window, timed).map_err(exception)?;
+        let windows = Arc::new(windows);
+        engine.get().core()?.share_windows(windows.clone());
+        let sharing = Arc::new(TaskSharing::new(memory, windows, workers, keeps_whole));
         Ok(Self { engine, tasks: Mutex::new(Some((sharing, bytes))) })
     }
 
@@ -78,11 +82,13 @@ impl SharingEngine {
         }
     }
 
-    /// Gives the memory back. Calling it again does nothing.
+    /// Gives back all memory that no batch of the user's lies in. Calling it again does nothing.
     fn close(&self) {
         // Unmapped after the lock is released.
         let tasks = self.lock().take();
-        drop(tasks);
+        if let Some((sharing, _fd)) = tasks {
+            sharing.close();
+        }
     }
 }
 
@@ -112,12 +118,14 @@ pub(crate) struct Sharing {
 impl Sharing {
     fn taken(&self, found: Result<Option<Received>>) -> Result<Option<Received>> {
         let answered = match &found {
-            Ok(Some(received)) if received.kind == ResultKind::Batch => Some(received.seq),
-            Err(Error::Arrival { task, .. }) => *task,
+            Ok(Some(received)) if received.kind == ResultKind::Batch => {
+                Some((received.seq, received.backing().is_shared()))
+            }
+            Err(Error::Arrival { task, .. }) => task.map(|seq| (seq, false)),
             _ => None,
         };
-        if let Some(seq) = answered
-            && self.sharing.answered(seq)?
+        if let Some((seq, in_window)) = answered
+            && self.sharing.answered(seq, in_window)?
         {
             self.engine.wake_workers();
         }
@@ -174,6 +182,8 @@ pub(crate) struct SharingPort {
     tasks: SharedTasks,
     probe: MemoryProbe,
     spare: Mutex<Option<Box<Encoded>>>,
+    /// The batch of rows that was collated last, until it is sent, and where its rows end.
+    joint: Mutex<Option<(CoreClaimed, u64)>>,
 }
 
 /// A worker's claim of a batch: a run of samples, or the collation.
@@ -187,6 +197,12 @@ pub(crate) struct Claimed {
     /// True for a batch of an epoch that was given up: nobody wants it.
     #[pyo3(get)]
     is_stale: bool,
+}
+
+impl Claimed {
+    pub(crate) fn core(&self) -> &CoreClaimed {
+        &self.core
+    }
 }
 
 #[pymethods]
@@ -260,7 +276,7 @@ impl SharingPort {
         let bytes = duplicate(bytes)?;
         let tasks = SharedTasks::attach(duplicate(words)?, bytes.as_fd(), places, window, timed)
             .map_err(exception)?;
-        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default() })
+        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default(), joint: Mutex::default() })
     }
 
     /// As `Port.get`, for messages, and for tasks of `epoch`, of which a `Claimed` comes.
@@ -303,10 +319,17 @@ impl SharingPort {
     /// Takes the collation of a batch if the samples of all other runs are there. The caller then collates.
     fn begin_last(&self, claimed: &Claimed) -> bool {
         let is_last = self.tasks.begin_last(&claimed.core);
-        if is_last && let Some(clock) = self.clock_of_run(claimed) {
-            clock.note_made();
+        if is_last {
+            self.note_made(claimed);
         }
         is_last
+    }
+
+    /// Says that the run's samples lie in rows of the batch. Returns whether the caller is the worker that collates.
+    fn finish_rows(&self, claimed: &Claimed) -> bool {
+        // The copy is the batch's own.
+        self.tasks.note_sending(0);
+        self.finish(claimed, Part::Rows)
     }
 
     /// Sends the run's samples to the worker that will collate. Returns whether that is the caller.
@@ -315,9 +338,7 @@ impl SharingPort {
     /// The error that pickling raises; `MemoryError` if there is no room. Nothing was sent then.
     fn put(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
         let begun = monotonic();
-        if let Some(clock) = self.clock_of_run(claimed) {
-            clock.note_made();
-        }
+        self.note_made(claimed);
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
         let written = encoded.encode(samples).and_then(|()| self.written(claimed, samples, &mut encoded));
@@ -328,12 +349,26 @@ impl SharingPort {
         // To read them takes about as long.
         let each = 2 * monotonic().saturating_sub(begun) / (claimed.__len__().max(1) as u64);
         self.tasks.note_sending(each);
-        Ok(self.finish(claimed, Some(written)))
+        let (offset, len) = written;
+        Ok(self.finish(claimed, Part::Bytes { offset, len }))
     }
 
     /// Says that the run's samples cannot be sent. Returns whether the caller is the worker that makes the batch whole.
     fn put_nothing(&self, claimed: &Claimed) -> bool {
-        self.finish(claimed, None)
+        self.finish(claimed, Part::Unsent)
+    }
+
+    /// Sends a message that may have the batch which was collated last, as `Port.put` does. False: there is none.
+    ///
+    /// # Errors
+    /// As `Port.put`.
+    fn put_collated(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let Some((claimed, end)) = self.joint().take() else { return Ok(false) };
+        if pair(message)?.is_none_or(|(seq, _)| seq as u64 != claimed.plan.seq) {
+            return Ok(false);
+        }
+        let batch = JointBatch { tasks: &self.tasks, claimed: &claimed, end, probe: &self.probe };
+        self.port.get().send(message, true, Some(&batch)).map(|_| true)
     }
 
     /// The samples of all runs, run by run, with `own` for the one that was claimed; `None` if some could not be sent.
@@ -347,11 +382,7 @@ impl SharingPort {
         own: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         let parts = self.read_all(py, claimed, own);
-        if let Some(clock) = self.clock_of_run(claimed)
-            && let Some(stamps) = clock.run_read()
-        {
-            self.note_times(claimed, &stamps);
-        }
+        self.note_read(claimed);
         parts
     }
 
@@ -374,16 +405,32 @@ impl SharingPort {
         self.port.get().clock().filter(|_| is_run)
     }
 
+    /// Notes that the samples of a run are made, where that is timed.
+    pub(crate) fn note_made(&self, claimed: &Claimed) {
+        if let Some(clock) = self.clock_of_run(claimed) {
+            clock.note_made();
+        }
+    }
+
+    /// Notes that this worker has all samples of the batch, where that is timed.
+    pub(crate) fn note_read(&self, claimed: &Claimed) {
+        if let Some(clock) = self.clock_of_run(claimed)
+            && let Some(stamps) = clock.run_read()
+        {
+            self.note_times(claimed, &stamps);
+        }
+    }
+
     fn note_times(&self, claimed: &Claimed, stamps: &Stamps) {
         self.tasks.note_times(&claimed.core, self.port.get().core().worker(), stamps);
     }
 
-    fn finish(&self, claimed: &Claimed, written: Option<(u64, u64)>) -> bool {
+    fn finish(&self, claimed: &Claimed, part: Part) -> bool {
         let clock = self.clock_of_run(claimed);
         if let Some(clock) = clock {
             self.note_times(claimed, &clock.run_sent());
         }
-        let is_last = self.tasks.finish(&claimed.core, written);
+        let is_last = self.tasks.finish(&claimed.core, part);
         if let Some(clock) = clock.filter(|_| is_last) {
             clock.note_last();
         }
@@ -406,10 +453,45 @@ impl SharingPort {
             }
             match self.tasks.part(&claimed.core, run) {
                 Some(Part::Bytes { offset, len }) => parts.push(self.read(py, claimed, offset, len)?),
+                Some(Part::Rows) => parts.push(self.read_rows(py, claimed, run)?),
                 Some(Part::Unsent) | None => return Ok(None),
             }
         }
         Ok(Some(parts))
+    }
+
+    fn joint(&self) -> MutexGuard<'_, Option<(CoreClaimed, u64)>> {
+        self.joint.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn tasks(&self) -> &SharedTasks {
+        &self.tasks
+    }
+
+    pub(crate) fn probe(&self) -> &MemoryProbe {
+        &self.probe
+    }
+
+    /// Notes that the message which is sent next has a batch over rows, which end at `end`.
+    pub(crate) fn note_collated(&self, claimed: &Claimed, end: u64) {
+        *self.joint() = Some((claimed.core, end));
+    }
+
+    /// The samples of a run that lie in rows, in private memory.
+    fn read_rows<'py>(&self, py: Python<'py>, claimed: &Claimed, run: u32) -> PyResult<Bound<'py, PyAny>> {
+        let found = self.tasks.rows(&claimed.core).map_err(exception)?;
+        let Rows { form, columns, .. } =
+            found.ok_or_else(|| PyRuntimeError::new_err("shared memory is corrupt: no rows"))?;
+        let samples = claimed.core.samples_of(run);
+        let count = samples.end - samples.start;
+        let (mut memory, places) = rows::memory_for(&form, count)?;
+        let into = memory.uninit();
+        for (from, Place { offset, row_len }) in columns.iter().zip(&places) {
+            let into = &mut into[*offset as usize..][..(row_len * count) as usize];
+            let from = from.offset + row_len * samples.start;
+            self.tasks.fill(&claimed.core, from, into).map_err(exception)?;
+        }
+        rows::samples(py, &form, &places, count, &Arc::new(memory))
     }
 
     fn written(

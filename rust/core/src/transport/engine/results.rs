@@ -12,6 +12,7 @@ use crate::testing::failpoint::failpoint;
 use crate::transport::LONGEST_SLEEP;
 use crate::transport::message::{BatchLocation, ResultDescriptor, ResultKind};
 use crate::transport::received::{Backing, HeldSlot, OwnSegment, Received};
+use crate::transport::shared_tasks::windows::HeldWindow;
 
 /// The largest memory of a table that is kept for the next one.
 const MOST_KEPT: usize = 256 << 10;
@@ -121,6 +122,14 @@ impl Engine {
                 let start = self.control.window(worker, slot).start;
                 self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
                 Backing::Slot(held)
+            }
+            BatchLocation::Shared(window) => {
+                let Some(windows) = self.windows.get() else {
+                    return Err(Error::Corrupt(format!("a batch in window {window}, and there is none")));
+                };
+                windows.copy_out(window, used, meta_offset, meta_len, &mut meta)?;
+                // Last: on an error the window is still that of the task.
+                Backing::Shared(HeldWindow::new(windows.clone(), window)?)
             }
             BatchLocation::Own => {
                 // The worker may wait for room, which this batch took.

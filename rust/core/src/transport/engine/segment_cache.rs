@@ -22,7 +22,7 @@
 //! where address space or descriptors are short.
 
 use std::os::fd::AsFd;
-use std::sync::PoisonError;
+use std::sync::{OnceLock, PoisonError};
 
 use super::{Engine, EngineState};
 use crate::error::Result;
@@ -87,6 +87,8 @@ impl Engine {
         }
         *state = EngineState { channels: std::mem::take(&mut state.channels), ..EngineState::new(workers) };
         self.control.begin_again();
+        // Windows are of one iterator.
+        self.windows = OnceLock::new();
         let registered: u64 = self.handles.iter().map(|handle| handle.leases.registered_bytes()).sum();
         let Some(beside) = most.checked_sub(registered) else { return Ok(false) };
         for worker in 0..workers {

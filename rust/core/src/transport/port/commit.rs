@@ -162,14 +162,42 @@ impl<P: Deref<Target = Port>> Commit<P> {
         used: u64,
         own: bool,
     ) -> Result<bool> {
-        failpoint("filled");
-        let port = &*self.port;
-        let view = port.control.worker(port.worker);
         let location = match &self.fill {
             Some(fill) if !own => BatchLocation::Slot(fill.slot),
             None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
             _ => BatchLocation::Own,
         };
+        self.push(seq, kind, meta, used, location)
+    }
+
+    /// As [`finish`](Self::finish), of a batch that lies in a window that all workers share, and that this worker
+    /// collates.
+    ///
+    /// # Errors
+    /// As [`finish`](Self::finish).
+    pub fn finish_shared(
+        &mut self,
+        seq: u64,
+        kind: ResultKind,
+        meta: Range<u64>,
+        used: u64,
+        window: u32,
+    ) -> Result<bool> {
+        self.push(seq, kind, meta, used, BatchLocation::Shared(window))
+    }
+
+    #[inline]
+    fn push(
+        &mut self,
+        seq: u64,
+        kind: ResultKind,
+        meta: Range<u64>,
+        used: u64,
+        location: BatchLocation,
+    ) -> Result<bool> {
+        failpoint("filled");
+        let port = &*self.port;
+        let view = port.control.worker(port.worker);
         let words = ResultDescriptor {
             seq,
             kind,

@@ -1,24 +1,35 @@
 //! Tasks that all workers of an engine share, in two memfds of their own: the words of [`joint`](crate::joint), and the
 //! bytes of each batch. Composition only.
 //!
-//! The bytes of a batch are a range of addresses that stays in place. Its index lies at the start, then come the parts.
+//! A batch that is under way has the words of a **place**, and a **window**: a range of addresses that stays where it is,
+//! and is used again while its pages are warm. Its index lies at the start, then come its rows, and the table
+//! with which it is sent. Parts come from the end, and so does the form of the rows: what the samples are like.
+//!
+//! A batch of rows is sent in its window. The main process holds the window until the caller's last view of it has gone
+//! ([`windows`]), and lays the next batch out in another one meanwhile. A window has no owner among the workers, so no
+//! worker's death loses one.
 
-use std::collections::VecDeque;
+mod sharing;
+pub mod windows;
+
 use std::mem::MaybeUninit;
 use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use sharing::TaskSharing;
+
+use self::windows::Windows;
+use crate::batch::rows::{Form, Place};
 use crate::error::{Error, Result};
 use crate::joint::{Batch, Claim, Cost, Part, Plan, WORDS, mean, per_run};
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timing::Stamps;
 use crate::transport::message::{TaskIndex, TaskKind};
-use crate::transport::run_times::{self, TimedRun};
+use crate::transport::run_times;
 
 /// Words before those of the batches.
 const HEADER: usize = 8;
@@ -31,27 +42,34 @@ const UNSENT: usize = 2;
 /// After this many runs that cannot be sent, batches are cut no more.
 const FEW: u64 = 4;
 
+/// Bytes before the form of a batch's rows, which are their number.
+const FORM_HEADER: u64 = 8;
+/// What comes after the rows begins at a multiple of this.
+const ALIGNMENT: u64 = 64;
+
 /// The memory of shared tasks, in any process.
 #[derive(Debug)]
 pub struct SharedTasks {
     words: WordFile,
-    bytes: Segment,
+    bytes: Arc<Segment>,
     places: u32,
-    /// Bytes of a batch.
+    /// Bytes of a window.
     window: u64,
 }
 
 impl SharedTasks {
-    /// Makes the memory for `places` batches at a time, each of `window` bytes at most, with the times of their runs if
-    /// they are `timed`. The descriptor is for workers that shall map the bytes.
+    /// Makes the memory for `places` batches at a time, each of `window` bytes at most, and the windows, of which the
+    /// user may keep as many. Runs have times if they are `timed`. The descriptor is for workers that shall map the
+    /// bytes.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn create(places: u32, window: u64, timed: bool) -> Result<(Self, OwnedFd)> {
+    pub fn create(places: u32, window: u64, timed: bool) -> Result<(Self, Windows, OwnedFd)> {
         let words = WordFile::in_memory("ringloader-claims", words_for(places, timed))?;
-        let len = window.checked_mul(places.into()).ok_or_else(|| too_many(places, window))?;
-        let (bytes, fd) = Segment::create("ringloader-parts", len)?;
-        Ok((Self { words, bytes, places, window }, fd))
+        let (bytes, fd) = Segment::create("ringloader-parts", bytes_for(places, window)?)?;
+        let bytes = Arc::new(bytes);
+        let windows = Windows::new(bytes.clone(), windows_for(places), places, window);
+        Ok((Self { words, bytes, places, window }, windows, fd))
     }
 
     /// Maps the memory that the main process has made with the same numbers.
@@ -67,10 +85,16 @@ impl SharedTasks {
     ) -> Result<Self> {
         let words = WordFile::map(words, words_for(places, timed))?;
         let bytes = Segment::attach(bytes)?;
-        if window.checked_mul(places.into()) != Some(bytes.len()) {
+        if bytes_for(places, window)? != bytes.len() {
             return Err(too_many(places, window));
         }
-        Ok(Self { words, bytes, places, window })
+        Ok(Self { words, bytes: Arc::new(bytes), places, window })
+    }
+
+    /// The windows' memory.
+    #[must_use]
+    pub fn bytes(&self) -> &Arc<Segment> {
+        &self.bytes
     }
 
     /// The descriptor of the words.
@@ -105,8 +129,8 @@ impl SharedTasks {
         0..self.places as usize
     }
 
-    fn start(&self, place: usize) -> u64 {
-        place as u64 * self.window
+    fn start(&self, window: u32) -> u64 {
+        u64::from(window) * self.window
     }
 
     /// Returns true if `worker` may claim something of a task that `is_wanted`.
@@ -144,8 +168,14 @@ impl SharedTasks {
         if len > self.window {
             return Err(Error::Corrupt(format!("a task of {len} bytes")));
         }
-        self.bytes.copy_out(self.start(claimed.place), len, &mut bytes)?;
+        self.bytes.copy_out(self.location(claimed, 0, len)?, len, &mut bytes)?;
         Ok((kind, bytes))
+    }
+
+    /// Where the batch's window begins in [`bytes`](Self::bytes).
+    #[must_use]
+    pub fn window_of(&self, claimed: &Claimed) -> u64 {
+        self.start(claimed.plan.window)
     }
 
     /// Takes the collation of a batch whose other runs are made. See [`Batch::begin_last`].
@@ -156,10 +186,39 @@ impl SharedTasks {
     /// Reserves bytes for a part, and returns where they begin in the batch; `None`: there is no room.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
     pub fn reserve(&self, claimed: &Claimed, len: u64, probe: &MemoryProbe) -> Result<Option<u64>> {
         probe.require(len)?;
-        Ok(self.batch(claimed.place).reserve(len, self.window))
+        let batch = self.batch(claimed.place);
+        let mut room = batch.room();
+        loop {
+            let rows = room.form().map(|at| self.rows_at(claimed, at)).transpose()?;
+            // Not 0, where no form can lie.
+            let floor = rows.map_or(claimed.plan.len, |rows| rows.end).max(1);
+            let Some(start) = room.before_top(len).filter(|&start| start >= floor) else { return Ok(None) };
+            match batch.reserve(room, start) {
+                Ok(()) => return Ok(Some(start)),
+                Err(now) => room = now,
+            }
+        }
+    }
+
+    /// Returns where `len` bytes begin that come after the rows, which end at `end`; `None`: there is no room. For the
+    /// worker that collates: nobody reserves anything any more.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    pub fn after_rows(
+        &self,
+        claimed: &Claimed,
+        end: u64,
+        len: u64,
+        probe: &MemoryProbe,
+    ) -> Result<Option<u64>> {
+        probe.require(len)?;
+        let start = end.next_multiple_of(ALIGNMENT);
+        let top = self.batch(claimed.place).room().top();
+        Ok(start.checked_add(len).filter(|&end| end <= top).map(|_| start))
     }
 
     /// The address of bytes of a batch, which this process may use as [`joint`](crate::joint) says.
@@ -190,13 +249,85 @@ impl SharedTasks {
         if offset.checked_add(len).is_none_or(|end| end > self.window) {
             return Err(Error::Corrupt(format!("{len} bytes at {offset} of a batch of {}", self.window)));
         }
-        Ok(self.start(claimed.place) + offset)
+        let window = claimed.plan.window;
+        if window >= windows_for(self.places) {
+            return Err(Error::Corrupt(format!("window {window} of {}", windows_for(self.places))));
+        }
+        Ok(self.start(window) + offset)
     }
 
-    /// The run was made, and its part is in the bytes reserved for it; `None`: it cannot be sent. Returns true if this
-    /// worker is to collate the batch.
-    pub fn finish(&self, claimed: &Claimed, part: Option<(u64, u64)>) -> bool {
-        let part = part.map_or(Part::Unsent, |(offset, len)| Part::Bytes { offset, len });
+    /// The places of the batch's columns, if its rows are those of samples of this form. The first worker that asks says
+    /// of which form they are. `None`: of another, or there is no room.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
+    pub fn columns_of(
+        &self,
+        claimed: &Claimed,
+        form: &Form,
+        probe: &MemoryProbe,
+    ) -> Result<Option<Vec<Place>>> {
+        let mut header = vec![0; FORM_HEADER as usize];
+        form.write(&mut header);
+        let len = header.len() as u64;
+        header[..FORM_HEADER as usize].copy_from_slice(&(len - FORM_HEADER).to_le_bytes());
+        let Some((places, end)) = form.places(claimed.plan.len, claimed.plan.samples) else {
+            return Ok(None);
+        };
+        let batch = self.batch(claimed.place);
+        let mut written = None;
+        let mut room = batch.room();
+        let at = loop {
+            if let Some(at) = room.form() {
+                break at;
+            }
+            if end > room.top() {
+                return Ok(None);
+            }
+            let Some(at) = written else {
+                probe.require(end)?;
+                let Some(at) = self.reserve(claimed, len, probe)? else { return Ok(None) };
+                self.bytes.copy_in(self.location(claimed, at, len)?, &header)?;
+                written = Some(at);
+                room = batch.room();
+                continue;
+            };
+            match batch.lay_out_rows(room, at) {
+                Ok(()) => return Ok(Some(places)),
+                Err(now) => room = now,
+            }
+        };
+        let mut found = Vec::new();
+        if self.copy_out(claimed, at, len, &mut found).is_err() {
+            // A shorter one, at the end of the window.
+            return Ok(None);
+        }
+        Ok((found == header).then_some(places))
+    }
+
+    /// The rows of the batch; `None` if no worker has laid them out.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] for what no worker writes.
+    pub fn rows(&self, claimed: &Claimed) -> Result<Option<Rows>> {
+        self.batch(claimed.place).room().form().map(|at| self.rows_at(claimed, at)).transpose()
+    }
+
+    fn rows_at(&self, claimed: &Claimed, at: u64) -> Result<Rows> {
+        let mut bytes = Vec::new();
+        self.copy_out(claimed, at, FORM_HEADER, &mut bytes)?;
+        let len = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
+        self.copy_out(claimed, at.saturating_add(FORM_HEADER), len, &mut bytes)?;
+        let form = Form::read(&bytes)?;
+        let places = form.places(claimed.plan.len, claimed.plan.samples);
+        let (columns, end) = places
+            .filter(|(_, end)| *end <= self.window)
+            .ok_or_else(|| Error::Corrupt("rows beyond their window".into()))?;
+        Ok(Rows { form, columns, end })
+    }
+
+    /// The run was made, and its part is written, or its rows are. Returns true if this worker is to collate the batch.
+    pub fn finish(&self, claimed: &Claimed, part: Part) -> bool {
         self.batch(claimed.place).finish(claimed.claim, part)
     }
 
@@ -241,8 +372,28 @@ fn words_for(places: u32, timed: bool) -> usize {
     HEADER + places as usize * (WORDS + if timed { run_times::WORDS } else { 0 })
 }
 
+/// Windows for the batches under way, for as many that the user keeps, and for one on its way to him.
+fn windows_for(places: u32) -> u32 {
+    2 * places + 1
+}
+
+fn bytes_for(places: u32, window: u64) -> Result<u64> {
+    window.checked_mul(windows_for(places).into()).ok_or_else(|| too_many(places, window))
+}
+
 fn too_many(places: u32, window: u64) -> Error {
     Error::Config(format!("memory for {places} batches of {window} bytes"))
+}
+
+/// The rows of a batch.
+#[derive(Debug)]
+pub struct Rows {
+    /// The form of the samples.
+    pub form: Form,
+    /// The places of its columns.
+    pub columns: Vec<Place>,
+    /// Where they end.
+    pub end: u64,
 }
 
 /// A worker's claim of a batch.
@@ -281,163 +432,4 @@ impl Claimed {
 fn samples_of(plan: &Plan, run: u32) -> Range<u64> {
     let start = (u64::from(run) * plan.per_run).min(plan.samples);
     start..(start + plan.per_run).min(plan.samples)
-}
-
-/// The main process's end: lays tasks out while there is room, and keeps the others.
-#[derive(Debug)]
-pub struct TaskSharing {
-    memory: SharedTasks,
-    workers: u32,
-    /// True if no batch may be cut.
-    keeps_whole: bool,
-    state: Mutex<Sent>,
-}
-
-#[derive(Debug, Default)]
-struct Sent {
-    /// By place: the task that is laid out there.
-    laid_out: Vec<Option<(u64, TaskIndex)>>,
-    /// Tasks without a place, each with the number of its samples.
-    pending: VecDeque<(u64, TaskIndex, u64)>,
-    /// The task that was answered last, and the times of its runs.
-    timed: Option<(u64, Vec<TimedRun>)>,
-}
-
-impl TaskSharing {
-    /// For `workers` workers.
-    #[must_use]
-    pub fn new(memory: SharedTasks, workers: u32, keeps_whole: bool) -> Self {
-        let laid_out = memory.places().map(|_| None).collect();
-        Self { memory, workers, keeps_whole, state: Mutex::new(Sent { laid_out, ..Sent::default() }) }
-    }
-
-    /// The memory.
-    #[must_use]
-    pub fn memory(&self) -> &SharedTasks {
-        &self.memory
-    }
-
-    /// The number of workers.
-    #[must_use]
-    pub fn workers(&self) -> u32 {
-        self.workers
-    }
-
-    /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
-    /// if workers are to be woken.
-    ///
-    /// # Errors
-    /// [`Error::TaskTooLarge`] when it can never be sent.
-    pub fn put(&self, seq: u64, index: TaskIndex, samples: u64) -> Result<bool> {
-        let (len, capacity) = (index.1.len() as u64, self.memory.window);
-        if len > capacity {
-            return Err(Error::TaskTooLarge { len, capacity });
-        }
-        let state = &mut *self.lock();
-        state.pending.push_back((seq, index, samples));
-        self.flush(state)
-    }
-
-    /// Takes note that a task has its result. Returns true if workers are to be woken.
-    ///
-    /// # Errors
-    /// As [`put`](Self::put).
-    pub fn answered(&self, seq: u64) -> Result<bool> {
-        let state = &mut *self.lock();
-        let is_it = |sent: &Option<(u64, TaskIndex)>| sent.as_ref().is_some_and(|(of, _)| *of == seq);
-        let Some(place) = state.laid_out.iter().position(is_it) else { return Ok(false) };
-        state.laid_out[place] = None;
-        if let Some(times) = self.memory.times(place) {
-            let plan = self.memory.batch(place).plan();
-            state.timed = Some((seq, run_times::take(times, plan.runs(), |run| samples_of(&plan, run))));
-        }
-        self.memory.batch(place).close();
-        self.flush(state)
-    }
-
-    /// Returns the runs of a task that has just its result, if they are timed.
-    pub fn take_timed(&self, seq: u64) -> Vec<TimedRun> {
-        let timed = self.lock().timed.take_if(|(of, _)| *of == seq);
-        timed.map_or_else(Vec::new, |(_, runs)| runs)
-    }
-
-    fn flush(&self, state: &mut Sent) -> Result<bool> {
-        let mut laid_out = false;
-        while let Some(place) = state.laid_out.iter().position(Option::is_none)
-            && let Some((seq, index, samples)) = state.pending.pop_front()
-        {
-            let (kind, bytes) = &index;
-            self.memory.bytes.copy_in(self.memory.start(place), bytes)?;
-            let per_run = if self.keeps_whole { samples } else { self.memory.per_run(samples, self.workers) };
-            let plan = Plan { seq, samples, per_run, kind: *kind as u64, len: bytes.len() as u64 };
-            self.memory.batch(place).lay_out(&plan);
-            state.laid_out[place] = Some((seq, index));
-            laid_out = true;
-        }
-        Ok(laid_out)
-    }
-
-    /// Frees what a worker had claimed, whose process has ended and whose results were taken.
-    pub fn lose(&self, worker: u32) {
-        let state = self.lock();
-        for place in self.memory.places().filter(|&place| state.laid_out[place].is_some()) {
-            self.memory.batch(place).lose(worker);
-        }
-    }
-
-    /// The task of which a worker has claimed something.
-    #[must_use]
-    pub fn in_hand(&self, worker: u32) -> Option<(u64, TaskIndex)> {
-        let state = self.lock();
-        let found = self.memory.places().find(|&place| self.memory.batch(place).is_with(worker))?;
-        state.laid_out[found].clone()
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Sent> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::fd::AsFd;
-
-    use super::*;
-
-    #[test]
-    fn tasks_wait_for_a_place_and_the_earliest_is_claimed_first() {
-        let (memory, fd) = SharedTasks::create(2, 4096, true).unwrap();
-        let sharing = TaskSharing::new(memory, 2, false);
-        let words = sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
-        let worker = SharedTasks::attach(words, fd.as_fd(), 2, 4096, true).unwrap();
-        for seq in 0..3 {
-            let index = (TaskKind::Indices, vec![seq as u8; 16]);
-            assert_eq!(sharing.put(seq, index, 2), Ok(seq < 2));
-        }
-        let any = |_| true;
-        let first = worker.claim(0, any).unwrap();
-        assert_eq!((first.plan.seq, first.samples()), (0, 0..1));
-        assert_eq!(worker.index(&first), Ok((TaskKind::Indices, vec![0; 16])));
-        assert_eq!(sharing.in_hand(0).map(|(seq, _)| seq), Some(0));
-        let second = worker.claim(1, any).unwrap();
-        assert_eq!(worker.claim(1, |seq| seq > 1).map(|claimed| claimed.plan.seq), None);
-        let stamps = Stamps { got: 3, made: 5, ..Stamps::default() };
-        worker.note_times(&first, 0, &stamps);
-        assert!(!worker.finish(&first, Some((64, 4))));
-        assert!(worker.begin_last(&second));
-        assert_eq!(sharing.answered(0), Ok(true));
-        assert_eq!(sharing.take_timed(1), []);
-        assert_eq!(sharing.take_timed(0), [TimedRun { worker: 0, stamps, samples: 0..1 }]);
-        assert_eq!(worker.claim(0, any).map(|claimed| claimed.plan.seq), Some(1));
-        sharing.lose(0);
-        assert_eq!(
-            worker.claim(1, any).map(|claimed| (claimed.plan.seq, claimed.samples())),
-            Some((1, 0..1))
-        );
-        assert_eq!(sharing.answered(9), Ok(false));
-        assert!(matches!(
-            sharing.put(9, (TaskKind::Indices, vec![0; 5000]), 1),
-            Err(Error::TaskTooLarge { .. })
-        ));
-    }
 }

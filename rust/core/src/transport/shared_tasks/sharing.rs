@@ -1,0 +1,198 @@
+//! The main process's end: lays tasks out while there is room, and keeps the others.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use super::windows::Windows;
+use super::{SharedTasks, samples_of};
+use crate::error::{Error, Result};
+use crate::joint::Plan;
+use crate::sync::Arc;
+use crate::transport::message::TaskIndex;
+use crate::transport::run_times::{self, TimedRun};
+
+/// The main process's end.
+#[derive(Debug)]
+pub struct TaskSharing {
+    memory: SharedTasks,
+    windows: Arc<Windows>,
+    workers: u32,
+    /// True if no batch may be cut.
+    keeps_whole: bool,
+    state: Mutex<Sent>,
+}
+
+#[derive(Debug, Default)]
+struct Sent {
+    /// By place: the task that is laid out there.
+    laid_out: Vec<Option<LaidOut>>,
+    /// Tasks without a place, each with the number of its samples.
+    pending: VecDeque<(u64, TaskIndex, u64)>,
+    /// The task that was answered last, and the times of its runs.
+    timed: Option<(u64, Vec<TimedRun>)>,
+}
+
+#[derive(Debug)]
+struct LaidOut {
+    seq: u64,
+    index: TaskIndex,
+    window: u32,
+}
+
+impl TaskSharing {
+    /// For `workers` workers.
+    #[must_use]
+    pub fn new(memory: SharedTasks, windows: Arc<Windows>, workers: u32, keeps_whole: bool) -> Self {
+        let laid_out = memory.places().map(|_| None).collect();
+        let state = Mutex::new(Sent { laid_out, ..Sent::default() });
+        Self { memory, windows, workers, keeps_whole, state }
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn memory(&self) -> &SharedTasks {
+        &self.memory
+    }
+
+    /// The number of workers.
+    #[must_use]
+    pub fn workers(&self) -> u32 {
+        self.workers
+    }
+
+    /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
+    /// if workers are to be woken.
+    ///
+    /// # Errors
+    /// [`Error::TaskTooLarge`] when it can never be sent.
+    pub fn put(&self, seq: u64, index: TaskIndex, samples: u64) -> Result<bool> {
+        let (len, capacity) = (index.1.len() as u64, self.memory.window);
+        if len > capacity {
+            return Err(Error::TaskTooLarge { len, capacity });
+        }
+        let state = &mut *self.lock();
+        state.pending.push_back((seq, index, samples));
+        self.flush(state)
+    }
+
+    /// Takes note that a task has its result, which lies `in_window` of its own or elsewhere. Returns true if workers are
+    /// to be woken.
+    ///
+    /// # Errors
+    /// As [`put`](Self::put).
+    pub fn answered(&self, seq: u64, in_window: bool) -> Result<bool> {
+        let state = &mut *self.lock();
+        let is_it = |sent: &Option<LaidOut>| sent.as_ref().is_some_and(|sent| sent.seq == seq);
+        let Some(place) = state.laid_out.iter().position(is_it) else { return Ok(false) };
+        let sent = state.laid_out[place].take();
+        if let Some(times) = self.memory.times(place) {
+            let plan = self.memory.batch(place).plan();
+            state.timed = Some((seq, run_times::take(times, plan.runs(), |run| samples_of(&plan, run))));
+        }
+        self.memory.batch(place).close();
+        if !in_window && let Some(LaidOut { window, .. }) = sent {
+            self.windows.put_back(window);
+        }
+        self.flush(state)
+    }
+
+    /// Returns the runs of a task that has just its result, if they are timed.
+    pub fn take_timed(&self, seq: u64) -> Vec<TimedRun> {
+        let timed = self.lock().timed.take_if(|(of, _)| *of == seq);
+        timed.map_or_else(Vec::new, |(_, runs)| runs)
+    }
+
+    fn flush(&self, state: &mut Sent) -> Result<bool> {
+        let mut laid_out = false;
+        while let Some(place) = state.laid_out.iter().position(Option::is_none)
+            && !state.pending.is_empty()
+            // INVARIANT: there is one, as the user keeps no more than there are beyond those of all places.
+            && let Some(window) = self.windows.take()
+            && let Some((seq, index, samples)) = state.pending.pop_front()
+        {
+            let (kind, bytes) = &index;
+            self.memory.bytes.copy_in(self.memory.start(window), bytes)?;
+            let per_run = if self.keeps_whole { samples } else { self.memory.per_run(samples, self.workers) };
+            let plan = Plan { seq, samples, per_run, kind: *kind as u64, len: bytes.len() as u64, window };
+            self.memory.batch(place).lay_out(&plan, self.memory.window);
+            state.laid_out[place] = Some(LaidOut { seq, index, window });
+            laid_out = true;
+        }
+        Ok(laid_out)
+    }
+
+    /// Frees what a worker had claimed, whose process has ended and whose results were taken.
+    pub fn lose(&self, worker: u32) {
+        let state = self.lock();
+        for place in self.memory.places().filter(|&place| state.laid_out[place].is_some()) {
+            self.memory.batch(place).lose(worker);
+        }
+    }
+
+    /// The task of which a worker has claimed something.
+    #[must_use]
+    pub fn in_hand(&self, worker: u32) -> Option<(u64, TaskIndex)> {
+        let state = self.lock();
+        let found = self.memory.places().find(|&place| self.memory.batch(place).is_with(worker))?;
+        state.laid_out[found].as_ref().map(|sent| (sent.seq, sent.index.clone()))
+    }
+
+    /// Gives back all windows that have no batch of the user's. The workers have ended.
+    pub fn close(&self) {
+        for sent in self.lock().laid_out.iter_mut().filter_map(Option::take) {
+            self.windows.put_back(sent.window);
+        }
+        self.windows.close();
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Sent> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use super::*;
+    use crate::joint::Part;
+    use crate::timing::Stamps;
+    use crate::transport::message::TaskKind;
+
+    #[test]
+    fn tasks_wait_for_a_place_and_the_earliest_is_claimed_first() {
+        let (memory, windows, fd) = SharedTasks::create(2, 4096, true).unwrap();
+        let sharing = TaskSharing::new(memory, Arc::new(windows), 2, false);
+        let words = sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
+        let worker = SharedTasks::attach(words, fd.as_fd(), 2, 4096, true).unwrap();
+        for seq in 0..3 {
+            let index = (TaskKind::Indices, vec![seq as u8; 16]);
+            assert_eq!(sharing.put(seq, index, 2), Ok(seq < 2));
+        }
+        let any = |_| true;
+        let first = worker.claim(0, any).unwrap();
+        assert_eq!((first.plan.seq, first.samples()), (0, 0..1));
+        assert_eq!(worker.index(&first), Ok((TaskKind::Indices, vec![0; 16])));
+        assert_eq!(sharing.in_hand(0).map(|(seq, _)| seq), Some(0));
+        let second = worker.claim(1, any).unwrap();
+        assert_eq!(worker.claim(1, |seq| seq > 1).map(|claimed| claimed.plan.seq), None);
+        let stamps = Stamps { got: 3, made: 5, ..Stamps::default() };
+        worker.note_times(&first, 0, &stamps);
+        assert!(!worker.finish(&first, Part::Bytes { offset: 64, len: 4 }));
+        assert!(worker.begin_last(&second));
+        assert_eq!(sharing.answered(0, false), Ok(true));
+        assert_eq!(sharing.take_timed(1), []);
+        assert_eq!(sharing.take_timed(0), [TimedRun { worker: 0, stamps, samples: 0..1 }]);
+        assert_eq!(worker.claim(0, any).map(|claimed| claimed.plan.seq), Some(1));
+        sharing.lose(0);
+        assert_eq!(
+            worker.claim(1, any).map(|claimed| (claimed.plan.seq, claimed.samples())),
+            Some((1, 0..1))
+        );
+        assert_eq!(sharing.answered(9, false), Ok(false));
+        assert!(matches!(
+            sharing.put(9, (TaskKind::Indices, vec![0; 5000]), 1),
+            Err(Error::TaskTooLarge { .. })
+        ));
+    }
+}

@@ -1,0 +1,264 @@
+//! The windows of batches that all workers make, in the main process: which are free, and which the user keeps.
+//!
+//! ```text
+//!   FREE --take--> of a batch under way --its result lies there--> HELD --lease--> LEASED
+//!    ^                      |  its result lies elsewhere             |  release       |
+//!    +----------------------+----------------------------------------+----------------+
+//! ```
+//!
+//! Only the main process knows these states: it alone lays batches out, so no word of them is shared, and no worker can
+//! lose one. A window is the workers' from the moment that its batch is laid out until the batch is answered, as
+//! [`joint`](crate::joint) says. Then none of them writes there, whatever the user keeps.
+//!
+//! ORDERING window-returned: the user's last access, on any thread, comes before the bit; who takes the bit lays the next
+//! batch out, which the workers see before they write (ORDERING joint-laid-out).
+//!
+//! # Forked children
+//!
+//! A child of the main process may read what its parent held at the fork. The window comes back once the child has gone,
+//! as any lent memory ([`process`](crate::process)). A child releases nothing.
+//!
+//! # When the loader closes
+//!
+//! `Windows::close` takes what is free out of the set for good, and gives its pages back; whoever releases a window
+//! later does the same for that one. Both change the same word, so one of them sees the other, and each bit is taken by
+//! one of them.
+
+use crate::error::{Error, Result};
+use crate::forks::Moment;
+use crate::os::Segment;
+use crate::process::{self, Process};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+
+/// All windows of a loader.
+#[derive(Debug)]
+pub struct Windows {
+    bytes: Arc<Segment>,
+    count: u32,
+    /// Bytes of each.
+    len: u64,
+    /// One bit for each that is free.
+    free: Box<[AtomicU64]>,
+    leased: AtomicU64,
+    most_leased: u64,
+    closed: AtomicBool,
+    process: &'static Process,
+}
+
+impl Windows {
+    pub(super) fn new(bytes: Arc<Segment>, count: u32, most_leased: u32, len: u64) -> Self {
+        let free: Box<[AtomicU64]> = (0..count.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
+        for window in 0..count as usize {
+            free[window / 64].fetch_or(1 << (window % 64), Ordering::Relaxed);
+        }
+        Self {
+            bytes,
+            count,
+            len,
+            free,
+            leased: AtomicU64::new(0),
+            most_leased: most_leased.into(),
+            closed: AtomicBool::new(false),
+            process: process::current(),
+        }
+    }
+
+    /// Takes the first free one, which is the warmest.
+    pub(super) fn take(&self) -> Option<u32> {
+        for (number, word) in self.free.iter().enumerate() {
+            let mut bits = word.load(Ordering::Relaxed);
+            while bits != 0 {
+                let bit = bits & bits.wrapping_neg();
+                // ORDERING window-returned
+                bits = word.fetch_and(!bit, Ordering::Acquire);
+                if bits & bit != 0 {
+                    return Some(number as u32 * u64::BITS + bit.trailing_zeros());
+                }
+            }
+        }
+        None
+    }
+
+    /// Says that nothing of this process or of a worker uses a window any more. Any thread may do that.
+    pub(super) fn put_back(&self, window: u32) {
+        let Some(word) = self.free.get(window as usize / 64) else { return };
+        // ORDERING window-returned, and that the memory is closed, if that came before.
+        word.fetch_or(1 << (window % 64), Ordering::AcqRel);
+        if self.closed.load(Ordering::Relaxed) {
+            self.give_free_back();
+        }
+    }
+
+    /// Gives the memory of all windows that are not held back, now and when they are released. The workers have
+    /// ended. In a forked child nothing is given back: the memory is the parent's.
+    pub(super) fn close(&self) {
+        if !self.process.is_current() {
+            return;
+        }
+        self.closed.store(true, Ordering::Relaxed);
+        self.give_free_back();
+    }
+
+    fn give_free_back(&self) {
+        for (number, word) in self.free.iter().enumerate() {
+            // ORDERING window-returned: that it is closed is seen by whoever sets a bit after this.
+            let mut bits = word.swap(0, Ordering::AcqRel);
+            while bits != 0 {
+                let window = number as u64 * 64 + u64::from(bits.trailing_zeros());
+                bits &= bits - 1;
+                // Refused, the pages go with the mapping.
+                let _ = self.bytes.punch(window * self.len, self.len);
+            }
+        }
+    }
+
+    fn is_out(&self, window: u32) -> bool {
+        let bit = 1 << (window % 64);
+        window < self.count && self.free[window as usize / 64].load(Ordering::Relaxed) & bit == 0
+    }
+
+    /// Replaces `into` by a copy of bytes of a window, of which `used` are in use.
+    pub(crate) fn copy_out(
+        &self,
+        window: u32,
+        used: u64,
+        offset: u64,
+        len: u64,
+        into: &mut Vec<u8>,
+    ) -> Result<()> {
+        if window >= self.count || used > self.len {
+            return Err(Error::Corrupt(format!("{used} bytes in window {window} of {}", self.count)));
+        }
+        self.bytes.copy_out(u64::from(window) * self.len + offset, len, into)
+    }
+
+    /// Returns how many the user keeps.
+    #[must_use]
+    pub fn leased(&self) -> u64 {
+        self.leased.load(Ordering::Relaxed)
+    }
+}
+
+/// A window with a batch in it that has arrived. Dropped, on any thread, it is free.
+#[derive(Debug)]
+pub struct HeldWindow {
+    windows: Arc<Windows>,
+    window: u32,
+    is_leased: bool,
+    held: Moment,
+}
+
+impl HeldWindow {
+    /// # Errors
+    /// [`Error::Corrupt`] if no batch was laid out there.
+    pub(crate) fn new(windows: Arc<Windows>, window: u32) -> Result<Self> {
+        if !windows.is_out(window) {
+            return Err(Error::Corrupt(format!("a batch in window {window}, where none was laid out")));
+        }
+        windows.process.count_lent();
+        let held = windows.process.now();
+        Ok(Self { windows, window, is_leased: false, held })
+    }
+
+    /// In which segment the window lies, and where it begins.
+    pub(crate) fn location(&self) -> (&Segment, u64) {
+        (&self.windows.bytes, u64::from(self.window) * self.windows.len)
+    }
+
+    /// Makes the window the user's. `false`: he keeps as many as he may.
+    pub(crate) fn lease(&mut self) -> bool {
+        let Windows { leased, most_leased, process, .. } = &*self.windows;
+        let more = || {
+            let add = |now: u64| (now < *most_leased).then_some(now + 1);
+            leased.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
+        };
+        self.is_leased = self.is_leased || more() || {
+            // Children for which windows are kept may have gone.
+            process.look();
+            more()
+        };
+        self.is_leased
+    }
+}
+
+impl Drop for HeldWindow {
+    fn drop(&mut self) {
+        let Self { windows, window, is_leased, held } = self;
+        let returned = || Returned { windows: windows.clone(), window: *window, is_leased: *is_leased };
+        if windows.process.is_still(*held) {
+            drop(returned());
+        } else {
+            windows.process.give_back(*held, returned);
+        }
+    }
+}
+
+/// Releases a window when it is dropped.
+struct Returned {
+    windows: Arc<Windows>,
+    window: u32,
+    is_leased: bool,
+}
+
+impl Drop for Returned {
+    fn drop(&mut self) {
+        if self.is_leased {
+            self.windows.leased.fetch_sub(1, Ordering::Relaxed);
+        }
+        self.windows.put_back(self.window);
+        self.windows.process.discount_lent();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn windows(count: u32, most_leased: u32) -> Arc<Windows> {
+        let len = 1 << 16;
+        let (bytes, _fd) = Segment::create("windows", len * u64::from(count)).unwrap();
+        Arc::new(Windows::new(Arc::new(bytes), count, most_leased, len))
+    }
+
+    #[test]
+    fn the_first_free_window_is_taken() {
+        let windows = windows(70, 1);
+        let taken: Vec<_> = std::iter::from_fn(|| windows.take()).collect();
+        assert_eq!(taken, (0..70).collect::<Vec<_>>());
+        windows.put_back(69);
+        windows.put_back(3);
+        assert_eq!([windows.take(), windows.take(), windows.take()], [Some(3), Some(69), None]);
+    }
+
+    #[test]
+    fn a_held_window_comes_back_and_the_user_keeps_no_more_than_he_may() {
+        let windows = windows(3, 1);
+        assert!(HeldWindow::new(windows.clone(), 0).is_err() && HeldWindow::new(windows.clone(), 9).is_err());
+        let numbers = [windows.take(), windows.take()].map(Option::unwrap);
+        let [mut first, mut second] = numbers.map(|window| HeldWindow::new(windows.clone(), window).unwrap());
+        assert!(first.lease() && first.lease() && !second.lease());
+        assert_eq!(windows.take(), Some(2));
+        drop(second);
+        assert_eq!((windows.take(), windows.leased()), (Some(1), 1));
+        drop(first);
+        assert_eq!((windows.take(), windows.leased()), (Some(0), 0));
+    }
+
+    #[test]
+    fn closed_windows_give_their_pages_back() {
+        let windows = windows(2, 1);
+        let held = windows.take().unwrap();
+        let write = |window: u32| windows.bytes.copy_in(u64::from(window) << 16, &[7; 9]).unwrap();
+        let read = |window: u32| {
+            let mut bytes = Vec::new();
+            windows.bytes.copy_out(u64::from(window) << 16, 9, &mut bytes).unwrap();
+            bytes
+        };
+        (0..2).for_each(write);
+        windows.close();
+        assert_eq!((read(held), read(1)), (vec![7; 9], vec![0; 9]));
+        assert_eq!(windows.take(), None);
+        windows.put_back(held);
+        assert_eq!((read(held), windows.take()), (vec![0; 9], None));
+    }
+}

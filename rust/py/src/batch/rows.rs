@@ -1,0 +1,114 @@
+//! Rows of a batch that all workers make, back to objects: the batch over them, or the samples that they were.
+
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use ringloader_core::batch::rows::{Column, ColumnKind, Form, Place};
+use ringloader_core::sync::Arc;
+
+use crate::objects;
+use crate::torch::memory::Memory;
+use crate::torch::source::Bytes;
+use crate::torch::tensor::contiguous_tensor;
+
+/// Makes an object of a form, whose columns `leaf` makes.
+fn made<'py>(
+    py: Python<'py>,
+    form: &Form,
+    is_batch: bool,
+    leaf: &mut impl FnMut(&Column) -> PyResult<Bound<'py, PyAny>>,
+) -> PyResult<Bound<'py, PyAny>> {
+    match form {
+        Form::Column(column) => leaf(column),
+        Form::List(items) | Form::Tuple(items) => {
+            let mut values = Vec::with_capacity(items.len());
+            for item in items {
+                values.push(made(py, item, is_batch, leaf)?);
+            }
+            let values = values.into_iter().map(Ok::<_, PyErr>);
+            // torch makes lists of tuples.
+            if is_batch || matches!(form, Form::List(_)) {
+                objects::list(py, values).map(Bound::into_any)
+            } else {
+                objects::tuple(py, values).map(Bound::into_any)
+            }
+        }
+        Form::Dict(items) => {
+            let dict = objects::dict(py)?;
+            for (name, item) in items {
+                dict.set_item(objects::text(py, name)?, made(py, item, is_batch, leaf)?)?;
+            }
+            Ok(dict.into_any())
+        }
+    }
+}
+
+/// The batch over the rows of all `samples` samples, which lie in `bytes`.
+///
+/// # Errors
+/// `RuntimeError` when they do not; what torch raises.
+pub(crate) fn batch<'py>(
+    py: Python<'py>,
+    form: &Form,
+    places: &[Place],
+    samples: u64,
+    bytes: Bytes<'_>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut places = places.iter();
+    made(py, form, true, &mut |column| {
+        let place = places.next().ok_or_else(corrupt)?;
+        let shape: Vec<i64> = [samples as i64].iter().chain(&column.shape).copied().collect();
+        contiguous_tensor(py, bytes, place.offset, column.dtype, &shape)
+    })
+}
+
+/// Samples, of which `memory` has the rows, and nothing else has: column by column, as `places` say.
+///
+/// # Errors
+/// `RuntimeError` when they do not lie there; what torch and numpy raise.
+pub(crate) fn samples<'py>(
+    py: Python<'py>,
+    form: &Form,
+    places: &[Place],
+    count: u64,
+    memory: &Arc<Memory>,
+) -> PyResult<Bound<'py, PyAny>> {
+    let mut samples = Vec::new();
+    for sample in 0..count {
+        let mut places = places.iter();
+        samples.push(made(py, form, false, &mut |column| {
+            let Place { offset, row_len } = *places.next().ok_or_else(corrupt)?;
+            let tensor = |shape: &[i64]| {
+                let at = offset + sample * row_len;
+                contiguous_tensor(py, Bytes::Sample(memory), at, column.dtype, shape)
+            };
+            match column.kind {
+                ColumnKind::Tensor => tensor(&column.shape),
+                ColumnKind::Array => tensor(&column.shape)?.call_method0(intern!(py, "numpy")),
+                ColumnKind::Number => tensor(&[])?.call_method0(intern!(py, "item")),
+                ColumnKind::Scalar => {
+                    let array = tensor(&[])?.call_method0(intern!(py, "numpy"))?;
+                    array.get_item(PyTuple::empty(py))
+                }
+            }
+        })?);
+    }
+    objects::list(py, samples.into_iter().map(Ok::<_, PyErr>)).map(Bound::into_any)
+}
+
+/// Private memory for the rows of `count` samples, and their places in it.
+///
+/// # Errors
+/// `MemoryError`.
+pub(crate) fn memory_for(form: &Form, count: u64) -> PyResult<(Memory, Vec<Place>)> {
+    let (places, len) = form.places(0, count).ok_or_else(corrupt)?;
+    let memory = Memory::new(len as usize);
+    let memory =
+        memory.ok_or_else(|| PyMemoryError::new_err(format!("no memory for samples of {len} bytes")))?;
+    Ok((memory, places))
+}
+
+fn corrupt() -> PyErr {
+    PyRuntimeError::new_err("shared memory is corrupt: the rows of a batch")
+}
