@@ -140,12 +140,20 @@ rust-test: ## the crates' own tests
 # More than there are cores: most tests wait for processes to start.
 TEST_WORKERS ?= 4
 PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
+# pytest compiles the assertions of all files for some six seconds, and keeps them, if Python may. Test workers that start
+# together would each do it.
+COMPILED := build/compiled-tests
+$(COMPILED) python-test python-test-slow: export PYTHONDONTWRITEBYTECODE :=
 
-python-test: $(WHEEL_STAMP) ## the Python tests
+$(COMPILED): $(WHEEL_STAMP) $(shell find tests -name '*.py')
+	$(BIN)/python -m pytest -qq --collect-only > $@.txt || { cat $@.txt; exit 1; }
+	touch $@
+
+python-test: $(COMPILED) ## the Python tests
 	$(PYTEST) -m "not slow"
 
 # Without those of `make accelerator-slow`, which take half an hour, and of clusters, which take all cores.
-python-test-slow: $(WHEEL_STAMP) ## the Python tests that take long
+python-test-slow: $(COMPILED) ## the Python tests that take long
 	$(PYTEST) -m "slow and not long" --ignore tests/cluster
 
 cluster: $(WHEEL_STAMP) $(VENV)/.ray ## workers on the nodes of a simulated Ray cluster, beside torch's loader

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import hashlib
+import os
 import random
 import warnings
 from collections.abc import Callable, Iterator
@@ -32,6 +33,8 @@ paths: tuple[str, ...] = PATHS
 # The path that a loader with workers takes now; another would compare torch with torch.
 expected_path = PATHS[0]
 
+# Workers of which torch warns, as they are more than the cores of this process.
+TOO_MANY = 1 + (len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
 
 # Python's remark about forks of a process with threads, what torch says once and never again, and what the
 # pinning thread of 2.6 says when it comes to it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import json
 import logging
 import multiprocessing
@@ -22,6 +23,8 @@ import torch
 import torch.utils.data
 from torch.utils.data import _utils, sampler
 from torch.utils.data import dataloader as module
+
+from programs import huge_pages
 
 # Calls of what was put in place, in this process. In a worker: what its samples are moved by.
 trace: list[str] = []
@@ -265,6 +268,9 @@ def main(moments: list[str]) -> None:
     torch.set_num_threads(1)
     # Python's default since 3.14 is forkserver, to which what was replaced here says nothing.
     multiprocessing.set_start_method("fork", force=True)
+    gc.collect()
+    gc.freeze()
+    huge_pages.collapse()
     for name in PATCHES:
         for moment in moments:
             reading, writing = os.pipe()

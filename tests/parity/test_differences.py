@@ -300,7 +300,8 @@ def test_collated_numbers_keep_their_size():
 @harness.needs_new_words
 @pytest.mark.parametrize(
     "workers, options, file",
-    [(50, {}, "with_workers.py"), (0, {"pin_memory": True, "stats": True}, "base.py")],
+    [(harness.TOO_MANY, {}, "with_workers.py"), (0, {"pin_memory": True, "stats": True}, "base.py")],
+    ids=["workers", "pin_memory"],
 )
 def test_warnings_name_ringloaders_file(loader_class, workers, options, file):
     """Filters by category and message find them as torch's; filters by module do not."""
@@ -310,7 +311,7 @@ def test_warnings_name_ringloaders_file(loader_class, workers, options, file):
     for cls in (torch.utils.data.DataLoader, loader_class):
         given = {name: value for name, value in options.items() if cls is loader_class or name != "stats"}
         loader = cls(Samples(1), num_workers=workers, **given)
-        text = "50 worker processes" if workers else "no accelerator"
+        text = f"{workers} worker processes" if workers else "no accelerator"
         with pytest.warns(UserWarning, match=text) as caught:
             iter(loader)
         files += [Path(warning.filename).name for warning in caught]

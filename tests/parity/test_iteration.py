@@ -229,7 +229,7 @@ def test_pin_memory_without_accelerator_warns(loader_class, persistent):
 
 
 def test_more_workers_than_cores_warn_alike(loader_class):
-    compare(loader_class, Case(lambda: {"dataset": Samples(12), "num_workers": 9}, epochs=2))
+    compare(loader_class, Case(lambda: {"dataset": Samples(12), "num_workers": harness.TOO_MANY}, epochs=2))
 
 
 TORCH_DATASETS = {

@@ -158,6 +158,8 @@ def test_names_of_cells_travel_by_value_with_cloudpickle(tmp_path: Path, method:
     told = in_notebook(
         tmp_path,
         f"""
+        # The server of spawned workers goes with its last loader.
+        keeps_server = ringloader.DataLoader([0], num_workers=1, multiprocessing_context="{method}")
         found = [
             tell(Cell(), "{method}"),
             tell(Outer.Inner(), "{method}", collate_fn=same),

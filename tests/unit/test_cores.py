@@ -5,13 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from faults.proc import wait_until
+from programs import client
 from ringloader._common import proc
 from ringloader._doctor import checks
 
@@ -159,6 +159,6 @@ warnings.simplefilter("error")
 ringloader.DataLoader(range(4), num_workers=before)
 print(cores(), checks._cores().value.split()[0])
 """
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    ended = client.run(["-c", program], timeout=50, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout == "1 1\n"

@@ -4,7 +4,6 @@ import gc
 import os
 import pickle
 import subprocess
-import sys
 import threading
 import time
 import warnings
@@ -15,6 +14,7 @@ import torch
 
 import ringloader
 from faults.proc import wait_until
+from programs import client
 from ringloader import DataLoader
 from ringloader._placement import decoding
 from small_datasets import Stream
@@ -177,6 +177,7 @@ def test_a_fork_meanwhile():
 
 PROGRAM = """
 import time, torch
+from programs import client
 from ringloader import DataLoader
 class Slow:
     def __setstate__(self, state):
@@ -196,9 +197,7 @@ print("end", flush=True)
 def test_the_interpreter_ends_while_the_thread_decodes(persistent):
     program = PROGRAM.replace("PERSISTENT", str(persistent))
     begun = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = client.run(["-c", program], timeout=60, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
     assert time.monotonic() - begun < 40
 
@@ -363,6 +362,7 @@ def test_a_busy_thread_ends_though_its_batches_are_given_up_again():
 
 LIVE_AT_EXIT = """
 import sys
+from programs import client
 from ringloader import DataLoader
 iterator = iter(DataLoader(list(range(50)), batch_size=None, num_workers=1, main_prefetch=3))
 next(iterator)
@@ -375,8 +375,8 @@ print("end")
 
 
 def test_a_live_iterator_at_exit_says_nothing():
-    done = subprocess.run(
-        [sys.executable, "-c", LIVE_AT_EXIT], capture_output=True, text=True, timeout=60, check=False
+    done = client.run(
+        ["-c", LIVE_AT_EXIT], timeout=60, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 

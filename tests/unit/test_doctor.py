@@ -20,10 +20,15 @@ import torch
 import torch.utils.data
 
 import ringloader
+from programs import client
 from ringloader._common import output
 from ringloader._doctor import checks, doctor
 
 pytestmark = pytest.mark.rings_only
+
+
+def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return client.run(arguments, timeout=120, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def finding(subject: str, found: ringloader.Diagnosis) -> ringloader.Finding:
@@ -106,10 +111,8 @@ def test_no_room_for_a_worker_is_a_problem() -> None:
         "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 3,) * 2)\n"
         "print([one.verdict for one in checks.findings() if one.subject == 'open files'])\n"
     )
-    ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
-    )
-    assert ran.stdout == "['problem']\n"
+    ran = ended("-c", program)
+    assert (ran.stdout, ran.stderr) == ("['problem']\n", "")
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 64, "this process keeps its own"
 
 
@@ -126,13 +129,13 @@ def test_the_command_prints_it_and_says_whether_something_is_wrong() -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
     subjects = [line.split("  ")[0] for line in ran.stdout.splitlines() if not line.startswith(" ")]
     assert {"ringloader", "torch", "path", "memory", "test loader, 2 workers"} <= set(subjects)
-    limited = subprocess.run(
-        ["bash", "-c", 'ulimit -n 12; exec "$0" "$@"', *command],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
+    program = (
+        "import resource, runpy, sys\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (12, 12))\n"
+        "sys.argv = ['ringloader', 'doctor']\n"
+        "runpy.run_module('ringloader', run_name='__main__', alter_sys=True)\n"
     )
+    limited = ended("-c", program)
     assert limited.returncode == 1, limited.stdout + limited.stderr
     assert "problem: A loader with workers does not run here." in limited.stdout
 
@@ -215,10 +218,9 @@ def test_what_the_terminal_cannot_show_is_escaped(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == "\u00e9"
 
 
-@pytest.mark.parametrize("words", ["doctor", "doctor --json", "--version"])
-def test_without_a_standard_output_nothing_is_printed(words: str) -> None:
+def test_without_a_standard_output_nothing_is_printed() -> None:
     ran = subprocess.run(
-        ["bash", "-c", f'exec "$0" -m ringloader {words} >&-', sys.executable],
+        ["bash", "-c", 'exec "$0" -m ringloader --version >&-', sys.executable],
         stderr=subprocess.PIPE,
         text=True,
         timeout=120,
@@ -227,9 +229,22 @@ def test_without_a_standard_output_nothing_is_printed(words: str) -> None:
     assert (ran.returncode, ran.stderr) == (0, "")
 
 
+@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"]])
+def test_what_is_found_is_not_printed_without_a_standard_output(words: list[str]) -> None:
+    program = (
+        "import os, runpy, sys\n"
+        "os.close(1)\n"
+        # As Python begins without it.
+        "sys.stdout = sys.__stdout__ = None\n"
+        f"sys.argv = ['ringloader', *{words}]\n"
+        "runpy.run_module('ringloader', run_name='__main__', alter_sys=True)\n"
+    )
+    ran = ended("-c", program)
+    assert (ran.returncode, ran.stderr) == (0, "")
+
+
 def test_as_json_it_is_the_same() -> None:
-    command = [sys.executable, "-m", "ringloader", "doctor", "--json"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    ran = ended("-m", "ringloader", "doctor", "--json")
     assert (ran.returncode, ran.stderr) == (0, "")
     told = json.loads(ran.stdout)["findings"]
     assert [set(one) for one in told] == [{"subject", "value", "verdict", "meaning"}] * len(told)

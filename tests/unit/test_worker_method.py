@@ -3,7 +3,6 @@
 import multiprocessing
 import re
 import subprocess
-import sys
 from multiprocessing import process
 
 import pytest
@@ -11,6 +10,7 @@ import torch
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
+from programs import client
 from ringloader import DataLoader
 from ringloader._torch import internals, select_path
 from ringloader._transport import threads
@@ -157,7 +157,7 @@ print(torch.utils.data.get_worker_info is held, held(), held.__name__, same_file
 
 
 def test_torch_is_changed_by_the_first_such_iterator_only():
-    done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=True)
+    done = client.run(["-c", PROGRAM], timeout=50, stdout=subprocess.PIPE, text=True)
     assert done.stdout.splitlines() == [
         "multiprocessing False False 3 False False",
         "thread False False 3 True True",
