@@ -122,31 +122,20 @@ fail() {
   exit 1
 }
 
-declare -A program
-# build CONFIGURATION: the test binaries of one configuration, in a directory of its own. Each is a `program`.
-build() {
-  local flags='--cfg ringloader_loom' name path
-  [[ $1 == loom ]] || flags+=' --cfg ringloader_faults'
-  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" \
-    cargo test -p ringloader-core --profile loom --no-run "${BINARIES[@]/#/--test=}" >"$log" 2>&1 ||
-    fail "$1 does not build"
-  program=()
-  while read -r name path; do program[$name]=$path; done \
-    < <(sed -nE 's|^ *Executable tests/([a-z_]+)\.rs \((.+)\)$|\1 \2|p' "$log")
-  for name in "${BINARIES[@]}"; do [[ -x ${program[$name]:-} ]] || fail "$1: cargo names no binary of $name"; done
-}
-
-# run BINARY FAULT ARGUMENTS...: without cargo, which would look at all sources each time. The shell says nothing of aborts.
+# run CONFIGURATION FAULT ARGUMENTS...: the tests of one configuration, built in a directory of its own.
 run() {
-  RINGLOADER_FAULT="$2" timeout "$RUN_LIMIT_S" "${program[$1]}" "${@:3}" >"$log" 2>&1
-} 2>/dev/null
+  local flags='--cfg ringloader_loom'
+  [[ $1 == loom ]] || flags+=' --cfg ringloader_faults'
+  CARGO_TARGET_DIR="target/$1" RUSTFLAGS="$flags" RINGLOADER_FAULT="$2" timeout "$RUN_LIMIT_S" \
+    cargo test -p ringloader-core --profile loom "${@:3}" >"$log" 2>&1
+}
 
 models=0 executions=0
 hold() {
   local binary passed found
-  build "$1"
+  run "$1" '' --no-run "${BINARIES[@]/#/--test=}" || fail "$1 does not build"
   for binary in "${BINARIES[@]}"; do
-    run "$binary" '' --nocapture --test-threads=1 || fail "$1: a model of $binary does not hold"
+    run "$1" '' --test "$binary" -- --nocapture --test-threads=1 || fail "$1: a model of $binary does not hold"
     passed=$(sed -nE 's/^test result: ok\. ([0-9]+) passed.*/\1/p' "$log")
     found=$(grep -cE 'model .*: [0-9]+ executions$' "$log" || true)
     ((${passed:-0} > 0 && found > 0)) || fail "$1: $binary ran no model"
@@ -159,7 +148,7 @@ caught=0
 catch() {
   local binary test fault reason status=0
   IFS='|' read -r binary test fault reason <<<"$1"
-  run "$binary" "$fault" --nocapture --exact "$test" || status=$?
+  run loom-faults "$fault" --test "$binary" -- --nocapture --exact "$test" || status=$?
   grep -q '^running 1 test$' "$log" || fail "$binary has no test $test"
   ((status != 0)) || fail "$test holds with $fault planted"
   ((status != 124)) || fail "$test with $fault planted has not ended in $RUN_LIMIT_S s"
