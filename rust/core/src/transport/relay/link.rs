@@ -43,6 +43,8 @@ pub(super) struct Link {
     is_at_end: bool,
     /// True if a batch has come for which there is no room.
     pub(super) is_stalled: bool,
+    /// True if there may be something to be read.
+    pub(super) is_ready: bool,
     /// True if there is more to be read than one turn takes.
     pub(super) has_more: bool,
     /// Bytes of batches that were committed since they were last taken.
@@ -69,6 +71,7 @@ impl Link {
             is_told_done: false,
             is_at_end: false,
             is_stalled: false,
+            is_ready: false,
             has_more: false,
             received: 0,
         }
@@ -153,12 +156,14 @@ impl Link {
         self.gone < self.outgoing.len()
     }
 
-    /// Reads and writes what it can without waiting.
+    /// Reads what it can without waiting.
     ///
     /// # Errors
     /// Why the worker is lost, in words.
     pub(super) fn step(&mut self, is_done: bool, window: &mut Window) -> std::result::Result<(), String> {
-        self.flush()?;
+        if !self.is_ready {
+            return Ok(());
+        }
         self.has_more = false;
         self.is_stalled = false;
         let mut left = turn();

@@ -16,6 +16,7 @@
 //! | `frame.rs` | what travels over a connection |
 //! | `handshake.rs` | who may begin one |
 //! | `link.rs` | one connection, in the main process |
+//! | `reader.rs` | reading from one without waiting |
 //! | `incoming.rs` | a batch on its way from a connection into a slot |
 //! | `window.rs` | how many batches may be on their way |
 //! | `main_end.rs` | the main process's end, as its callers see it |
@@ -42,6 +43,7 @@ mod handshake;
 mod incoming;
 mod link;
 pub mod main_end;
+mod reader;
 mod serving;
 mod shared;
 mod window;

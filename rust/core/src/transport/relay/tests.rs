@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::frame::{FrameKind, HEADER, Header};
 use super::handshake::Hello;
 use super::main_end::{MainRelay, Standing};
+use super::reader::AHEAD;
 use super::worker_end::{Identity, WorkerRelay};
 use super::{Beats, Token};
 use crate::transport::engine::Engine;
@@ -196,6 +197,29 @@ fn a_frame_may_come_byte_by_byte() {
     assert_eq!((received.seq, bytes_of(&received)), (7, bytes));
     let counts = engine.control().worker(0).counters.read(0);
     assert_eq!(counts[0], ("batches", 8));
+}
+
+#[test]
+fn frames_of_any_length_may_come_at_once() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    let mut socket = hello(&main, TOKEN, number);
+    // Around what is read ahead, and more of them than the ring takes.
+    let lens = [8, 500, AHEAD - HEADER, AHEAD - 1, AHEAD, AHEAD + 1, 9, 5 * AHEAD + 7, 3 << 20, 10, 11, 12];
+    let mut bytes = Vec::new();
+    for (seq, &len) in lens.iter().enumerate() {
+        bytes.extend(result(seq as u64, len as u64).to_bytes());
+        bytes.extend(pattern(seq as u64, len));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| socket.write_all(&bytes).unwrap());
+        for (seq, &len) in lens.iter().enumerate() {
+            let received = next(&engine);
+            assert_eq!((received.seq, received.len()), (seq as u64, len as u64));
+            assert!(bytes_of(&received) == pattern(seq as u64, len), "frame {seq}");
+        }
+    });
 }
 
 #[test]
