@@ -4,6 +4,7 @@ use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::frame::{HEADER, Header};
+use super::loss::Loss;
 use super::reader::{AHEAD, Reader};
 use crate::error::{Error, Result};
 use crate::os::Segment;
@@ -78,7 +79,7 @@ impl Incoming {
     /// `before`: what the predecessors of the worker have counted in this epoch. `stamps` turns the worker's moments into this machine's.
     ///
     /// # Errors
-    /// Why the connection cannot go on, in words.
+    /// Why the connection cannot go on.
     pub(super) fn step(
         &mut self,
         socket: &mut TcpStream,
@@ -87,14 +88,14 @@ impl Incoming {
         is_wanted: bool,
         before: &[u64; 5],
         stamps: impl Fn(Stamps) -> Stamps,
-    ) -> std::result::Result<Step, String> {
+    ) -> std::result::Result<Step, Loss> {
         let Self { reader, frame } = self;
         match frame {
             Frame::Header => {
                 let Some(bytes) = reader.ahead().first_chunk::<HEADER>() else {
                     return Ok(if reader.fill(socket)? { Step::On } else { Step::Dry });
                 };
-                let header = Header::from_bytes(bytes).map_err(text)?;
+                let header = Header::from_bytes(bytes)?;
                 reader.consume(HEADER);
                 if header.len == 0 {
                     return Ok(Step::Header(header));
@@ -144,13 +145,13 @@ impl Batch {
         turn: &mut u64,
         before: &[u64; 5],
         stamps: impl Fn(Stamps) -> Stamps,
-    ) -> std::result::Result<Step, String> {
+    ) -> std::result::Result<Step, Loss> {
         let Some(have) = self.have else {
-            return Ok(if self.reserve().map_err(text)? { Step::On } else { Step::NoRoom });
+            return Ok(if self.reserve()? { Step::On } else { Step::NoRoom });
         };
         let left = self.header.len - have;
         let read = match reader.ahead() {
-            _ if left == 0 => return self.finish(port, before, stamps).map_err(text),
+            _ if left == 0 => return Ok(self.finish(port, before, stamps)?),
             [] if left < AHEAD as u64 => {
                 return Ok(if reader.fill(socket)? { Step::On } else { Step::Dry });
             }
@@ -160,13 +161,13 @@ impl Batch {
                     return Ok(Step::Dry);
                 }
                 let range = have..have + asked;
-                let received = self.commit.receive(socket.as_fd(), range, self.own.as_ref()).map_err(text)?;
+                let received = self.commit.receive(socket.as_fd(), range, self.own.as_ref())?;
                 let Some(read) = reader.record(asked as usize, received)? else { return Ok(Step::Dry) };
                 read as u64
             }
             ahead => {
                 let copied = left.min(ahead.len() as u64);
-                self.commit.copy_in(have, &ahead[..copied as usize], self.own.as_ref()).map_err(text)?;
+                self.commit.copy_in(have, &ahead[..copied as usize], self.own.as_ref())?;
                 reader.consume(copied as usize);
                 copied
             }
@@ -227,8 +228,4 @@ impl Batch {
 /// Bytes that may be read in one turn.
 pub(super) fn turn() -> u64 {
     TURN
-}
-
-fn text(error: Error) -> String {
-    error.to_string()
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::clocks::Clock;
 use super::frame::{FrameKind, Header};
 use super::incoming::{Incoming, Step, turn};
+use super::loss::Loss;
 use super::window::{Out, Window};
 use crate::error::Result;
 use crate::os::clock::monotonic;
@@ -159,8 +160,8 @@ impl Link {
     /// Reads what it can without waiting.
     ///
     /// # Errors
-    /// Why the worker is lost, in words.
-    pub(super) fn step(&mut self, is_done: bool, window: &mut Window) -> std::result::Result<(), String> {
+    /// Why the worker is lost.
+    pub(super) fn step(&mut self, is_done: bool, window: &mut Window) -> std::result::Result<(), Loss> {
         if !self.is_ready {
             return Ok(());
         }
@@ -192,7 +193,7 @@ impl Link {
     }
 
     /// Takes a frame that is no result.
-    fn take(&mut self, header: Header) -> std::result::Result<(), String> {
+    fn take(&mut self, header: Header) -> std::result::Result<(), Loss> {
         self.heard = Instant::now();
         match header.kind {
             FrameKind::Beat => {
@@ -204,7 +205,7 @@ impl Link {
                 }
                 Ok(())
             }
-            kind => Err(format!("it has sent a {kind:?}")),
+            kind => Err(format!("it has sent a {kind:?}").into()),
         }
     }
 
@@ -238,15 +239,15 @@ impl Link {
     /// Sends what it can without waiting.
     ///
     /// # Errors
-    /// Why the worker is lost, in words.
-    pub(super) fn flush(&mut self) -> std::result::Result<(), String> {
+    /// Why the worker is lost.
+    pub(super) fn flush(&mut self) -> std::result::Result<(), Loss> {
         let Some(socket) = &mut self.socket else { return Ok(()) };
         while self.gone < self.outgoing.len() {
             match socket.write(&self.outgoing[self.gone..]) {
                 Ok(sent) => self.gone += sent,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(format!("its connection has failed: {error}")),
+                Err(error) => return Err(format!("its connection has failed: {error}").into()),
             }
         }
         self.outgoing.clear();

@@ -4,6 +4,8 @@ use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::ops::Range;
 
+use super::loss::Loss;
+
 /// Bytes that may be read ahead of their use.
 pub(super) const AHEAD: usize = 16 << 10;
 
@@ -34,7 +36,7 @@ impl Reader {
     ///
     /// # Errors
     /// As [`record`](Self::record).
-    pub(super) fn fill(&mut self, socket: &mut TcpStream) -> Result<bool, String> {
+    pub(super) fn fill(&mut self, socket: &mut TcpStream) -> Result<bool, Loss> {
         if self.is_drained() {
             return Ok(false);
         }
@@ -55,12 +57,12 @@ impl Reader {
     /// Records a call that has asked for `asked` bytes. Returns how many came; `None`: none are there now.
     ///
     /// # Errors
-    /// Why the connection cannot go on, in words.
+    /// Why the connection cannot go on.
     pub(super) fn record(
         &mut self,
         asked: usize,
         result: std::io::Result<usize>,
-    ) -> Result<Option<usize>, String> {
+    ) -> Result<Option<usize>, Loss> {
         match result {
             Ok(0) => Err("its connection has ended".into()),
             Ok(read) => {
@@ -68,7 +70,7 @@ impl Reader {
                 Ok(Some(read))
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-            Err(error) => Err(format!("its connection has failed: {error}")),
+            Err(error) => Err(format!("its connection has failed: {error}").into()),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::handshake::{Caller, Said};
 use super::link::Link;
+use super::loss::Loss;
 use super::shared::{Request, Shared};
 use super::window::Window;
 use super::{Beats, Token};
@@ -68,7 +69,7 @@ impl Serving {
                 }
                 Request::Lose { worker, number, why } => {
                     if self.links[worker as usize].as_ref().is_some_and(|link| link.number == number) {
-                        self.lose(worker as usize, why);
+                        self.lose(worker as usize, why.into());
                     }
                 }
             }
@@ -120,20 +121,20 @@ impl Serving {
             if is_done {
                 link.tell_done();
             }
-            let mut lost = link.take_tasks().map_err(|error| error.to_string());
+            let mut lost = link.take_tasks().map_err(Loss::from);
             lost = lost.and_then(|()| link.step(is_done, &mut self.window));
             let received = std::mem::take(&mut link.received);
             if received > 0 {
                 self.shared.lock().received += received;
             }
             if let Some(silent) = link.silent_for().filter(|&silent| silent > self.beats.lost_after) {
-                lost = lost.and(Err(format!("nothing was heard of it for {silent:.1?}")));
+                lost = lost.and(Err(format!("nothing was heard of it for {silent:.1?}").into()));
             }
-            if let Err(mut why) = lost {
-                if link.is_inside() {
-                    why.push_str(", in the middle of a batch");
+            if let Err(mut loss) = lost {
+                if link.is_inside() && !loss.is_ours {
+                    loss.why.push_str(", in the middle of a batch");
                 }
-                self.lose(at, why);
+                self.lose(at, loss);
             }
         }
         self.send()
@@ -164,16 +165,16 @@ impl Serving {
     fn flush(&mut self) {
         for at in 0..self.links.len() {
             let flushed = self.links[at].as_mut().map_or(Ok(()), Link::flush);
-            if let Err(why) = flushed {
-                self.lose(at, why);
+            if let Err(loss) = flushed {
+                self.lose(at, loss);
             }
         }
     }
 
-    fn lose(&mut self, at: usize, why: String) {
+    fn lose(&mut self, at: usize, loss: Loss) {
         let Some(link) = self.links[at].take() else { return };
         let status = &mut self.shared.lock().workers[at];
-        status.lost = Some(why);
+        status.lost = Some(loss);
         link.end();
         self.shared.changed.notify_all();
     }

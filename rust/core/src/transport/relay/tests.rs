@@ -256,6 +256,7 @@ fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
     assert_eq!(ended(&engine), 0);
     let why = main.why_lost(0).unwrap();
     assert!(why.contains("in the middle of a batch"), "{why}");
+    assert_eq!(main.failure(0), None);
     assert!(engine.in_hand(0).unwrap().is_none() && engine.is_deserted(0).unwrap());
 
     let busy = engine.succeed(0).unwrap();
@@ -270,6 +271,27 @@ fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
     socket.write_all(&pattern(1, 500)).unwrap();
     let received = next(&engine);
     assert_eq!((received.seq, bytes_of(&received)), (1, pattern(1, 500)));
+}
+
+#[test]
+fn a_batch_without_memory_here_is_not_its_workers_fault() {
+    let engine = Engine::new(2, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    let mut socket = hello(&main, TOKEN, number);
+    socket.write_all(&result(0, 1 << 60).to_bytes()).unwrap();
+    assert_eq!(ended(&engine), 0);
+    let failure = main.failure(0).unwrap();
+    assert!(failure.starts_with("a batch needs"), "{failure}");
+    assert_eq!(main.why_lost(0), Some(failure));
+    // What no worker sends is.
+    let number = main.expect(&engine, 1, None).unwrap();
+    let mut socket = TcpStream::connect(main.address()).unwrap();
+    socket.write_all(&Hello { token: TOKEN, worker: 1, number }.to_bytes()).unwrap();
+    socket.write_all(&[7; HEADER]).unwrap();
+    assert_eq!(ended(&engine), 1);
+    assert!(main.why_lost(1).unwrap().contains("is no kind of frame"));
+    assert_eq!(main.failure(1), None);
 }
 
 #[test]
