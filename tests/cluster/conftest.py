@@ -74,11 +74,11 @@ def with_settings(workers: ringloader.ray.Workers, **settings: Any) -> ringloade
 
 
 def actors() -> list[Any]:
-    """Processes of actors of ringloader that run on this machine."""
+    """Processes of actors of ringloader that run in the cluster."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if any(part.startswith("ray::Worker") for part in process.info["cmdline"] or ()):
+            if any(part.startswith("ray::Worker") for part in process.cmdline()):
                 found.append(process)
     return found
 
