@@ -304,11 +304,7 @@ class RayTransport(Transport):
 
     def registrations(self, device_type: str) -> Registrations | None:
         """Returns the memory that is registered for devices of a type. None if they have no driver for it."""
-        found = self._registrations
-        if found is None or found.device_type != device_type:
-            if found is not None:
-                found.close()
-            self._registrations = registration.registrations_for(self.engine.slot_memory(), device_type)
+        self._registrations = registration.registrations_for(self.engine, device_type, self._registrations)
         return self._registrations
 
     def begin_epoch(self) -> None:
