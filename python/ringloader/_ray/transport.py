@@ -254,13 +254,17 @@ class RayTransport(Transport):
         self._connect(worker, self._wait_until(self._settings.start_timeout))
         return self._handles[worker]
 
-    def handle_of(self, worker: int) -> ActorWorker | None:
+    def process_of(self, worker: int) -> ActorWorker | None:
         """Returns the handle of the actor that was started last as a worker; None before."""
         return self._handles.get(worker)
 
     def make_successors(self, is_iterable: bool) -> Replacing:
         """Returns what starts successors of lost workers."""
         return Replacing(self._settings.retries, is_iterable, self)
+
+    def failure(self, worker: int) -> str | None:
+        """Returns why this process could not take a batch of a worker, if the worker was lost by that."""
+        return self._relay.failure(worker)
 
     def why_lost(self, worker: int) -> str:
         """Returns why a worker was lost, in words."""
@@ -271,10 +275,12 @@ class RayTransport(Transport):
         self, worker: int, handle: ActorWorker, in_hand: overdue.Late | None, *notes: str
     ) -> RuntimeError:
         """Returns the error for a worker that was lost and gets no successor."""
-        error = RuntimeError(
-            f"DataLoader worker {worker} (pid(s) {handle.pid}) on {handle.node} exited unexpectedly: "
-            f"{self.why_lost(worker)}"
-        )
+        failure = self.failure(worker)
+        who = f"DataLoader worker {worker} (pid(s) {handle.pid}) on {handle.node}"
+        if failure is None:
+            error = RuntimeError(f"{who} exited unexpectedly: {self.why_lost(worker)}")
+        else:
+            error = RuntimeError(f"the main process could not take a batch of {who}: {failure}")
         error.__cause__ = handle.failure()
         if in_hand is not None:
             error.add_note(f"it was in {overdue.batch(*in_hand[1:])}")
@@ -298,11 +304,7 @@ class RayTransport(Transport):
 
     def registrations(self, device_type: str) -> Registrations | None:
         """Returns the memory that is registered for devices of a type. None if they have no driver for it."""
-        found = self._registrations
-        if found is None or found.device_type != device_type:
-            if found is not None:
-                found.close()
-            self._registrations = registration.registrations_for(self.engine.slot_memory(), device_type)
+        self._registrations = registration.registrations_for(self.engine, device_type, self._registrations)
         return self._registrations
 
     def begin_epoch(self) -> None:

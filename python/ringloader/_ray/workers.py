@@ -39,9 +39,9 @@ class Workers(WorkerPool):
         num_workers: The default number of workers of a loader, and the largest.
         num_cpus: CPUs that each worker asks Ray for.
         resources: Other resources that each worker asks for, by their names.
-        max_bytes: Bytes of batches that are being made, or made and not yet taken, each counted as the
-            largest so far. Until the first has arrived, each worker makes one. One batch may always be made.
-            None: as many as the loader's ``max_shared_bytes`` takes.
+        max_bytes: Bytes of batches that are being made, or made and not yet taken by the loader, each
+            counted as the largest so far. Until the first has arrived, each worker makes one. One batch may
+            always be made. None: as many as the loader's ``max_shared_bytes`` takes.
         retries: How often a worker may be lost in the same batch and be replaced.
         start_timeout: Seconds to wait for room in the cluster, at ``iter`` and where a worker is replaced.
         host: Address of this machine that the cluster's nodes can reach. None: the one that Ray knows.

@@ -244,11 +244,7 @@ class ProcessTransport(Transport):
 
         None if they have no driver that registers. Copies out of it end before :meth:`close`.
         """
-        found = self._registrations
-        if found is None or found.device_type != device_type:
-            if found is not None:
-                found.close()
-            self._registrations = registration.registrations_for(self.engine.slot_memory(), device_type)
+        self._registrations = registration.registrations_for(self.engine, device_type, self._registrations)
         return self._registrations
 
     def close(self, may_keep: bool = False) -> None:

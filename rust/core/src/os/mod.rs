@@ -16,7 +16,7 @@
 //! | [`parent_death`] | the end of this process soon after that of its parent |
 //! | [`process`] | handles of processes, and pipes that tell of a child's end |
 //! | `waiting` | waiting for descriptors |
-//! | [`sockets`] | waiting for connections |
+//! | [`sockets`] | waiting for connections, and their buffers |
 //! | [`read_ahead`] | files' pages, fetched before they are read |
 
 pub mod clock;

@@ -172,16 +172,30 @@ impl Segment {
         Ok(usize::try_from(read).map_err(|_| std::io::Error::last_os_error()))
     }
 
-    /// Writes to a socket what lies at `offset`, at most `len` bytes. Returns how many went.
+    /// Writes to a socket `before` and then what lies at `offset`, at most `len` bytes of it. Returns how many went,
+    /// those of `before` among them.
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub fn send(&self, socket: BorrowedFd<'_>, offset: u64, len: u64) -> Result<std::io::Result<usize>> {
+    pub fn send(
+        &self,
+        socket: BorrowedFd<'_>,
+        before: &[u8],
+        offset: u64,
+        len: u64,
+    ) -> Result<std::io::Result<usize>> {
         let source = self.pointer(offset, len)?;
-        // SAFETY: `source` has `len` mapped bytes (I1, I2), which the kernel reads; no reference to them is made.
-        let sent = unsafe {
-            libc::send(socket.as_raw_fd(), source.as_ptr().cast(), len as usize, libc::MSG_NOSIGNAL)
-        };
+        let mut parts = [
+            libc::iovec { iov_base: before.as_ptr().cast_mut().cast(), iov_len: before.len() },
+            libc::iovec { iov_base: source.as_ptr().cast(), iov_len: len as usize },
+        ];
+        // SAFETY: a structure of integers and pointers, for which zeros say that there is nothing.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len() as _;
+        // SAFETY: the parts live; the kernel reads them: `source` has `len` mapped bytes (I1, I2), to which no
+        // reference is made.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
         Ok(usize::try_from(sent).map_err(|_| std::io::Error::last_os_error()))
     }
 

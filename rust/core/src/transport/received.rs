@@ -233,13 +233,14 @@ impl Received {
         self.backing.pointer(offset, len)
     }
 
-    /// Writes the bytes of the batch from `offset` on to a socket, or some of them. Returns how many went.
+    /// Writes `before` and then the bytes of the batch from `offset` on to a socket, or some of them. Returns how many
+    /// went.
     ///
     /// # Errors
     /// As [`Segment::send`].
-    pub fn send(&self, socket: BorrowedFd<'_>, offset: u64) -> Result<std::io::Result<usize>> {
+    pub fn send(&self, socket: BorrowedFd<'_>, before: &[u8], offset: u64) -> Result<std::io::Result<usize>> {
         let (segment, start) = self.backing.location();
-        segment.send(socket, start + offset, self.used.saturating_sub(offset))
+        segment.send(socket, before, start + offset, self.used.saturating_sub(offset))
     }
 
     /// Returns the stamps that follow the batch; `None` if its worker has written none.

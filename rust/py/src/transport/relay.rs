@@ -69,6 +69,11 @@ impl MainRelay {
         self.0.why_lost(worker)
     }
 
+    /// Returns why this process could not take what a worker has sent, if the worker was lost by that.
+    fn failure(&self, worker: u32) -> Option<String> {
+        self.0.failure(worker)
+    }
+
     /// Bytes of results that have come from workers.
     #[getter]
     fn received(&self) -> u64 {

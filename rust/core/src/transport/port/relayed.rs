@@ -26,10 +26,12 @@ impl Port {
         self.control.worker(self.worker).worker_sleeps.announce();
     }
 
-    /// Says that the caller is awake.
-    pub fn withdraw(&self) {
+    /// Says that the caller is awake. `has_rung`: the [`bell`](Self::bell) was found readable.
+    pub fn withdraw(&self, has_rung: bool) {
         self.control.worker(self.worker).worker_sleeps.withdraw();
-        self.eventfd.clear();
+        if has_rung {
+            self.eventfd.clear();
+        }
     }
 
     /// Readable once the parent has sent something, or given room, since the caller announced its sleep.

@@ -1,10 +1,11 @@
 //! A batch on its way from a connection into a slot: one step after another, none of which waits.
 
-use std::io::{ErrorKind, Read};
 use std::net::TcpStream;
 use std::os::fd::{AsFd, OwnedFd};
 
 use super::frame::{HEADER, Header};
+use super::loss::Loss;
+use super::reader::{AHEAD, Reader};
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::fd_passing::SendOutcome;
@@ -16,11 +17,18 @@ use crate::transport::port::{Commit, Port, Room};
 /// Bytes that one connection may take before others are served.
 const TURN: u64 = 4 << 20;
 
-/// The state of a connection's next frame.
+/// The next frame of a connection.
 #[derive(Debug)]
-pub(super) enum Incoming {
-    /// A header.
-    Header { bytes: [u8; HEADER], have: usize },
+pub(super) struct Incoming {
+    reader: Reader,
+    frame: Frame,
+}
+
+/// The state of a frame.
+#[derive(Debug)]
+enum Frame {
+    /// Its header is not there yet.
+    Header,
     /// A batch.
     Batch(Box<Batch>),
     /// Bytes that nobody wants.
@@ -29,8 +37,8 @@ pub(super) enum Incoming {
 
 /// A batch, with the memory that it is read into.
 #[derive(Debug)]
-pub(super) struct Batch {
-    pub(super) header: Header,
+struct Batch {
+    header: Header,
     kind: ResultKind,
     commit: Commit<Arc<Port>>,
     /// The segment of a batch that is too large for a slot.
@@ -59,19 +67,19 @@ pub(super) enum Step {
 impl Incoming {
     /// At the start of a frame.
     pub(super) fn new() -> Self {
-        Self::Header { bytes: [0; HEADER], have: 0 }
+        Self { reader: Reader::new(), frame: Frame::Header }
     }
 
     /// Returns true if a frame has begun and is not all there.
     pub(super) fn is_inside(&self) -> bool {
-        !matches!(self, Self::Header { have: 0, .. })
+        !matches!(self.frame, Frame::Header) || !self.reader.ahead().is_empty()
     }
 
     /// Goes on as far as it can without waiting. `turn`: bytes that it may still take. `is_wanted`: false if results are dropped.
     /// `before`: what the predecessors of the worker have counted in this epoch. `stamps` turns the worker's moments into this machine's.
     ///
     /// # Errors
-    /// Why the connection cannot go on, in words.
+    /// Why the connection cannot go on.
     pub(super) fn step(
         &mut self,
         socket: &mut TcpStream,
@@ -80,52 +88,47 @@ impl Incoming {
         is_wanted: bool,
         before: &[u64; 5],
         stamps: impl Fn(Stamps) -> Stamps,
-    ) -> std::result::Result<Step, String> {
-        match self {
-            Self::Header { bytes, have } => {
-                let Some(read) = read(socket.read(&mut bytes[*have..]))? else { return Ok(Step::Dry) };
-                *have += read;
-                if *have < HEADER {
-                    return Ok(Step::On);
-                }
-                let header = Header::from_bytes(bytes).map_err(text)?;
-                *self = Self::new();
+    ) -> std::result::Result<Step, Loss> {
+        let Self { reader, frame } = self;
+        match frame {
+            Frame::Header => {
+                let Some(bytes) = reader.ahead().first_chunk::<HEADER>() else {
+                    return Ok(if reader.fill(socket)? { Step::On } else { Step::Dry });
+                };
+                let header = Header::from_bytes(bytes)?;
+                reader.consume(HEADER);
                 if header.len == 0 {
                     return Ok(Step::Header(header));
                 }
                 let kind = ResultKind::from_number(header.of)
                     .ok_or_else(|| format!("it has sent a result of kind {}", header.of))?;
                 let commit = port.begin_relayed(header.at[2]);
-                *self = Self::Batch(Box::new(Batch {
-                    header,
-                    kind,
-                    commit,
-                    own: None,
-                    have: None,
-                    is_sent: false,
-                }));
+                let batch = Batch { header, kind, commit, own: None, have: None, is_sent: false };
+                *frame = Frame::Batch(Box::new(batch));
                 Ok(Step::On)
             }
-            Self::Unwanted { left } => {
-                let mut scratch = [0; 64 << 10];
-                let most = (*left).min(scratch.len() as u64) as usize;
-                let Some(read) = read(socket.read(&mut scratch[..most]))? else { return Ok(Step::Dry) };
-                *left -= read as u64;
-                *turn = turn.saturating_sub(read as u64);
+            Frame::Unwanted { left } => {
+                if reader.ahead().is_empty() && !reader.fill(socket)? {
+                    return Ok(Step::Dry);
+                }
+                let dropped = reader.ahead().len().min(usize::try_from(*left).unwrap_or(usize::MAX));
+                reader.consume(dropped);
+                *left -= dropped as u64;
+                *turn = turn.saturating_sub(dropped as u64);
                 if *left == 0 {
-                    *self = Self::new();
+                    *frame = Frame::Header;
                 }
                 Ok(Step::On)
             }
-            Self::Batch(batch) => {
+            Frame::Batch(batch) => {
                 if !is_wanted {
                     let left = batch.header.len - batch.have.unwrap_or(0);
-                    *self = if left == 0 { Self::new() } else { Self::Unwanted { left } };
+                    *frame = if left == 0 { Frame::Header } else { Frame::Unwanted { left } };
                     return Ok(Step::On);
                 }
-                let step = batch.step(socket, port, turn, before, stamps)?;
+                let step = batch.step(reader, socket, port, turn, before, stamps)?;
                 if let Step::Committed(..) = step {
-                    *self = Self::new();
+                    *frame = Frame::Header;
                 }
                 Ok(step)
             }
@@ -136,24 +139,41 @@ impl Incoming {
 impl Batch {
     fn step(
         &mut self,
-        socket: &TcpStream,
+        reader: &mut Reader,
+        socket: &mut TcpStream,
         port: &Port,
         turn: &mut u64,
         before: &[u64; 5],
         stamps: impl Fn(Stamps) -> Stamps,
-    ) -> std::result::Result<Step, String> {
+    ) -> std::result::Result<Step, Loss> {
         let Some(have) = self.have else {
-            return Ok(if self.reserve().map_err(text)? { Step::On } else { Step::NoRoom });
+            return Ok(if self.reserve()? { Step::On } else { Step::NoRoom });
         };
-        let len = self.header.len;
-        if have == len {
-            return self.finish(port, before, stamps).map_err(text);
-        }
-        let end = len.min(have.saturating_add(TURN));
-        let received = self.commit.receive(socket.as_fd(), have..end, self.own.as_ref()).map_err(text)?;
-        let Some(read) = read(received)? else { return Ok(Step::Dry) };
-        self.have = Some(have + read as u64);
-        *turn = turn.saturating_sub(read as u64);
+        let left = self.header.len - have;
+        let read = match reader.ahead() {
+            _ if left == 0 => return Ok(self.finish(port, before, stamps)?),
+            [] if left < AHEAD as u64 => {
+                return Ok(if reader.fill(socket)? { Step::On } else { Step::Dry });
+            }
+            [] => {
+                let asked = left.min(TURN);
+                if reader.is_drained() {
+                    return Ok(Step::Dry);
+                }
+                let range = have..have + asked;
+                let received = self.commit.receive(socket.as_fd(), range, self.own.as_ref())?;
+                let Some(read) = reader.record(asked as usize, received)? else { return Ok(Step::Dry) };
+                read as u64
+            }
+            ahead => {
+                let copied = left.min(ahead.len() as u64);
+                self.commit.copy_in(have, &ahead[..copied as usize], self.own.as_ref())?;
+                reader.consume(copied as usize);
+                copied
+            }
+        };
+        self.have = Some(have + read);
+        *turn = turn.saturating_sub(read);
         Ok(Step::On)
     }
 
@@ -208,18 +228,4 @@ impl Batch {
 /// Bytes that may be read in one turn.
 pub(super) fn turn() -> u64 {
     TURN
-}
-
-/// Returns how many bytes came; `None`: none are there now.
-fn read(result: std::io::Result<usize>) -> std::result::Result<Option<usize>, String> {
-    match result {
-        Ok(0) => Err("its connection has ended".into()),
-        Ok(read) => Ok(Some(read)),
-        Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-        Err(error) => Err(format!("its connection has failed: {error}")),
-    }
-}
-
-fn text(error: Error) -> String {
-    error.to_string()
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use super::clocks::Clock;
 use super::frame::{FrameKind, Header};
 use super::incoming::{Incoming, Step, turn};
+use super::loss::Loss;
 use super::window::{Out, Window};
 use crate::error::Result;
 use crate::os::clock::monotonic;
@@ -43,6 +44,8 @@ pub(super) struct Link {
     is_at_end: bool,
     /// True if a batch has come for which there is no room.
     pub(super) is_stalled: bool,
+    /// True if there may be something to be read.
+    pub(super) is_ready: bool,
     /// True if there is more to be read than one turn takes.
     pub(super) has_more: bool,
     /// Bytes of batches that were committed since they were last taken.
@@ -69,6 +72,7 @@ impl Link {
             is_told_done: false,
             is_at_end: false,
             is_stalled: false,
+            is_ready: false,
             has_more: false,
             received: 0,
         }
@@ -153,12 +157,14 @@ impl Link {
         self.gone < self.outgoing.len()
     }
 
-    /// Reads and writes what it can without waiting.
+    /// Reads what it can without waiting.
     ///
     /// # Errors
-    /// Why the worker is lost, in words.
-    pub(super) fn step(&mut self, is_done: bool, window: &mut Window) -> std::result::Result<(), String> {
-        self.flush()?;
+    /// Why the worker is lost.
+    pub(super) fn step(&mut self, is_done: bool, window: &mut Window) -> std::result::Result<(), Loss> {
+        if !self.is_ready {
+            return Ok(());
+        }
         self.has_more = false;
         self.is_stalled = false;
         let mut left = turn();
@@ -187,7 +193,7 @@ impl Link {
     }
 
     /// Takes a frame that is no result.
-    fn take(&mut self, header: Header) -> std::result::Result<(), String> {
+    fn take(&mut self, header: Header) -> std::result::Result<(), Loss> {
         self.heard = Instant::now();
         match header.kind {
             FrameKind::Beat => {
@@ -199,7 +205,7 @@ impl Link {
                 }
                 Ok(())
             }
-            kind => Err(format!("it has sent a {kind:?}")),
+            kind => Err(format!("it has sent a {kind:?}").into()),
         }
     }
 
@@ -233,15 +239,15 @@ impl Link {
     /// Sends what it can without waiting.
     ///
     /// # Errors
-    /// Why the worker is lost, in words.
-    pub(super) fn flush(&mut self) -> std::result::Result<(), String> {
+    /// Why the worker is lost.
+    pub(super) fn flush(&mut self) -> std::result::Result<(), Loss> {
         let Some(socket) = &mut self.socket else { return Ok(()) };
         while self.gone < self.outgoing.len() {
             match socket.write(&self.outgoing[self.gone..]) {
                 Ok(sent) => self.gone += sent,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(format!("its connection has failed: {error}")),
+                Err(error) => return Err(format!("its connection has failed: {error}").into()),
             }
         }
         self.outgoing.clear();

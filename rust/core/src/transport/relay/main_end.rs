@@ -68,6 +68,7 @@ impl MainRelay {
             beats,
             window: Window::new(most),
             callers: Vec::new(),
+            is_called: true,
             links: (0..workers).map(|_| None).collect(),
         };
         let thread = std::thread::Builder::new()
@@ -135,7 +136,7 @@ impl MainRelay {
         match &state.workers[worker as usize] {
             status if status.number != number => Standing::Lost("another was expected since".into()),
             Status { is_connected: true, .. } => Standing::Connected,
-            Status { lost: Some(why), .. } => Standing::Lost(why.clone()),
+            Status { lost: Some(loss), .. } => Standing::Lost(loss.why.clone()),
             _ if state.is_closed => Standing::Lost("the relay was closed".into()),
             _ => Standing::Expected,
         }
@@ -144,7 +145,15 @@ impl MainRelay {
     /// Returns why a worker was lost, if it was.
     #[must_use]
     pub fn why_lost(&self, worker: u32) -> Option<String> {
-        self.shared.lock().workers[worker as usize].lost.clone()
+        Some(self.shared.lock().workers[worker as usize].lost.as_ref()?.why.clone())
+    }
+
+    /// Returns why this process could not take what a worker has sent, if the worker was lost by that.
+    #[must_use]
+    pub fn failure(&self, worker: u32) -> Option<String> {
+        let state = self.shared.lock();
+        let loss = state.workers[worker as usize].lost.as_ref()?;
+        loss.is_ours.then(|| loss.why.clone())
     }
 
     /// Bytes of results that have come from workers.

@@ -16,6 +16,8 @@
 //! | `frame.rs` | what travels over a connection |
 //! | `handshake.rs` | who may begin one |
 //! | `link.rs` | one connection, in the main process |
+//! | `reader.rs` | reading from one without waiting |
+//! | `loss.rs` | why a worker is lost |
 //! | `incoming.rs` | a batch on its way from a connection into a slot |
 //! | `window.rs` | how many batches may be on their way |
 //! | `main_end.rs` | the main process's end, as its callers see it |
@@ -31,6 +33,9 @@
 //! of a process that has ended. All that was committed is in the ring by then. A successor connects under the next
 //! number; a connection under another number, or with another token, is closed.
 //!
+//! A batch for which the main process has no memory ends its connection too, but its worker is
+//! [not to blame](main_end::MainRelay::failure).
+//!
 //! # Room
 //!
 //! A batch waits in the connection until there is a slot for it: TCP stops the worker, whose own slots fill up, and
@@ -41,7 +46,9 @@ mod frame;
 mod handshake;
 mod incoming;
 mod link;
+mod loss;
 pub mod main_end;
+mod reader;
 mod serving;
 mod shared;
 mod window;

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use super::handshake::{Caller, Said};
 use super::link::Link;
+use super::loss::Loss;
 use super::shared::{Request, Shared};
 use super::window::Window;
 use super::{Beats, Token};
@@ -32,13 +33,17 @@ pub(super) struct Serving {
     pub(super) beats: Beats,
     pub(super) window: Window,
     pub(super) callers: Vec<Caller>,
+    /// True if there may be a caller, or words of one.
+    pub(super) is_called: bool,
     pub(super) links: Vec<Option<Link>>,
 }
 
 impl Serving {
     pub(super) fn run(mut self) {
         while self.take_requests() {
-            self.accept();
+            if self.is_called || !self.callers.is_empty() {
+                self.accept();
+            }
             let is_held_back = self.serve();
             self.sleep(is_held_back);
         }
@@ -64,7 +69,7 @@ impl Serving {
                 }
                 Request::Lose { worker, number, why } => {
                     if self.links[worker as usize].as_ref().is_some_and(|link| link.number == number) {
-                        self.lose(worker as usize, why);
+                        self.lose(worker as usize, why.into());
                     }
                 }
             }
@@ -78,6 +83,7 @@ impl Serving {
             match self.listener.accept() {
                 Ok((socket, _)) => {
                     if socket.set_nonblocking(true).is_ok() && socket.set_nodelay(true).is_ok() {
+                        sockets::fit_buffers(&socket);
                         self.callers.push(Caller::new(socket));
                     }
                 }
@@ -115,20 +121,20 @@ impl Serving {
             if is_done {
                 link.tell_done();
             }
-            let mut lost = link.take_tasks().map_err(|error| error.to_string());
+            let mut lost = link.take_tasks().map_err(Loss::from);
             lost = lost.and_then(|()| link.step(is_done, &mut self.window));
             let received = std::mem::take(&mut link.received);
             if received > 0 {
                 self.shared.lock().received += received;
             }
             if let Some(silent) = link.silent_for().filter(|&silent| silent > self.beats.lost_after) {
-                lost = lost.and(Err(format!("nothing was heard of it for {silent:.1?}")));
+                lost = lost.and(Err(format!("nothing was heard of it for {silent:.1?}").into()));
             }
-            if let Err(mut why) = lost {
-                if link.is_inside() {
-                    why.push_str(", in the middle of a batch");
+            if let Err(mut loss) = lost {
+                if link.is_inside() && !loss.is_ours {
+                    loss.why.push_str(", in the middle of a batch");
                 }
-                self.lose(at, why);
+                self.lose(at, loss);
             }
         }
         self.send()
@@ -159,21 +165,21 @@ impl Serving {
     fn flush(&mut self) {
         for at in 0..self.links.len() {
             let flushed = self.links[at].as_mut().map_or(Ok(()), Link::flush);
-            if let Err(why) = flushed {
-                self.lose(at, why);
+            if let Err(loss) = flushed {
+                self.lose(at, loss);
             }
         }
     }
 
-    fn lose(&mut self, at: usize, why: String) {
+    fn lose(&mut self, at: usize, loss: Loss) {
         let Some(link) = self.links[at].take() else { return };
         let status = &mut self.shared.lock().workers[at];
-        status.lost = Some(why);
+        status.lost = Some(loss);
         link.end();
         self.shared.changed.notify_all();
     }
 
-    /// Sleeps until something happens.
+    /// Sleeps until something happens, and records where.
     fn sleep(&mut self, is_held_back: bool) {
         let links = || self.links.iter().flatten();
         links().for_each(|link| link.port.announce());
@@ -184,17 +190,28 @@ impl Serving {
             () if is_held_back || is_stalled => SOON,
             () => LONGEST_SLEEP.min(self.beats.lost_after / 4),
         };
-        let mut fds: Vec<(BorrowedFd<'_>, bool)> =
-            vec![(self.shared.bell.as_fd(), false), (self.listener.as_fd(), false)];
-        fds.extend(self.callers.iter().map(|caller| (caller.socket.as_fd(), false)));
+        let mut fds: Vec<(BorrowedFd<'_>, bool)> = vec![(self.shared.bell.as_fd(), false)];
         fds.extend(links().map(|link| (link.port.bell(), false)));
         // A stalled connection is read again once there is room.
         let speaking = links().filter(|link| !link.is_stalled);
         fds.extend(speaking.filter_map(|link| Some((link.socket.as_ref()?.as_fd(), link.has_outgoing()))));
-        if !has_news && sockets::wait(&fds, limit).is_err() {
+        fds.push((self.listener.as_fd(), false));
+        fds.extend(self.callers.iter().map(|caller| (caller.socket.as_fd(), false)));
+        let found = sockets::wait(&fds, limit).unwrap_or_else(|_| {
             std::thread::sleep(SOON);
+            vec![true; fds.len()]
+        });
+        let mut found = found.into_iter();
+        if found.next() == Some(true) {
+            self.shared.bell.clear();
         }
-        links().for_each(|link| link.port.withdraw());
-        self.shared.bell.clear();
+        for link in self.links.iter_mut().flatten() {
+            link.port.withdraw(found.next() == Some(true));
+        }
+        for link in self.links.iter_mut().flatten() {
+            let is_asked = link.socket.is_some() && !link.is_stalled;
+            link.is_ready = link.is_stalled || link.has_more || is_asked && found.next() == Some(true);
+        }
+        self.is_called = found.any(|is_ready| is_ready);
     }
 }

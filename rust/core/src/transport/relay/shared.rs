@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::link::Link;
+use super::loss::Loss;
 use crate::os::eventfd::EventFd;
 
 #[derive(Debug)]
@@ -30,7 +31,7 @@ pub(super) struct Status {
     /// True once it has connected.
     pub(super) is_connected: bool,
     /// Why it was lost.
-    pub(super) lost: Option<String>,
+    pub(super) lost: Option<Loss>,
 }
 
 #[derive(Debug)]

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use super::frame::{FrameKind, HEADER, Header};
 use super::handshake::Hello;
 use super::main_end::{MainRelay, Standing};
+use super::reader::AHEAD;
 use super::worker_end::{Identity, WorkerRelay};
 use super::{Beats, Token};
 use crate::transport::engine::Engine;
@@ -199,6 +200,29 @@ fn a_frame_may_come_byte_by_byte() {
 }
 
 #[test]
+fn frames_of_any_length_may_come_at_once() {
+    let engine = Engine::new(1, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    let mut socket = hello(&main, TOKEN, number);
+    // Around what is read ahead, and more of them than the ring takes.
+    let lens = [8, 500, AHEAD - HEADER, AHEAD - 1, AHEAD, AHEAD + 1, 9, 5 * AHEAD + 7, 3 << 20, 10, 11, 12];
+    let mut bytes = Vec::new();
+    for (seq, &len) in lens.iter().enumerate() {
+        bytes.extend(result(seq as u64, len as u64).to_bytes());
+        bytes.extend(pattern(seq as u64, len));
+    }
+    std::thread::scope(|scope| {
+        scope.spawn(|| socket.write_all(&bytes).unwrap());
+        for (seq, &len) in lens.iter().enumerate() {
+            let received = next(&engine);
+            assert_eq!((received.seq, received.len()), (seq as u64, len as u64));
+            assert!(bytes_of(&received) == pattern(seq as u64, len), "frame {seq}");
+        }
+    });
+}
+
+#[test]
 fn callers_that_are_not_expected_are_closed() {
     let engine = Engine::new(1, 4, SHARE).unwrap();
     let main = relay(&engine, None, Beats::default());
@@ -232,6 +256,7 @@ fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
     assert_eq!(ended(&engine), 0);
     let why = main.why_lost(0).unwrap();
     assert!(why.contains("in the middle of a batch"), "{why}");
+    assert_eq!(main.failure(0), None);
     assert!(engine.in_hand(0).unwrap().is_none() && engine.is_deserted(0).unwrap());
 
     let busy = engine.succeed(0).unwrap();
@@ -246,6 +271,27 @@ fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
     socket.write_all(&pattern(1, 500)).unwrap();
     let received = next(&engine);
     assert_eq!((received.seq, bytes_of(&received)), (1, pattern(1, 500)));
+}
+
+#[test]
+fn a_batch_without_memory_here_is_not_its_workers_fault() {
+    let engine = Engine::new(2, 4, SHARE).unwrap();
+    let main = relay(&engine, None, Beats::default());
+    let number = main.expect(&engine, 0, None).unwrap();
+    let mut socket = hello(&main, TOKEN, number);
+    socket.write_all(&result(0, 1 << 60).to_bytes()).unwrap();
+    assert_eq!(ended(&engine), 0);
+    let failure = main.failure(0).unwrap();
+    assert!(failure.starts_with("a batch needs"), "{failure}");
+    assert_eq!(main.why_lost(0), Some(failure));
+    // What no worker sends is.
+    let number = main.expect(&engine, 1, None).unwrap();
+    let mut socket = TcpStream::connect(main.address()).unwrap();
+    socket.write_all(&Hello { token: TOKEN, worker: 1, number }.to_bytes()).unwrap();
+    socket.write_all(&[7; HEADER]).unwrap();
+    assert_eq!(ended(&engine), 1);
+    assert!(main.why_lost(1).unwrap().contains("is no kind of frame"));
+    assert_eq!(main.failure(1), None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The worker's end: the rings of a local worker in its process, and two threads between them and the connection.
 
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
@@ -12,6 +12,7 @@ use super::handshake::Hello;
 use super::{Beats, Token};
 use crate::error::{Error, Result};
 use crate::os::clock::monotonic;
+use crate::os::sockets;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 use crate::transport::LONGEST_SLEEP;
 use crate::transport::engine::Engine;
@@ -88,6 +89,7 @@ impl WorkerRelay {
             return Err(failed(last.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
         };
         socket.set_nodelay(true).map_err(&failed)?;
+        sockets::fit_buffers(&socket);
         let Identity { token, worker, number } = identity;
         socket.write_all(&Hello { token, worker, number }.to_bytes()).map_err(&failed)?;
         let shared = Arc::new(Shared {
@@ -103,7 +105,7 @@ impl WorkerRelay {
             threads: Mutex::default(),
         };
         let reading = socket.try_clone().map_err(&failed)?;
-        let receiver = Receiver { shared: shared.clone(), socket: reading };
+        let receiver = Receiver { shared: shared.clone(), socket: BufReader::new(reading) };
         relay.start("ringloader-receive", move || receiver.run())?;
         let sender = Sender { shared, socket, beats, beat: Instant::now(), epoch: 0 };
         relay.start("ringloader-send", move || sender.run())?;
@@ -181,7 +183,7 @@ impl Shared {
 /// Takes tasks from the connection.
 struct Receiver {
     shared: Arc<Shared>,
-    socket: TcpStream,
+    socket: BufReader<TcpStream>,
 }
 
 impl Receiver {
@@ -276,7 +278,7 @@ impl Sender {
         // See `end_part`.
         let ends_part =
             result.kind == ResultKind::Batch && self.shared.last.load(Ordering::Relaxed) == result.seq;
-        self.write(&Header {
+        let header = Header {
             ends_part,
             of: result.kind as u64,
             seq: result.seq,
@@ -284,10 +286,13 @@ impl Sender {
             at: [result.meta_offset, result.table().len() as u64, result.generation],
             counts: counts.map(|(_, count)| count),
             ..Header::of(FrameKind::Result)
-        })?;
+        };
+        let header = header.to_bytes();
         let mut gone = 0;
-        while gone < result.len() {
-            match result.send(self.socket.as_fd(), gone)? {
+        while gone < HEADER as u64 + result.len() {
+            // One call, and for a small batch one packet, so that the main process wakes up once.
+            let of_header = gone.min(HEADER as u64);
+            match result.send(self.socket.as_fd(), &header[of_header as usize..], gone - of_header)? {
                 Ok(sent) => gone += sent as u64,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(io("sending a batch")(error)),
