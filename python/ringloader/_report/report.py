@@ -157,6 +157,7 @@ def _begin(
         counted.begin(count)
         if asked.mode():
             rank.note()
+            counted.recording = recording
             counted.made_at = made_at.place_of(loader)
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
     noted = _Record(path, reason, counters, recording, counted, count)
