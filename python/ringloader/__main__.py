@@ -89,7 +89,8 @@ def main() -> None:
         return
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
-    if (given.pop("report") or given.get("stats") is True) and os.environ.get(asked.VARIABLE, "0") in ("", "0"):
+    is_asked = given.pop("report") or given.get("stats") is True
+    if is_asked and os.environ.get(asked.VARIABLE, "0") in ("", "0"):
         os.environ[asked.VARIABLE] = asked.ONE
     is_given = bool(given)
     is_stateful = given.pop(by_name.STATEFUL, False)

@@ -97,7 +97,9 @@ def test_it_is_an_error_in_its_turn_and_the_epoch_goes_on(dataset, snapshot, cap
     with caplog.at_level(logging.WARNING, "ringloader"):
         loader = made(dataset)
         assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
-    logged = f"the sample at index 5 took longer than sample_timeout={LIMIT} s in batch 1 of the epoch: dataset"
+    logged = (
+        f"the sample at index 5 took longer than sample_timeout={LIMIT} s in batch 1 of the epoch: dataset"
+    )
     assert logged in caplog.text
     # Each epoch anew, also the next.
     assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]

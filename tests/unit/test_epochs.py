@@ -155,7 +155,7 @@ def test_what_it_raises_is_the_error_of_the_epochs_batches(own_path, persistent)
 
 
 class Refuses(torch.utils.data.Sampler):
-    """Has no order while ``is_closed``."""
+    """A sampler that raises while ``is_closed``."""
 
     is_closed = False
 

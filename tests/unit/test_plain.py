@@ -112,7 +112,7 @@ def test_a_collate_function_with_another_code_is_called():
 
 
 def test_other_code_in_a_function_that_default_collate_calls():
-    """No tool is known that does so. An iterator without options looks for other functions, not for other code."""
+    """An iterator without options looks for other functions only. No tool is known that changes the code."""
     function = collating.collate_fn_map[torch.Tensor]
     data = [torch.zeros(1), torch.ones(1)]
     assert isinstance(iter(DataLoader(data))._dataset_fetcher.collate_fn, Collation)

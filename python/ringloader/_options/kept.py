@@ -43,7 +43,8 @@ def has_defaults(loader: object) -> bool:
     read = vars(loader).get
     if read(OPTIONS, _NONE_GIVEN).changed():
         return False
-    for name, default in _READ_AGAIN_DEFAULTS:
+    # Each `iter` asks, and a generator expression takes longer.
+    for name, default in _READ_AGAIN_DEFAULTS:  # noqa: SIM110
         if read(name, _MISSING) is not default:
             return False
     return True

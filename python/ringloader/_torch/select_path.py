@@ -159,11 +159,7 @@ def has_torchs_iterator(get_iterator: Any) -> bool:
     )
     if found == _checked:
         return True
-    if (
-        internals.missing_name()
-        or may_recover()
-        or _replaced_without_workers(hook.beneath(get_iterator))
-    ):
+    if internals.missing_name() or may_recover() or _replaced_without_workers(hook.beneath(get_iterator)):
         return False
     _checked = found
     return True
