@@ -38,7 +38,7 @@ DOCS_VENV ?= .venv-docs
 DOCS_PIP := $(DOCS_VENV)/bin/python -m pip --disable-pip-version-check -q
 export TORCH_INDEX
 
-.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-apart frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast cluster cluster-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows free-threaded clean
+.PHONY: help generate asan deny test test-long test-fast demo frameworks frameworks-apart frameworks-docs bench bench-threads bench-scaling bench-sweep bench-padding bench-profile bench-smoke bench-threads-env bench-rust bench-instructions bench-accelerator gpu lint rust-test python-test python-test-slow python-test-fast newer-python cluster cluster-fast parity parity-all accelerator accelerator-slow stubs docs chaos soak loom loom-fast tsan tsan-fast storm storm-fast miri portable systems aarch64 wheel wheel-pythons workflows free-threaded clean
 
 help:
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/'
@@ -129,8 +129,8 @@ $(DIST_STAMP): $(TOOLS_VENV)/.wheel $(RUST_SOURCES) $(PYTHON_SOURCES) LICENSE ci
 test: $(WHEEL_STAMP) $(DOCS_VENV)/.docs $(TOOLS_VENV)/.workflows ## every gate that ends within minutes, the Python tests beside the others
 	ci/gates.py python-test "lint rust-test stubs docs" "loom-fast tsan-fast portable free-threaded systems"
 
-test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel $(VENV)/.ray ## what takes longer, for CI and releases: slow tests, the wheels
-	ci/gates.py python-test-slow "storm-fast wheel asan aarch64 cluster-fast"
+test-long: $(WHEEL_STAMP) $(TOOLS_VENV)/.wheel $(VENV)/.ray ## what takes longer, for CI and releases: slow tests, a newer Python, the wheels
+	ci/gates.py "python-test-slow newer-python" "storm-fast wheel asan aarch64 cluster-fast"
 
 test-fast: rust-test python-test-fast ## while working
 
@@ -155,6 +155,15 @@ python-test: $(COMPILED) ## the Python tests
 # Without those of `make accelerator-slow`, which take half an hour, and of clusters, which take all cores.
 python-test-slow: $(COMPILED) ## the Python tests that take long
 	$(PYTEST) -m "slow and not long" --ignore tests/cluster
+
+# A file or two of each room: a Python differs in start methods, tracing, pickling, warnings and texts of errors.
+NEWER_TESTS := $(addprefix tests/, \
+	parity/test_start.py parity/test_kinds.py parity/test_thread_workers.py parity/test_notebooks.py \
+	unit/test_state.py unit/test_pool.py unit/test_stats.py unit/test_plain.py unit/test_cost_of_iter.py \
+	unit/test_fallback.py unit/test_shared_list.py faults/test_death.py install/test_hook.py install/test_run.py)
+
+newer-python: $(WHEEL_STAMP) ## a part of the Python tests, with the newest CPython at hand; NEWER_PYTHON=<path>
+	ci/newer_python.sh $(VENV) -q -n $(TEST_WORKERS) -m "not slow" $(NEWER_TESTS)
 
 cluster: $(WHEEL_STAMP) $(VENV)/.ray ## workers on the nodes of a simulated Ray cluster, beside torch's loader
 	RINGLOADER_TEST_ALL=1 $(BIN)/python -m pytest -q tests/cluster
@@ -350,4 +359,4 @@ bench-instructions: ## instructions of the core, counted by valgrind
 	cargo bench -p ringloader-core --bench instructions
 
 clean:
-	rm -rf $(VENV) $(APART_VENV) $(THREADS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build target
+	rm -rf $(VENV) $(VENV)-newer $(APART_VENV) $(THREADS_VENV) $(TOOLS_VENV) $(DOCS_VENV) build target

@@ -69,7 +69,8 @@ def main() -> None:
     command.add_argument(
         "--report",
         action="store_true",
-        help=f"at exit, prints a line for each loader on standard error, as {asked.VARIABLE}=1",
+        help=f"at exit, prints a line for each loader on standard error, as {asked.VARIABLE}=1; with "
+        "--stats True, which implies it, the figures of its last epoch too",
     )
     command.add_argument("-m", dest="is_module", action="store_true", help="a module, as with python -m")
     command.add_argument("program", help="file, folder, zip file or module")
@@ -88,7 +89,8 @@ def main() -> None:
         return
     program, arguments = given.pop("program"), given.pop("arguments")
     is_module = given.pop("is_module")
-    if given.pop("report") and os.environ.get(asked.VARIABLE, "0") in ("", "0"):
+    is_asked = given.pop("report") or given.get("stats") is True
+    if is_asked and os.environ.get(asked.VARIABLE, "0") in ("", "0"):
         os.environ[asked.VARIABLE] = asked.ONE
     is_given = bool(given)
     is_stateful = given.pop(by_name.STATEFUL, False)

@@ -330,13 +330,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return object.__getattribute__(self, name)
 
     def _get_iterator(self) -> Any:
-        without_ours, options = hook.beneath(internals.Loader._get_iterator), kept.options_of(self)
-        iterator = plain.make(self, options, without_ours)
+        get_iterator, iterator = internals.Loader._get_iterator, None
+        if kept.has_defaults(self):
+            read = plain.bare(self) if type(self) is DataLoader else self
+            iterator = plain.make(self, read, get_iterator)
         if iterator is None:
+            options, without_ours = kept.options_of(self), hook.beneath(get_iterator)
             iterator = make_iterator(self, options, without_ours, super()._get_iterator)
-        if not isinstance(iterator, pausing.Pausing):
-            torchs, iterator = iterator, TorchsIterator(iterator, Stages())
-            report.pass_on(torchs, iterator)
+            if not isinstance(iterator, pausing.Pausing):
+                torchs, iterator = iterator, TorchsIterator(iterator, Stages())
+                report.pass_on(torchs, iterator)
         pausing.register(self, iterator)
         return iterator
 

@@ -97,11 +97,38 @@ def test_it_is_an_error_in_its_turn_and_the_epoch_goes_on(dataset, snapshot, cap
     with caplog.at_level(logging.WARNING, "ringloader"):
         loader = made(dataset)
         assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
-    assert f"sample_timeout={LIMIT} s in batch 1 of the epoch: dataset indices" in caplog.text
+    logged = (
+        f"the sample at index 5 took longer than sample_timeout={LIMIT} s in batch 1 of the epoch: dataset"
+    )
+    assert logged in caplog.text
     # Each epoch anew, also the next.
     assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
     del loader
     snapshot.assert_nothing_left()
+
+
+@pytest.mark.parametrize(
+    ("call", "index", "words"),
+    [
+        (5, [4, 5], "the sample at index 5"),
+        (5, 5, "the sample at index 5"),
+        (sample_timeout._key("b"), ["a", "b"], "the sample at index 'b'"),
+        (sample_timeout._SEVERAL, [4, 5], "the samples at indices [4, 5]"),
+        (sample_timeout._COLLATE, [4, 5], "collate_fn"),
+        # What the worker wrote is no index of the batch.
+        (7, [4, 5], "a sample"),
+        (-9, [4, 5], "a sample"),
+    ],
+)
+def test_the_log_names_what_took_too_long(call, index, words):
+    timeouts = sample_timeout.SampleTimeouts(1, LIMIT)
+    record = timeouts._records.of(0)
+    record[sample_timeout._EXCEEDED], record[sample_timeout._CALL] = 1, call
+    record[sample_timeout._BATCH] = sample_timeout._key(index)
+    assert timeouts.exceeded(0, (0, 0, index)) == words
+    assert timeouts.exceeded(0, (0, 0, index)) is None
+    record.release()
+    timeouts.close()
 
 
 @pytest.mark.slow
@@ -362,7 +389,7 @@ def test_a_worker_may_write_anything_into_its_record(written, many):
     record[sample_timeout._BATCH] = record[sample_timeout._OF] = key
     record[sample_timeout._MANY] = written
     # One more than may be known is an error of its own: the worker is lost.
-    assert timeouts.has_exceeded(0, batch) == (many < sample_timeout._MOST)
+    assert (timeouts.exceeded(0, batch) is not None) == (many < sample_timeout._MOST)
     assert record[sample_timeout._MANY] == many
     assert not any(records[1])
     for one in records:

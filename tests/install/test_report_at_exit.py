@@ -176,6 +176,34 @@ def test_ranks_that_the_program_starts(real_torch: Python, tmp_path: Path, who: 
         assert re.fullmatch(f"{re.escape(prefixes[rank])}: {about}", line), line
 
 
+FIGURES = r"""ringloader: train\.py:4: {torchs}( \(\d loaders\))?: single-process; {all} batches{times}
+ringloader:   the last epoch: 3 batches in [\d.]+ s \(path single-process, num_workers=0\): startup .*
+ringloader:   main process: decode .*
+ringloader:   worker +batches +idle .*
+ringloader:        0 +3 .*
+ringloader:   [a-z]+: .*
+"""
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_statistics_that_the_command_line_asks_for(real_torch: Python, tmp_path: Path, times: int) -> None:
+    """Also of a loader that is gone."""
+    program = f"""
+import torch
+def train():
+    for batch in torch.utils.data.DataLoader(torch.arange(3)):
+        pass
+for _ in range({times}):
+    train()
+"""
+    (tmp_path / "train.py").write_text(program)
+    done = real_torch.run("-m", "ringloader", "run", "--stats", "True", "train.py", cwd=tmp_path)
+    expected = FIGURES.format(torchs=re.escape(TORCHS), all=3 * times, times=TIMES)
+    assert re.fullmatch(expected, done.stderr), done.stderr
+    done = real_torch.run("-m", "ringloader", "run", "--stats", "False", "train.py", cwd=tmp_path)
+    assert done.stderr == ""
+
+
 @pytest.mark.parametrize("end", ["", "sys.exit(2)", "1 / 0"])
 def test_a_program_that_imports_the_class(real_torch: Python, tmp_path: Path, end: str) -> None:
     program = "import sys, ringloader, torch\nloader = ringloader.DataLoader(torch.arange(3))\nlist(loader)\n"

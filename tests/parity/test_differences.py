@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import multiprocessing
 import re
+import sys
 import threading
 from pathlib import Path
 
@@ -199,9 +200,12 @@ def test_arrays_do_not_own_their_data(loader_class):
         return next(iter(kind(Made(arrays, 4), batch_size=None, num_workers=1, collate_fn=identity)))
 
     theirs, ours = array(torch.utils.data.DataLoader), array(loader_class)
-    assert theirs.flags.owndata and not ours.flags.owndata
-    theirs.resize(6)
-    assert theirs.tolist() == [0] * 6
+    assert not ours.flags.owndata
+    # From 3.14 on pickle has another default protocol.
+    assert theirs.flags.owndata == (sys.version_info < (3, 14))
+    if theirs.flags.owndata:
+        theirs.resize(6)
+        assert theirs.tolist() == [0] * 6
     with pytest.raises(ValueError, match="does not own its data"):
         ours.resize(6)
     assert np.resize(ours, 6).tolist() == [0] * 6

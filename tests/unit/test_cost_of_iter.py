@@ -26,8 +26,12 @@ def instructions_of_iter(loader: torch.utils.data.DataLoader) -> int:
     for _ in range(20):
         iter(loader)
     before = sys.gettrace()
+    # Newer Pythons count the instructions of a function only if a frame of it has asked before.
+    sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
+        iter(loader)
+        count = 0
         iter(loader)
     finally:
         sys.settrace(before)
@@ -36,7 +40,7 @@ def instructions_of_iter(loader: torch.utils.data.DataLoader) -> int:
 
 @pytest.mark.parametrize(
     ("cls", "most"),
-    [(ringloader.DataLoader, 3.2), (ringloader.StatefulDataLoader, 30)],
+    [(ringloader.DataLoader, 3.0), (ringloader.StatefulDataLoader, 30)],
     ids=["plain", "stateful"],
 )
 def test_an_iterator_without_workers_takes_few_instructions(cls, most) -> None:

@@ -154,6 +154,37 @@ def test_what_it_raises_is_the_error_of_the_epochs_batches(own_path, persistent)
     loader._iterator = None
 
 
+class Refuses(torch.utils.data.Sampler):
+    """A sampler that raises while ``is_closed``."""
+
+    is_closed = False
+
+    def __init__(self):
+        pass
+
+    def __len__(self):
+        return 4
+
+    def __iter__(self):
+        if self.is_closed:
+            raise LookupError("no order today")
+        return iter(range(4))
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_an_epoch_that_could_not_begin_does_not_count(own_path, persistent):
+    """The next one has its number, and so its seeds."""
+    sampler = Refuses()
+    loader = made(own_path, [0] * 4, persistent, worker_reset_fn=other_dataset, sampler=sampler)
+    of = (lambda _: 0) if own_path == "without workers" else (lambda number: number % 2)
+    for epoch in range(3):
+        sampler.is_closed = True
+        with pytest.raises(LookupError, match="no order today"):
+            iter(loader)
+        sampler.is_closed = False
+        assert list(loader) == [f"{of(number)} {epoch} {number}" for number in range(4)]
+
+
 def test_an_iterable_dataset_whose_epoch_cannot_begin_ends(own_path):
     loader = made(own_path, Streamed(), worker_reset_fn=fails)
     list(loader)

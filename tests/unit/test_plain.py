@@ -109,3 +109,18 @@ def test_a_collate_function_with_another_code_is_called():
     finally:
         function.__code__ = code
     assert isinstance(iter(DataLoader(DATA))._dataset_fetcher.collate_fn, Collation)
+
+
+def test_other_code_in_a_function_that_default_collate_calls():
+    """An iterator without options looks for other functions only. No tool is known that changes the code."""
+    function = collating.collate_fn_map[torch.Tensor]
+    data = [torch.zeros(1), torch.ones(1)]
+    assert isinstance(iter(DataLoader(data))._dataset_fetcher.collate_fn, Collation)
+    code = function.__code__
+    try:
+        function.__code__ = (lambda batch, *, collate_fn_map=None: "other").__code__  # noqa: ARG005
+        assert list(torch.utils.data.DataLoader(data, batch_size=2)) == ["other"]
+        assert list(DataLoader(data, batch_size=2, on_error="skip")) == ["other"]
+        assert [batch.tolist() for batch in DataLoader(data, batch_size=2)] == [[[0.0], [1.0]]]
+    finally:
+        function.__code__ = code

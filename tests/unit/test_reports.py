@@ -344,7 +344,7 @@ def test_loaders_of_one_place_and_path_share_a_line() -> None:
     one = reports.LoaderReport("native", "r", {}, "a.L", False, 3, 0.25, 1.5, "/x/t.py:7")
     other = dataclasses.replace(one, batches=1)
     torchs = reports.LoaderReport("torch", "it is so", {}, "a.L", True, None, None, None, None)
-    assert reports.lines([one, torchs, other]) == [
+    assert reports.lines((each, None) for each in (one, torchs, other)) == [
         "/x/t.py:7: a.L (2 loaders): native; 4 batches in 3.000 s (1.3 a second); waited 0.500 s",
         "a.L: torch, because it is so; batches not counted",
     ]

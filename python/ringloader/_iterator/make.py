@@ -47,6 +47,17 @@ def make_iterator(
         ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
         RuntimeError: If an option cannot take effect, because torch's loader must run whole.
     """
+    before = epochs.count_of(loader)
+    try:
+        return _make_iterator(loader, options, without_ours, fall_back)
+    except BaseException:
+        epochs.take_back(loader, before)
+        raise
+
+
+def _make_iterator(
+    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+) -> Any:
     if internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = conflicts.in_worker(options)

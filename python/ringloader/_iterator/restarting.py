@@ -32,8 +32,8 @@ class Restarting(Successions):
         self._transport = transport
         transport.keep_work()
         self._left = most
-        # By worker: the process that has ended because a sample took too long.
-        self._late: dict[int, int] = {}
+        # By worker: the process that has ended because a sample took too long, and which one did.
+        self._late: dict[int, tuple[int, str]] = {}
 
     def begin_epoch(self) -> None:
         """All restarts are there again."""
@@ -55,26 +55,27 @@ class Restarting(Successions):
             # A signal handler raised between its start and its caller's note of it.
             return running
         lost.join(1.0)
-        is_late = self._is_late(lost, worker, in_hand)
-        if worker in self._unknown or not (self._left or is_late) or self._is_iterable:
+        late = self._too_late(lost, worker, in_hand)
+        if worker in self._unknown or not (self._left or late) or self._is_iterable:
             return None
         if self._transport.is_without_guard(lost) or not self._is_deserted(worker):
             return None
-        if is_late:
-            self._log_late(lost, worker, in_hand)
+        if late:
+            self._log_late(lost, worker, in_hand, late)
         else:
             self._left -= 1
             self._log(lost, worker, in_hand)
         return self._restart(worker, start)
 
-    def _is_late(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> bool:
-        """True if a worker has ended because a sample took too long."""
+    def _too_late(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> str | None:
+        """Returns the sample that took too long, in words, if a worker has ended because of one, or None."""
         timeouts = self._transport.timeouts
         # An interrupt may make the iterator ask again.
-        if timeouts is not None and timeouts.has_exceeded(worker, in_hand):
-            self._late[worker] = lost.pid
-        pid: int = lost.pid
-        return self._late.get(worker) == pid
+        exceeded = None if timeouts is None else timeouts.exceeded(worker, in_hand)
+        if exceeded is not None:
+            self._late[worker] = lost.pid, exceeded
+        pid, late = self._late.get(worker, (None, None))
+        return late if pid == lost.pid else None
 
     def _is_deserted(self, worker: int) -> bool:
         """True if no process that a lost worker forked has the memory that a successor would fill.
@@ -91,9 +92,10 @@ class Restarting(Successions):
     def why_not(self, worker: int) -> Iterator[str]:
         """Yields the reason why a lost worker got no successor, for its error; nothing if none was wanted."""
         running = self._transport.process_of(worker)
-        if running is not None and self._late.get(worker) == running.pid:
+        pid, late = self._late.get(worker, (None, None))
+        if running is not None and pid == running.pid:
             assert self._transport.timeouts is not None
-            yield f"a sample took longer than sample_timeout={self._transport.timeouts.seconds} s"
+            yield f"{late} took longer than sample_timeout={self._transport.timeouts.seconds} s"
         refusal = self._refusal(worker)
         if refusal is not None:
             yield f"restart_workers: {refusal}"
@@ -108,13 +110,14 @@ class Restarting(Successions):
                 "successor would fill; have such processes end with the worker"
             )
 
-    def _log_late(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
+    def _log_late(self, lost: Any, worker: int, in_hand: overdue.Late | None, late: str) -> None:
         assert self._transport.timeouts is not None
         logger.warning(
-            "DataLoader worker %d (pid %s) was ended: a sample took longer than sample_timeout=%s s in %s; "
+            "DataLoader worker %d (pid %s) was ended: %s took longer than sample_timeout=%s s in %s; "
             "another worker makes the rest of the batch again",
             worker,
             lost.pid,
+            late,
             self._transport.timeouts.seconds,
             "a batch that nobody waits for" if in_hand is None else overdue.batch(*in_hand[1:]),
         )

@@ -165,8 +165,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _draw(self, loader: TorchLoader) -> None:
         """Begins another epoch in this process."""
-        self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
-        internals.BaseIterator._reset(self, self._drawing(loader))
+        before = epochs.count_of(loader)
+        try:
+            self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
+            internals.BaseIterator._reset(self, self._drawing(loader))
+        except BaseException:
+            epochs.take_back(loader, before)
+            raise
         if self._plan.epoch is not None:
             self._plan.epoch.begin(self, False)
 

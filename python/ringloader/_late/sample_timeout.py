@@ -44,6 +44,8 @@ _MOST = 250
 _WORDS = _FIRST + 2 * _MOST
 # Calls that are no sample's: of ``__getitems__``, of ``collate_fn``. Others are not negative.
 _SEVERAL, _COLLATE = -1, -2
+# A call in words, where it is not known.
+_ANY = "a sample"
 
 
 class SampleTimeouts:
@@ -69,8 +71,10 @@ class SampleTimeouts:
         timed = _Timed(fd, seconds)
         self.options: tuple[WorkerOption, ...] = timed, _Batches(timed)
 
-    def has_exceeded(self, worker: int, in_hand: overdue.Late | None) -> bool:
-        """True if a worker that is lost has ended because of the limit. Called once for each that is lost.
+    def exceeded(self, worker: int, in_hand: overdue.Late | None) -> str | None:
+        """Returns what took too long, in words, if a lost worker has ended because of the limit, or None.
+
+        Called once for each that is lost.
 
         Args:
             worker: The worker.
@@ -78,12 +82,13 @@ class SampleTimeouts:
         """
         record = self._records.of(worker)
         if not record[_EXCEEDED]:
-            return False
+            return None
         record[_EXCEEDED] = 0
         batch, call = record[_BATCH], record[_CALL]
         if in_hand is None or not (self._shares or batch == _key(in_hand[2])):
             # A batch of an epoch that was given up: nobody makes it again.
-            return True
+            return _ANY
+        words = _in_words_of_main(call, in_hand[2])
         if record[_OF] != batch:
             record[_OF], record[_MANY] = batch, 0
         # A worker may have written anything there.
@@ -91,13 +96,13 @@ class SampleTimeouts:
         for at in range(record[_MANY]):
             if record[_FIRST + 2 * at] == call:
                 record[_FIRST + 2 * at + 1] += 1
-                return True
+                return words
         if record[_MANY] == _MOST:
-            return False
+            return None
         at = _FIRST + 2 * record[_MANY]
         record[at], record[at + 1] = call, 1
         record[_MANY] += 1
-        return True
+        return words
 
     def close(self) -> None:
         """Gives the memory back."""
@@ -246,6 +251,17 @@ def _in_words(call: int, argument: Any) -> str:
         if call == _SEVERAL
         else f"the sample at index {shown(argument)}"
     )
+
+
+def _in_words_of_main(call: int, index: Any) -> str:
+    """Returns a call in words, in the main process, which knows the indices of the batch."""
+    if call in (_SEVERAL, _COLLATE):
+        return _in_words(call, index)
+    for one in index if isinstance(index, list) else [index]:
+        if _key(one) == call:
+            return _in_words(call, one)
+    # A worker may have written anything there.
+    return _ANY
 
 
 class _Dataset(InFront):

@@ -179,6 +179,27 @@ def count_next(loader: TorchLoader) -> int:
     return epoch
 
 
+def count_of(loader: TorchLoader) -> int | None:
+    """Returns the number of the epoch that begins next; None while nobody has counted."""
+    found: int | None = getattr(loader, _NEXT, None)
+    return found
+
+
+def take_back(loader: TorchLoader, before: int | None) -> None:
+    """Takes back the count of an epoch whose beginning has raised: the next one has its number.
+
+    Args:
+        loader: The loader.
+        before: What :func:`count_of` returned before. Another number that was set meanwhile stays.
+    """
+    if count_of(loader) != (before or 0) + 1:
+        return
+    if before is None:
+        delattr(loader, _NEXT)
+    else:
+        count_from(loader, before)
+
+
 def set_next(loader: TorchLoader, epoch: int) -> None:
     """The next epoch of a loader is this one: samplers and the dataset are told, workers when it begins.
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from ringloader._common import states
 from ringloader._common.looking import has
-from ringloader._options.table import TABLE, Options
+from ringloader._options.table import DEFAULTS, TABLE, Options
 
 # The attribute of a loader that has its options. Frameworks read others, which show them.
 OPTIONS = "_ringloader_options"
@@ -21,6 +21,7 @@ _MISSING = object()
 _NONE_GIVEN = Options()
 # Options that the program may set on a loader, and that each iterator reads again.
 READ_AGAIN = tuple(name for name, about in TABLE.items() if about.is_read_again)
+_READ_AGAIN_DEFAULTS = tuple((name, DEFAULTS[name]) for name in READ_AGAIN)
 
 
 def options_of(loader: object) -> Options:
@@ -35,6 +36,18 @@ def options_of(loader: object) -> Options:
         if value is not kept:
             options = dataclasses.replace(options, **{name: value})
     return options
+
+
+def has_defaults(loader: object) -> bool:
+    """True if :func:`options_of` would find the defaults: a quick look, which may say no all the same."""
+    read = vars(loader).get
+    if read(OPTIONS, _NONE_GIVEN).changed():
+        return False
+    # Each `iter` asks, and a generator expression takes longer.
+    for name, default in _READ_AGAIN_DEFAULTS:  # noqa: SIM110
+        if read(name, _MISSING) is not default:
+            return False
+    return True
 
 
 def has_options(loader: object) -> bool:

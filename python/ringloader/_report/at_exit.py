@@ -61,7 +61,8 @@ def _lines() -> list[str]:
     if "ringloader._report.report" in sys.modules:
         from ringloader._report import reports, tally
 
-        found = reports.lines([reports.report_of(one) for one in tally.all_tallies() if not one.is_workers])
+        tallies = [one for one in tally.all_tallies() if not one.is_workers]
+        found = reports.lines((reports.report_of(one), one.recording) for one in tallies)
         if tally.dropped():
             found.append(f"{tally.dropped():,} more loaders, which are gone, are not listed")
     if not found and _expecting == os.getpid():

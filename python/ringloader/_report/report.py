@@ -75,6 +75,8 @@ class _Record:
     # The sums over the loader; None for one without weak references.
     counted: tally.Tally | None
     count: tally.Count
+    # True if nothing that is noted tells this iterator from the loader's next one, if that is alike.
+    is_plain: bool
 
 
 class _Kept:
@@ -113,7 +115,7 @@ def record(
     _put(iterator, _begin(loader, path, reason, counters, recording, clock))
 
 
-def record_again(loader: object, iterator: OurIterator, path: PathName, reason: str) -> bool:
+def record_again(loader: object, iterator: OurIterator) -> bool:
     """Notes ``iterator`` as :func:`record` does if the loader's last one was alike, and is gone.
 
     Without workers, options, or a report at exit: then they differ in nothing that is noted.
@@ -122,14 +124,7 @@ def record_again(loader: object, iterator: OurIterator, path: PathName, reason: 
     if kept is None:
         return False
     noted = kept.record
-    if (
-        noted.path != path
-        or noted.reason != reason
-        or noted.recording is not None
-        or noted.counters is not dict
-        or not tally.is_kept(noted.counted)
-        or not noted.count.follow_next(iterator)
-    ):
+    if not (noted.is_plain and tally.is_kept(noted.counted) and noted.count.follow_next(iterator)):
         return False
     iterator._noted = noted
     kept.times += 1
@@ -157,9 +152,11 @@ def _begin(
         counted.begin(count)
         if asked.mode():
             rank.note()
+            counted.recording = recording
             counted.made_at = made_at.place_of(loader)
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
-    noted = _Record(path, reason, counters, recording, counted, count)
+    is_plain = path == "single-process" and counters is dict and recording is None and clock is None
+    noted = _Record(path, reason, counters, recording, counted, count, is_plain)
     if kept is None:
         _records.put(loader, _Kept(noted))
     else:
@@ -193,6 +190,7 @@ def add(loader: object, text: str) -> None:
     found = noted(loader)
     if found is not None:
         found.reason += f"; {text}"
+        found.is_plain = False
         if found.counted is not None:
             found.counted.reason = found.reason
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
-from typing import cast
+from collections.abc import Iterable
+from typing import Any, cast
 
 from ringloader._report import report, tally
 from ringloader._report.report import PathName, PathReport
@@ -75,12 +76,24 @@ def report_of(one: tally.Tally) -> LoaderReport:
     )
 
 
-def lines(found: list[LoaderReport]) -> list[str]:
-    """Returns a line for each loader. Loaders of the same class, place and path share one."""
-    groups: dict[tuple[object, ...], list[LoaderReport]] = {}
-    for one in found:
-        groups.setdefault((one.made_at, one.loader, one.path, one.reason), []).append(one)
-    return [line(group) for group in groups.values()]
+def lines(found: Iterable[tuple[LoaderReport, Any]]) -> list[str]:
+    """Returns a line for each loader. Loaders of the same class, place and path share one.
+
+    Args:
+        found: Reports, each with the loader's ``Recording``, or None. The figures of the last one of those
+            that share a line follow it.
+    """
+    groups: dict[tuple[object, ...], list[tuple[LoaderReport, Any]]] = {}
+    for one, recording in found:
+        groups.setdefault((one.made_at, one.loader, one.path, one.reason), []).append((one, recording))
+    made: list[str] = []
+    for group in groups.values():
+        made.append(line([one for one, _ in group]))
+        last, recording = group[-1]
+        figures = None if recording is None else recording.figures(last.path)
+        if figures is not None:
+            made += [f"  {each}" for each in f"the last epoch: {figures}".splitlines()]
+    return made
 
 
 def line(group: list[LoaderReport]) -> str:

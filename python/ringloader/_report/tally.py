@@ -164,6 +164,7 @@ class Tally:
         reason: The reason for that.
         made_at: File and line where it was made.
         is_workers: True for a loader of a dataset, in a worker process.
+        recording: Has the times of its last epoch, with ``stats`` and a report at exit; else None.
     """
 
     def __init__(self, loader: object, number: int, path: str, reason: str) -> None:
@@ -175,6 +176,7 @@ class Tally:
         self.loader: Callable[[], object | None] = weakref.ref(loader, lambda _: gone.append(number))
         self.made_at: str | None = None
         self.is_workers = False
+        self.recording: Any = None
         self._sums = NOTHING
         self._counts: list[Count] = []
 

@@ -12,6 +12,7 @@ import contextlib
 import os
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from multiprocessing import forkserver, util
 from multiprocessing.process import current_process
@@ -57,13 +58,22 @@ def refuse_in_import(context: Any, fork: str = FORK) -> None:
     place = _place_in_main()
     if method == "fork" or place is None:
         return
-    sys.excepthook = _end
     file, line = place
-    raise NoGuardError(
+    error = NoGuardError(
         _text(method, fork, file),
         f"ringloader: line {line} of {file} starts workers while it is run again for a worker; "
         'it needs the guard `if __name__ == "__main__":`',
     )
+    global _before
+    if sys.excepthook is not _end:
+        _before, sys.excepthook = sys.excepthook, _end
+        # A program that handles the error goes on.
+        weakref.finalize(error, _put_back).atexit = False
+    try:
+        raise error
+    finally:
+        # In a local variable the error would keep this frame, and so itself.
+        del error
 
 
 def is_missing(method: str, exitcode: int | None) -> bool:
@@ -116,13 +126,22 @@ def _place_in_main() -> tuple[str, int] | None:
     return None
 
 
+# The hook in whose place ours is.
+_before: Any = sys.__excepthook__
+
+
+def _put_back() -> None:
+    if sys.excepthook is _end:
+        sys.excepthook = _before
+
+
 def _end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Prints an error that nothing has handled, and ends the process. A ``sys.excepthook``.
 
     A fork server's child calls it too. The parent has the traceback: it came to the same line.
     """
     if not isinstance(error, NoGuardError):
-        sys.__excepthook__(kind, error, traceback)
+        _before(kind, error, traceback)
         return
     try:
         sys.stderr.write(f"{error.line}\n")

@@ -19,7 +19,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader._native as _native
 from ringloader._log import logger
-from ringloader._torch import internals
+from ringloader._torch import hook, internals
 from ringloader._torch.replaced import Replaced, is_speechbrains, may_recover, recovers, replaced
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def has_torchs_iterator(get_iterator: Any) -> bool:
     code meanwhile is called.
 
     Args:
-        get_iterator: As above.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, be it our hook.
     """
     global _checked
     cls, base = internals.SingleIterator, internals.BaseIterator
@@ -159,7 +159,7 @@ def has_torchs_iterator(get_iterator: Any) -> bool:
     )
     if found == _checked:
         return True
-    if internals.missing_name() or may_recover() or _replaced_without_workers(get_iterator):
+    if internals.missing_name() or may_recover() or _replaced_without_workers(hook.beneath(get_iterator)):
         return False
     _checked = found
     return True
