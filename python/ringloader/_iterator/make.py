@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import ringloader._native as _native
+from ringloader._auto import numbers
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator import plain
 from ringloader._iterator.stages import Stages, Transform
-from ringloader._options import conflicts, epochs, seeding
+from ringloader._options import conflicts, epochs, kept, seeding
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._report import asked, report, tally
@@ -26,6 +27,7 @@ from ringloader._worker import gather, result
 from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
+    from ringloader._iterator.changing import Changing
     from ringloader._placement.registration import Registrations
     from ringloader._torch.protocols import TorchLoader
     from ringloader._transport.protocol import Transport
@@ -47,6 +49,20 @@ def make_iterator(
         ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
         RuntimeError: If an option cannot take effect, because torch's loader must run whole.
     """
+    if not options.auto_workers or internals.is_in_worker():
+        return _make(loader, options, without_ours, fall_back)
+    bound = numbers.bound()
+    with numbers.with_workers(loader, bound):
+        made = _make(loader, options, without_ours, fall_back)
+    if kept.has_options(loader):
+        changing = getattr(made, "_changing", None)
+        numbers.show(loader, bound if changing is None else changing.number)
+    return made
+
+
+def _make(
+    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+) -> Any:
     if internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = conflicts.in_worker(options)
@@ -266,6 +282,15 @@ def _with_threads(loader: TorchLoader, options: Options) -> Any:
 
 def _with_processes(loader: TorchLoader, options: Options) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
+    if not options.auto_workers or not seeding.any_may_make(loader):
+        return _with_number_of_processes(loader, options)
+    from ringloader._iterator.changing import Changing
+
+    with numbers.with_workers(loader, numbers.most()):
+        return _with_number_of_processes(loader, options, Changing(loader))
+
+
+def _with_number_of_processes(loader: TorchLoader, options: Options, changing: Changing | None = None) -> Any:
     recorder = _recorder(loader, options)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
@@ -305,6 +330,7 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
         shared_bytes = transport.engine.share * loader.num_workers
         stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
         is_iterable = loader._dataset_kind == internals.ITERABLE
+        transport.starts_later = changing is not None
         restarting = transport.make_successors(is_iterable)
         if options.restart_workers or options.sample_timeout is not None:
             restarting = Restarting(options.restart_workers, is_iterable, transport)
@@ -318,6 +344,7 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
             _next_epoch(loader, options),
             epochs.are_counted(loader, options),
             told,
+            changing,
         )
     except BaseException as error:
         # An iterator that was begun has closed it.

@@ -12,6 +12,8 @@ from typing import Any
 
 # The value of `worker_method` for threads, in torch's word.
 THREAD = "thread"
+# The value of torch's `num_workers` for `auto_workers`.
+AUTO = "auto"
 
 Check = Callable[[str, Any], None]
 

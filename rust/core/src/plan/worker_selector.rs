@@ -28,6 +28,8 @@ pub struct WorkerSelector {
     /// The worker that the cycle names next.
     position: usize,
     workers: Vec<Worker>,
+    /// Only the first so many workers get tasks.
+    used: usize,
     active: u32,
     /// Tasks that an active worker must have fewer than, by `ResultOrder::AsCompleted`.
     limit: u64,
@@ -49,6 +51,7 @@ impl WorkerSelector {
             max_tasks: u64::from(workers) * u64::from(prefetch_factor),
             position: 0,
             workers: vec![Worker { active: true, outstanding: 0 }; workers as usize],
+            used: workers as usize,
             active: workers,
             limit: 0,
             eligible: Bits::new(workers as usize),
@@ -60,6 +63,15 @@ impl WorkerSelector {
     /// For workers that share all tasks, of which `most` may be outstanding: in turn, only for the counts.
     pub fn for_shared(workers: u32, most: u64) -> Self {
         Self { max_tasks: most, ..Self::new(workers, 1, ResultOrder::InOrder) }
+    }
+
+    /// Gives tasks to the first `workers` workers only from now on, and lets each of them be asked for as many ahead as
+    /// before. The others stay active: they may still have tasks.
+    pub fn use_first(&mut self, workers: u32) {
+        let prefetch_factor = self.prefetch_factor();
+        self.used = workers as usize;
+        self.max_tasks = u64::from(workers) * u64::from(prefetch_factor);
+        self.judge_all();
     }
 
     /// Returns how many tasks may be outstanding at once. As many are asked for when an epoch begins.
@@ -81,8 +93,8 @@ impl WorkerSelector {
     ///
     /// The order's own rule has no say, and torch has none that is like it. One step for each worker.
     pub fn choose_least(&mut self, loads: &[u64]) -> Option<u32> {
-        let from = self.position;
-        let in_turn = (from..self.workers.len()).chain(0..from);
+        let from = self.position.min(self.used);
+        let in_turn = (from..self.used).chain(0..from);
         let chosen =
             in_turn.filter(|&worker| self.workers[worker].active).min_by_key(|&worker| loads[worker])?;
         self.position = (chosen + 1) % self.workers.len();
@@ -128,7 +140,13 @@ impl WorkerSelector {
     /// Returns the tasks that each worker is asked for ahead.
     #[must_use]
     pub fn prefetch_factor(&self) -> u32 {
-        (self.max_tasks / self.workers.len().max(1) as u64) as u32
+        (self.max_tasks / self.used.max(1) as u64) as u32
+    }
+
+    /// Returns the number of workers that get tasks, if they are active.
+    #[must_use]
+    pub fn used(&self) -> u32 {
+        self.used as u32
     }
 
     /// Returns the number of workers, active or not.
@@ -157,13 +175,14 @@ impl WorkerSelector {
     }
 
     fn judge_all(&mut self) {
-        self.limit = self.max_tasks.checked_div(u64::from(self.active)).unwrap_or(0);
+        let active = self.workers[..self.used].iter().filter(|worker| worker.active).count();
+        self.limit = self.max_tasks.checked_div(active as u64).unwrap_or(0);
         (0..self.workers.len()).for_each(|worker| self.judge(worker));
     }
 
     fn judge(&mut self, worker: usize) {
         let Worker { active, outstanding } = self.workers[worker];
         let has_room = self.order != ResultOrder::AsCompleted || outstanding < self.limit;
-        self.eligible.set(worker, active && has_room);
+        self.eligible.set(worker, active && has_room && worker < self.used);
     }
 }

@@ -1,0 +1,68 @@
+"""The numbers of workers between which ``num_workers="auto"`` decides, and the decision of each loader."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ringloader._auto.controller import Controller
+from ringloader._common import weak_registry
+from ringloader._common.proc import cores, local_world_size
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+# As many workers for each processor, where they wait, and the most of those.
+_TIMES, _MOST = 4, 64
+# torch's `prefetch_factor` of a loader with workers that was given none.
+_PREFETCH_FACTOR = 2
+
+_controllers: weak_registry.WeakRegistry[Controller] = weak_registry.WeakRegistry()
+
+
+def bound() -> int:
+    """Returns the most workers for work that needs processors.
+
+    One processor is left to the caller where this process of the job has more than two.
+    """
+    own = cores() // local_world_size()
+    return max(own - 1 if own > 2 else own, 1)
+
+
+def most() -> int:
+    """Returns the most workers for work that waits."""
+    return max(bound(), min(_TIMES * bound(), _MOST))
+
+
+def controller_of(loader: object) -> Controller:
+    """Returns what decides for a loader, for all its epochs."""
+    found = _controllers.get(loader)
+    if found is None:
+        found = Controller(bound(), most())
+        _controllers.put(loader, found)
+    return found
+
+
+def show(loader: object, number: int) -> None:
+    """Makes ``loader.num_workers`` the number of workers that run."""
+    vars(loader)["num_workers"] = number
+
+
+def forget(loader: object) -> None:
+    """Makes a loader begin anew."""
+    _controllers.pop(loader)
+
+
+@contextlib.contextmanager
+def with_workers(loader: TorchLoader, number: int) -> Iterator[None]:
+    """Gives a loader a number of workers for as long as its iterator is made, which reads it there."""
+    own = vars(loader)
+    before = {name: own[name] for name in ("num_workers", "prefetch_factor") if name in own}
+    own["num_workers"] = number
+    if own.get("prefetch_factor") is None:
+        own["prefetch_factor"] = _PREFETCH_FACTOR
+    try:
+        yield
+    finally:
+        own.update(before)

@@ -1,0 +1,178 @@
+"""Workers that are added and ended while an epoch runs, for ``num_workers="auto"``."""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ringloader._auto import measuring, numbers
+from ringloader._auto.measuring import Meter
+from ringloader._log import logger
+from ringloader._options import kept
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurWorkersIterator
+    from ringloader._torch.protocols import TorchLoader
+
+# The time between two looks at the clock, in seconds, in batches that are counted.
+_BETWEEN = 0.02
+_MOST_BETWEEN = 1 << 12
+
+
+class Changing:
+    """Changes how many workers of an iterator run. The first ones run: worker 0 always, the last is ended first.
+
+    INVARIANT: the workers that run are the first ones; the iterator lists them, and the one that ends, which is
+    the last. No worker is added until that one has ended. One that ends has no task, so it loses none.
+
+    Args:
+        loader: The iterator's loader. Its number of workers is kept for all its epochs.
+    """
+
+    # Attributes: an iterator that lives on while modules are torn down finds their names None.
+    _monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, loader: TorchLoader) -> None:
+        self._loader = weakref.ref(loader)
+        self._shows = kept.has_options(loader)
+        self._controller = numbers.controller_of(loader)
+        # Threads may share an iterator.
+        self._lock = threading.Lock()
+        self._meter: Meter | None = None
+        # Calls for a batch until the next look at the clock, of so many; the number of all calls before.
+        self._left = self._between = 1
+        self._counted = 0
+        self._looked = 0.0
+        # Batches and time at the beginning of the look.
+        self._first, self._begun = 0, 0.0
+        # The number of the first task that a worker on trial has.
+        self._settled_at = 0
+        # True once a worker was lost, or could not be started: the number stays.
+        self._is_fixed = False
+
+    @property
+    def number(self) -> int:
+        """The number of workers that get tasks."""
+        return self._controller.number
+
+    def begin_epoch(self, iterator: OurWorkersIterator) -> None:
+        """Begins another epoch of the same workers."""
+        self._meter = None
+        self._left = self._between = 1
+        self._counted = self._settled_at = 0
+        self._is_fixed = False
+        iterator._scheduler.use_first(self.number)
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take``, which gives an iterator its next batch, before which the number may change."""
+
+        # Before, and not after: an interrupt would lose the batch.
+        def counted(iterator: Any) -> Any:
+            self._left -= 1
+            if self._left <= 0 and self._lock.acquire(blocking=False):
+                try:
+                    self._look(iterator)
+                finally:
+                    self._lock.release()
+            return take(iterator)
+
+        return counted
+
+    def _look(self, iterator: OurWorkersIterator) -> None:
+        """Looks at the clock; measures, and changes the number, if enough batches and time have passed."""
+        now = self._monotonic()
+        self._counted += self._between
+        since, self._looked = now - self._looked, now
+        if self._meter is not None:
+            if since < _BETWEEN and self._between < _MOST_BETWEEN:
+                self._between *= 2
+            elif since > 4 * _BETWEEN:
+                self._between = max(self._between // 4, 1)
+        self._left = self._between
+        if self._is_fixed or iterator._shutdown:
+            return
+        if not all(iterator._workers_status[: len(iterator._workers)]):
+            # One was lost, and has no successor.
+            self._is_fixed = True
+            return
+        waited = iterator._scheduler.waited()
+        if self._meter is None:
+            # The calls until now have waited for the start.
+            if self._counted > 1:
+                self._begin_look(iterator, now, waited)
+            return
+        unanswered = iterator._scheduler.unanswered()
+        self._meter.note_tasks(unanswered)
+        if not self._has_ended(iterator, unanswered):
+            return
+        controller = self._controller
+        batches, seconds = self._counted - self._first, now - self._begun
+        is_settling = not controller.is_settled and self._counted > self._settled_at
+        if not is_settling and not controller.is_due(batches, seconds):
+            return
+        pids = [worker.pid for worker in iterator._workers]
+        look = self._meter.look(pids, waited, batches)
+        self._first, self._begun = self._counted, now
+        if is_settling:
+            # The rate until now was partly that of fewer workers.
+            controller.settle()
+            return
+        decision = controller.decide(look, lambda: measuring.has_memory(pids))
+        if decision.change:
+            before = self.number - decision.change
+            logger.info(
+                "num_workers='auto': %d workers instead of %d: %s (%s)",
+                self.number,
+                before,
+                decision.why,
+                look,
+            )
+            if decision.change > 0:
+                self._add(iterator)
+            else:
+                iterator._scheduler.use_first(self.number)
+            self._show()
+
+    def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
+        self._meter = Meter([worker.pid for worker in iterator._workers], waited)
+        self._first, self._begun = self._counted, now
+        self._controller.begin_epoch()
+
+    def _show(self) -> None:
+        loader = self._loader()
+        if loader is not None and self._shows:
+            numbers.show(loader, self.number)
+
+    def _add(self, iterator: OurWorkersIterator) -> None:
+        worker = self.number - 1
+        try:
+            work = iterator._work_of(worker, iterator._late_start_of(worker))
+            iterator._workers.append(iterator._transport.start_later(work))
+        except Exception as error:
+            # The batches of the others come all the same.
+            logger.warning("num_workers='auto' stays at %d: another could not be started: %s", worker, error)
+            self._controller.undo()
+            self._is_fixed = True
+            return
+        iterator._scheduler.begin_worker(worker)
+        iterator._scheduler.use_first(self.number)
+        # The worker has the next tasks: it has returned a batch once that of the first of them comes.
+        self._settled_at = iterator._scheduler.positions().sent + 1
+        for _ in range(iterator._prefetch_factor):
+            iterator._try_put_index()
+
+    def _has_ended(self, iterator: OurWorkersIterator, unanswered: list[int]) -> bool:
+        """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
+        while len(iterator._workers) > self.number:
+            last = len(iterator._workers) - 1
+            if not iterator._transport.has_been_ended(last):
+                if last < len(unanswered) and unanswered[last]:
+                    return False
+                iterator._transport.send(last, None)
+            if not iterator._transport.has_left(last):
+                return False
+            iterator._workers.pop()
+        return True
