@@ -48,7 +48,7 @@ class Load:
             found = min(found, min(room, self.quota) / self.cpu)
         return min(found, 1 / self.serial) if self.serial else found
 
-    def look(self, workers: int, up: int, seconds: float, rng: random.Random) -> tuple[float, Measured]:
+    def look(self, up: int, seconds: float, rng: random.Random) -> tuple[float, Measured]:
         """Returns the batches in some seconds, and what is measured, with ``up`` of the workers started."""
         speed = self.speed(up) * (1 + self.noise * rng.uniform(-1, 1))
         rate = min(speed, 1 / self.step) if self.step else speed
@@ -98,7 +98,7 @@ def run(
         if not up:
             begun = now
             continue
-        made, look = load.look(controller.number, up, TICK, rng)
+        made, look = load.look(up, TICK, rng)
         batches += made
         since += made
         looks.append(look)
@@ -148,7 +148,7 @@ def test_it_finds_the_number(name: str, noise: float) -> None:
     load, expected = LOADS[name]
     bound = 7 if load.cores > 2 else 1 if load.quota < 1 else 2
     controller, changes, batches = run(dataclasses.replace(load, noise=noise), bound, 4 * bound)
-    # Where a lock is the limit, the rate says little about one worker among many.
+    # With a lock as the limit, the rate says little about one worker among many.
     over = 3 if load.serial else 1
     assert expected <= controller.number <= expected + over, changes
     most = 4 * bound if load.wait else bound
@@ -159,7 +159,7 @@ def test_it_finds_the_number(name: str, noise: float) -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.3])
 @pytest.mark.parametrize("name", LOADS)
 def test_it_does_not_hunt(name: str, noise: float) -> None:
-    """After the first batches: at most one change in 20 batches and in 2 seconds, none while the caller limits."""
+    """Later there is at most one change in 20 batches and in 2 seconds, and none while the caller limits."""
     load, _ = LOADS[name]
     _, changes, _ = run(dataclasses.replace(load, noise=noise), seconds=200.0)
     late = [change for change in changes if change.batch > RAMP_BATCHES]
@@ -167,7 +167,7 @@ def test_it_does_not_hunt(name: str, noise: float) -> None:
         assert another.at - one.at >= 2.0 - TICK
         assert another.batch - one.batch >= 20
     assert all(change.waited >= 0.1 for change in changes)
-    # It comes to an end.
+    # The changes come to an end.
     assert len(late) <= 8
     assert not [change for change in late if change.at > 100]
 
@@ -243,6 +243,6 @@ def test_a_worker_that_brings_nothing_is_ended_and_the_number_kept() -> None:
 def test_a_start_that_fails_is_the_last() -> None:
     controller = Controller(2, 8)
     assert controller.decide(WAITS).change == 1
-    controller.undo()
+    controller.undo(for_good=True)
     assert controller.number == 1
     assert all(controller.decide(WAITS).change == 0 for _ in range(10))

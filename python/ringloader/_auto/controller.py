@@ -15,15 +15,15 @@ _IDLE_CORES = 0.5
 _THROTTLED = 0.05
 # The part of the time for which workers must have had tasks.
 _BUSY = 0.75
-# The part of a worker's share by which it must raise the rate.
+# A worker must raise the rate by this part of its share.
 _PART = 1 / 3
 
-# Changes come faster for so many batches.
+# While the first batches of a loader come, up to this many, changes come faster.
 RAMP_BATCHES = 100
 # The time between two changes then, in seconds, and afterwards the batches and seconds.
 _RAMP_SECONDS = 0.05
 _BATCHES, _SECONDS = 20, 2.0
-# A rate is known after so many seconds while changes come fast.
+# The time in which a rate is measured while changes come fast, in seconds.
 _RATE_SECONDS = 0.2
 # The longest time between two measurements while nothing changes, in seconds.
 _LONGEST = 10.0
@@ -31,7 +31,7 @@ _LONGEST = 10.0
 
 @dataclasses.dataclass(frozen=True)
 class Measured:
-    """What was measured since the last look.
+    """The figures of a look: of the time since the last one.
 
     Attributes:
         seconds: Its length.
@@ -132,7 +132,7 @@ class Controller:
         self._rated, self._rated_seconds = 0, 0.0
 
     def is_due(self, batches: int, seconds: float) -> bool:
-        """True if a look is to be measured that has lasted for so long."""
+        """True if a look of so many batches and seconds is long enough to be measured."""
         if not self.is_ramping:
             return batches >= _BATCHES and seconds >= self._pause
         return batches >= 1 and seconds >= _RAMP_SECONDS
@@ -147,10 +147,11 @@ class Controller:
         """True if no worker on trial has yet to return a batch."""
         return self._is_settled
 
-    def undo(self) -> None:
-        """Notes that a worker could not be added, and that none is to be from now on."""
+    def undo(self, for_good: bool) -> None:
+        """Notes that a worker could not be added. ``for_good``: no other is added from now on."""
         self.number -= 1
-        self.most = self.bound = self.number
+        if for_good:
+            self.most = self.bound = self.number
         self._drop_trial()
 
     def decide(self, look: Measured, has_memory: Callable[[], bool] = lambda: True) -> Decision:
@@ -158,7 +159,7 @@ class Controller:
 
         Args:
             look: What was measured.
-            has_memory: True if memory is left for one more worker. Only asked where nothing else is against it.
+            has_memory: True if memory is left for one more worker. Asked where nothing else is against one.
         """
         self._batches += look.batches
         self._rated += look.batches
@@ -233,7 +234,7 @@ class Controller:
         """True if one more may be tried now."""
         if self._refused is not None:
             if self._is_provisional and not self.is_ramping:
-                # It was ended after a short time.
+                # The worker was ended after a short time.
                 self._refused = None
             elif self._rate is None or self._rate > self._refused / 2:
                 return False

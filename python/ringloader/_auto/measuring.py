@@ -81,7 +81,7 @@ class Meter:
             waited=waited - since,
             busy=_busy_share(busy, len(pids)),
             running=running,
-            # Where nothing is known of them they count as running.
+            # Workers of which nothing is known count as running.
             waiting=max(1.0 - running - is_ready, 0.0) if ran else 0.0,
             idle_cores=idle_cores,
             throttled=min(max(self._throttled - throttled_before, 0.0) / seconds, 1.0),

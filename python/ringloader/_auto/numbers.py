@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringloader._auto.controller import Controller
 from ringloader._common import weak_registry
@@ -13,7 +13,7 @@ from ringloader._common.proc import cores, local_world_size
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-# As many workers for each processor, where they wait, and the most of those.
+# The workers for each processor where they wait, and the most of them all together.
 _TIMES, _MOST = 4, 64
 # torch's `prefetch_factor` of a loader with workers that was given none.
 _PREFETCH_FACTOR = 2
@@ -50,7 +50,7 @@ def show(loader: object, number: int) -> None:
 
 
 def forget(loader: object) -> None:
-    """Makes a loader begin anew."""
+    """Forgets the number that was found for a loader."""
     _controllers.pop(loader)
 
 
@@ -58,7 +58,7 @@ def forget(loader: object) -> None:
 def with_workers(loader: TorchLoader, number: int) -> Iterator[None]:
     """Gives a loader a number of workers for as long as its iterator is made, which reads it there."""
     own = vars(loader)
-    before = {name: own[name] for name in ("num_workers", "prefetch_factor") if name in own}
+    before: dict[str, Any] = {name: own[name] for name in ("num_workers", "prefetch_factor") if name in own}
     own["num_workers"] = number
     if own.get("prefetch_factor") is None:
         own["prefetch_factor"] = _PREFETCH_FACTOR

@@ -43,6 +43,7 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     _workers: list[Any]
     _workers_status: list[bool]
     _shutdown: bool
+    _persistent_workers: bool
     _scheduler: _native.Scheduler | _native.ThreadScheduler
     # Of any class of `_transport`, which is above.
     _transport: Any

@@ -23,10 +23,10 @@ _MOST_BETWEEN = 1 << 12
 
 
 class Changing:
-    """Changes how many workers of an iterator run. The first ones run: worker 0 always, the last is ended first.
+    """Changes how many workers of an iterator run.
 
-    INVARIANT: the workers that run are the first ones; the iterator lists them, and the one that ends, which is
-    the last. No worker is added until that one has ended. One that ends has no task, so it loses none.
+    INVARIANT: the first ones run, and the last of them ends first. The iterator lists them, and until it has
+    ended the one that is to end; no worker is added until then. A worker is told to end when it has no task.
 
     Args:
         loader: The iterator's loader. Its number of workers is kept for all its epochs.
@@ -50,7 +50,8 @@ class Changing:
         self._first, self._begun = 0, 0.0
         # The number of the first task that a worker on trial has.
         self._settled_at = 0
-        # True once a worker was lost, or could not be started: the number stays.
+        # True once a worker was lost, or could not be started: the number stays. One whose start was
+        # interrupted may run unknown.
         self._is_fixed = False
 
     @property
@@ -63,7 +64,6 @@ class Changing:
         self._meter = None
         self._left = self._between = 1
         self._counted = self._settled_at = 0
-        self._is_fixed = False
         iterator._scheduler.use_first(self.number)
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -80,6 +80,12 @@ class Changing:
             return take(iterator)
 
         return counted
+
+    def list_interrupted(self, iterator: OurWorkersIterator) -> None:
+        """Adds a process whose start was interrupted to the list of workers, to be ended with them."""
+        running = iterator._transport.process_of(len(iterator._workers))
+        if running is not None:
+            iterator._workers.append(running)
 
     def _look(self, iterator: OurWorkersIterator) -> None:
         """Looks at the clock; measures, and changes the number, if enough batches and time have passed."""
@@ -134,7 +140,7 @@ class Changing:
                 self._add(iterator)
             else:
                 iterator._scheduler.use_first(self.number)
-            self._show()
+                self._show()
 
     def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
         self._meter = Meter([worker.pid for worker in iterator._workers], waited)
@@ -149,18 +155,25 @@ class Changing:
     def _add(self, iterator: OurWorkersIterator) -> None:
         worker = self.number - 1
         try:
+            if iterator._persistent_workers:
+                # The one before may have answered tasks of an epoch that was given up.
+                iterator._take_committed()
             work = iterator._work_of(worker, iterator._late_start_of(worker))
             iterator._workers.append(iterator._transport.start_later(work))
-        except Exception as error:
+        except BaseException as error:
+            # INVARIANT: no two processes are at the rings of one worker.
+            self._is_fixed = True
+            self._controller.undo(for_good=isinstance(error, Exception))
+            if not isinstance(error, Exception):
+                raise
             # The batches of the others come all the same.
             logger.warning("num_workers='auto' stays at %d: another could not be started: %s", worker, error)
-            self._controller.undo()
-            self._is_fixed = True
             return
         iterator._scheduler.begin_worker(worker)
         iterator._scheduler.use_first(self.number)
         # The worker has the next tasks: it has returned a batch once that of the first of them comes.
         self._settled_at = iterator._scheduler.positions().sent + 1
+        self._show()
         for _ in range(iterator._prefetch_factor):
             iterator._try_put_index()
 

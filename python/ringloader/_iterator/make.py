@@ -60,9 +60,7 @@ def make_iterator(
     return made
 
 
-def _make(
-    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
-) -> Any:
+def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
     if internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = conflicts.in_worker(options)

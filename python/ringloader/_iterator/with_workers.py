@@ -292,7 +292,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             # True, or None while modules are torn down: the interpreter exits.
             if not self._shutdown and getattr(self._torch_utils, "python_exit_status", None) is False:
                 if self._changing is not None:
-                    self._list_interrupted()
+                    self._changing.list_interrupted(self)
                 if self._restarting is not None:
                     self._restarting.list_all(self._workers)
                 self._shutdown = True
@@ -309,12 +309,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 if self._shutdown:
                     self._transport.close(may_keep=not self._persistent_workers)
         self._settle()
-
-    def _list_interrupted(self) -> None:
-        """Adds a process whose start was interrupted to the list, to be ended with it."""
-        running = self._transport.process_of(len(self._workers))
-        if running is not None:
-            self._workers.append(running)
 
     def _is_to_be_told(self, worker: int) -> bool:
         """True for a worker that is still to be told to end, which this notes."""

@@ -243,8 +243,8 @@ class Options:
         None,
         topic="Randomness",
         values='`"torch"`, `"sample"`, `"batch"`, or `None`',
-        without='`None`, `"sample"` with `worker_task="sample"` or `num_workers="auto"`, else `"torch"`: when '
-        "a worker starts",
+        without='`None`, `"sample"` with `worker_task="sample"` or `num_workers="auto"`, else `"torch"`: '
+        "when a worker starts",
         line="When the generators of `random`, `numpy.random` and torch's CPU are seeded.",
         details='With `"sample"` they are set before each sample, from `seed`, the epoch and the sample\'s '
         'place in it; with `"batch"` before each batch, from the place of its first sample. So random '
@@ -394,8 +394,8 @@ class Options:
         topic="Speed",
         values="`True`, `False`",
         without="`False`",
-        line='`True` for `num_workers="auto"`: the loader finds how many workers it has, and changes it while '
-        "it runs.",
+        line='`True` for `num_workers="auto"`: the loader finds how many workers it has, and changes it '
+        "while it runs.",
         details='Batches are the same for any number, so `seeding` is `"sample"` by default. The loader '
         "begins with one worker, and adds more as long as the caller waits for batches and processors and "
         "memory are left; one that brings too little is ended. `num_workers` is then the number that runs, "

@@ -39,7 +39,8 @@ def spelled(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
         value = options.pop(_NUM_WORKERS)
         if value != checks.AUTO:
             raise TypeError(
-                f"{function} takes num_workers={checks.AUTO!r} only, not {value!r}: pass a number to DataLoader"
+                f"{function} takes no num_workers but {checks.AUTO!r}, not {value!r}: pass a number to "
+                "DataLoader"
             )
         options["auto_workers"] = True
     return options

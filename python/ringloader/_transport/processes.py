@@ -175,7 +175,7 @@ class ProcessTransport(Transport):
         return self._start_between(self._work[worker]._replace(start=start))
 
     def start_later(self, work: Work) -> Any:
-        """Starts the process of a worker that never ran, or that has ended and owed nothing, while others run.
+        """Starts the process of a worker that never ran, or has ended and owed nothing, while others run.
 
         Raises:
             BaseException: An error of the start. The worker is not to be started again then.
