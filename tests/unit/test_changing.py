@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -268,6 +269,31 @@ def test_it_goes_on_from_a_state_in_the_middle_of_a_change(at: int) -> None:
     assert found == firsts(fixed())
 
 
+def test_a_state_has_the_number_to_begin_with() -> None:
+    first = made(cls=ringloader.StatefulDataLoader, num_workers="auto")
+    assert "auto_workers" not in first.state_dict()
+    numbers.begin_with(first, 4)
+    iterator = iter(first)
+    found = [next(iterator)[0].tolist() for _ in range(3)]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["auto_workers"] >= 4
+    del iterator
+    resumed = made(cls=ringloader.StatefulDataLoader, num_workers="auto")
+    resumed.load_state_dict(state)
+    iterator = iter(resumed)
+    assert len(iterator._workers) >= 4
+    found += firsts(iterator)
+    assert found == firsts(fixed())
+    # Another machine may have room for fewer; a loader with a number of its own keeps it.
+    numbers.begin_with(resumed, 99)
+    assert numbers.found_for(resumed) == MOST
+    own = fixed(cls=ringloader.StatefulDataLoader)
+    own.load_state_dict(state)
+    assert len(iter(own)._workers) == 2
+    with pytest.raises(ValueError, match="'auto_workers' must be a positive int, not 0"):
+        resumed.load_state_dict({**state, "auto_workers": 0})
+
+
 def test_a_start_that_fails_leaves_the_others(
     script: Scripted, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -290,6 +316,29 @@ def test_each_change_is_a_line_of_the_log(script: Scripted, caplog: pytest.LogCa
     assert len(lines) == len(script.changes)
     assert "2 workers instead of 1: it is said so (" in lines[0]
     assert "batches/s, the caller waits" in lines[0]
+
+
+def test_the_figures_of_an_epoch_have_the_changes(script: Scripted, tmp_path: Path) -> None:
+    loader = auto(stats=True)
+    list(slowly(loader))
+    stats = loader.epoch_stats()
+    assert [one.num_workers for one in stats.changes] == script.changes
+    assert stats.num_workers == script.number
+    seconds = [one.seconds for one in stats.changes]
+    assert seconds == sorted(seconds)
+    assert 0 < seconds[0] < seconds[-1] < stats.seconds
+    assert [one.id for one in stats.workers] == list(range(max(script.changes)))
+    assert sum(one.batches for one in stats.workers) == stats.batches == 120
+    assert f"{script.changes[0]} workers from {seconds[0]:.3f} s on: it is said so (" in repr(stats)
+    assert stats.to_dict()["changes"][0]["num_workers"] == script.changes[0]
+    stats.save_trace(tmp_path / "trace")
+    events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
+    assert [one["args"]["num_workers"] for one in events if one["ph"] == "C"] == script.changes
+    assert "num_workers" not in stats.verdict.change
+    # Those of an epoch are its own.
+    script.script = {0: script.number}
+    list(loader)
+    assert loader.epoch_stats().changes == ()
 
 
 def test_memory_for_two_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:

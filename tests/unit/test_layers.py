@@ -198,6 +198,7 @@ PYTHON_MAY_USE = {
     "_sources": {"_common", "_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_torch", "_worker"},
     "_state": {
+        "_auto",
         "_common",
         "_log",
         "_native",
@@ -207,7 +208,7 @@ PYTHON_MAY_USE = {
         "_worker",
         "rollover",
     },
-    "_stats": {"_common", "_dispatch", "_native", "_options", "_report", "_torch", "_worker"},
+    "_stats": {"_auto", "_common", "_dispatch", "_native", "_options", "_report", "_torch", "_worker"},
     "_torch": {"_log", "_native"},
     "_transport": {
         "_auto",

@@ -72,6 +72,21 @@ class Measured:
 
 
 @dataclasses.dataclass(frozen=True)
+class Change:
+    """A change of the number of workers.
+
+    Attributes:
+        at: The time, in nanoseconds of the monotonic clock.
+        number: The number from then on.
+        why: The reason, with what was measured.
+    """
+
+    at: int
+    number: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
 class Decision:
     """A decision.
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import collections
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringloader._auto import measuring, numbers
+from ringloader._auto.controller import Change
 from ringloader._auto.measuring import Meter
 from ringloader._log import logger
 from ringloader._options import kept
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 # The time between two looks at the clock, in seconds, in batches that are counted.
 _BETWEEN = 0.02
 _MOST_BETWEEN = 1 << 12
+# The changes that are kept for the figures of an epoch, at most.
+_MOST_CHANGES = 1000
 
 
 class Changing:
@@ -39,6 +43,7 @@ class Changing:
         self._loader = weakref.ref(loader)
         self._shows = kept.has_options(loader)
         self._controller = numbers.controller_of(loader)
+        self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
         # Threads may share an iterator.
         self._lock = threading.Lock()
         self._meter: Meter | None = None
@@ -58,6 +63,10 @@ class Changing:
     def number(self) -> int:
         """The number of workers that get tasks."""
         return self._controller.number
+
+    def history(self) -> tuple[int, Sequence[Change]]:
+        """Returns the number of workers, and the last changes of it, the oldest first."""
+        return self.number, tuple(self._changes)
 
     def begin_epoch(self, iterator: OurWorkersIterator) -> None:
         """Begins another epoch of the same workers."""
@@ -128,14 +137,10 @@ class Changing:
             return
         decision = controller.decide(look, lambda: measuring.has_memory(pids))
         if decision.change:
+            why = f"{decision.why} ({look})"
             before = self.number - decision.change
-            logger.info(
-                "num_workers='auto': %d workers instead of %d: %s (%s)",
-                self.number,
-                before,
-                decision.why,
-                look,
-            )
+            logger.info("num_workers='auto': %d workers instead of %d: %s", self.number, before, why)
+            self._changes.append(Change(time.monotonic_ns(), self.number, why))
             if decision.change > 0:
                 self._add(iterator)
             else:

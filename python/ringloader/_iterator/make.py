@@ -20,7 +20,7 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._report import asked, report, tally
 from ringloader._stats import timing
-from ringloader._stats.recording import Recording
+from ringloader._stats.recording import History, Recording
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker import gather, result
@@ -185,6 +185,7 @@ def _stages(
     recorder: _native.Recorder | None,
     shared_bytes: int = 0,
     registrations: Callable[[str], Registrations | None] | None = None,
+    history: History | None = None,
 ) -> Stages:
     """Returns the stages of the options in the main process.
 
@@ -194,6 +195,7 @@ def _stages(
         recorder: The clock of ``stats``.
         shared_bytes: The shared memory of all workers, in bytes.
         registrations: Returns what is registered of the workers' memory, for a device type.
+        history: Returns the number of workers, and its changes.
     """
     clock = tally.Clock() if asked.mode() else None
     if not options.changed():
@@ -203,7 +205,7 @@ def _stages(
     device, transform = devices.resolve(options.device), options.device_transform
     recording = None
     if recorder is not None:
-        recording = Recording(loader, options, device is not None, recorder, shared_bytes)
+        recording = Recording(loader, options, device is not None, recorder, shared_bytes, history)
     bad_samples = collecting.collecting_for(loader, options)
     if device is None:
         if recording is not None and transform is not None:
@@ -326,7 +328,8 @@ def _with_number_of_processes(loader: TorchLoader, options: Options, changing: C
         raise
     try:
         shared_bytes = transport.engine.share * loader.num_workers
-        stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
+        history = None if changing is None else changing.history
+        stages = _stages(loader, options, recorder, shared_bytes, transport.registrations, history)
         is_iterable = loader._dataset_kind == internals.ITERABLE
         transport.starts_later = changing is not None
         restarting = transport.make_successors(is_iterable)
