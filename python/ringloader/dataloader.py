@@ -210,8 +210,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``worker_prefetch`` other than ``prefetch_factor``, or without workers;
             - ``main_prefetch`` with ``device`` or ``pin_memory``, or without workers;
             - ``worker_method="thread"`` with ``max_shared_bytes``, ``worker_pool``, ``main_prefetch``,
-              ``restart_workers``, ``sample_timeout``, ``auto_workers``, ``multiprocessing_context``, a
-              DataPipe or a ``Dispatch``;
+              ``restart_workers``, ``sample_timeout``, ``multiprocessing_context``, a DataPipe or a
+              ``Dispatch``;
             - ``worker_task="sample"`` with another ``seeding`` than ``"sample"``, ``reseed_workers``,
               ``on_error``, ``sample_timeout``, ``watchdog``, ``stats``, ``prefetch_epochs``, ``worker_pool``,
               an ``IterableDataset`` or a dataset that has a ``state_dict``;
@@ -226,8 +226,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
             - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
-            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers``, ``worker_task="sample"``,
-              ``worker_pool`` or ``prefetch_epochs``;
+            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers``, ``worker_task="sample"`` or
+              ``worker_pool``;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.

@@ -6,6 +6,9 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,7 +25,7 @@ from ringloader import DataLoader
 from ringloader._auto import measuring, numbers
 from ringloader._auto.controller import Controller, Decision
 from ringloader._iterator import changing
-from small_datasets import Numbers, SharedStream
+from small_datasets import Made, Numbers, SharedStream
 
 pytestmark = pytest.mark.rings_only
 
@@ -106,7 +109,8 @@ def firsts(batches: Any) -> list[list[float]]:
 
 def made(cls: Any = DataLoader, length: int = 480, **options: Any) -> Any:
     order = torch.Generator().manual_seed(5)
-    return cls(Noisy(length), batch_size=4, shuffle=True, seed=3, generator=order, **options)
+    dataset = options.pop("dataset", None) or Noisy(length)
+    return cls(dataset, batch_size=4, shuffle=True, seed=3, generator=order, **options)
 
 
 def fixed(**options: Any) -> Any:
@@ -115,6 +119,33 @@ def fixed(**options: Any) -> Any:
 
 def auto(**options: Any) -> Any:
     return made(num_workers="auto", **options)
+
+
+class NoisyInThreads(Noisy):
+    """The same with the generators of threads."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
+        info = get_worker_info()
+        assert info is not None
+        generator = info.rng.torch_generator
+        return (
+            torch.cat([torch.rand(400, generator=generator), torch.full((1,), index)]),
+            info.id,
+            info.num_workers,
+        )
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_threads_too(persistent: bool, script: Scripted) -> None:
+    options = {"dataset": NoisyInThreads(480), "persistent_workers": persistent, "worker_method": "thread"}
+    before = threading.active_count()
+    expected, found = fixed(**options), auto(**options)
+    for _ in range(3):
+        assert firsts(slowly(found)) == firsts(expected)
+    assert set(script.changes) >= {1, 2, 3, 4, 5}
+    found.shutdown()
+    expected.shutdown()
+    assert threading.active_count() == before
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
@@ -170,6 +201,16 @@ def test_the_first_workers_run(script: Scripted) -> None:
         assert loader.num_workers == script.number
         assert f"num_workers=auto ({script.number})" in repr(loader)
         assert type(loader.num_workers) is int
+
+
+def test_epochs_that_are_begun_before_iter(script: Scripted) -> None:
+    kept = {"persistent_workers": True, "prefetch_epochs": True}
+    expected, found = fixed(**kept), auto(**kept)
+    for _ in range(4):
+        assert firsts(slowly(found)) == firsts(expected)
+    assert set(script.changes) >= {1, 2, 3, 4}
+    found.shutdown()
+    expected.shutdown()
 
 
 def test_the_number_is_kept_for_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -366,6 +407,29 @@ class Sleeps(Dataset[Any]):
     def __getitem__(self, index: int) -> int:
         time.sleep(0.05)
         return index
+
+
+def burn(index: int) -> int:
+    end = time.thread_time() + 0.004
+    while time.thread_time() < end:
+        pass
+    return index
+
+
+def test_it_does_not_grow_where_other_programs_have_all_processors() -> None:
+    hog = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
+    hogs = [subprocess.Popen(hog, stdout=subprocess.PIPE) for _ in range(2 * len(os.sched_getaffinity(0)))]
+    try:
+        for process in hogs:
+            assert process.stdout is not None
+            process.stdout.readline()
+        loader = DataLoader(Made(burn, 130), batch_size=1, num_workers="auto")
+        assert torch.cat(list(loader)).tolist() == list(range(130))
+        assert loader.num_workers == 1
+    finally:
+        for process in hogs:
+            process.kill()
+            process.communicate()
 
 
 def test_samples_that_wait_get_more_workers_than_the_bound() -> None:

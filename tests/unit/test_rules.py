@@ -190,12 +190,6 @@ CASES = {
         "worker_task='sample' and worker_pool=ringloader.WorkerPool(2) do not go together",
         "leave one of them out",
     ),
-    ("worker_method", "with `auto_workers`"): Case(
-        {"worker_method": "thread", "auto_workers": True},
-        {},
-        "worker_method='thread' and auto_workers=True do not go together: the number of threads",
-        "leave one of them out",
-    ),
     ("auto_workers", 'with `seeding="torch"`'): Case(
         {"auto_workers": True, "seeding": "torch"},
         {},
@@ -219,12 +213,6 @@ CASES = {
         {},
         "num_workers='auto' and worker_pool=ringloader.WorkerPool(2) do not go together",
         "for as many as the pool has",
-    ),
-    ("auto_workers", "with `prefetch_epochs`"): Case(
-        {"auto_workers": True, "prefetch_epochs": True},
-        PERSISTENT,
-        "num_workers='auto' and prefetch_epochs=True do not go together",
-        "while two epochs run; pass a number",
     ),
     ("seed", "without `worker_reset_fn`, `reseed_workers` or `seeding`"): Case(
         {"seed": 3}, {}, "seed=3 has no effect without worker_reset_fn", "pass torch's generator"

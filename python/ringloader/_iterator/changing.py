@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringloader._auto import measuring, numbers
 from ringloader._auto.controller import Change
 from ringloader._auto.measuring import Meter
 from ringloader._log import logger
-from ringloader._options import kept
+from ringloader._options import kept, seeding
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator
@@ -24,6 +25,20 @@ _BETWEEN = 0.02
 _MOST_BETWEEN = 1 << 12
 # The changes that are kept for the figures of an epoch, at most.
 _MOST_CHANGES = 1000
+
+
+@contextlib.contextmanager
+def room_for_most(loader: TorchLoader) -> Iterator[Changing | None]:
+    """Makes a loader have the most workers while its iterator is made, if their number may change.
+
+    Yields:
+        The object that changes the number, or None.
+    """
+    if not seeding.any_may_make(loader):
+        yield None
+        return
+    with numbers.with_workers(loader, numbers.most()):
+        yield Changing(loader)
 
 
 class Changing:
@@ -121,21 +136,21 @@ class Changing:
             return
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
-        if not self._has_ended(iterator, unanswered):
+        if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
             return
         controller = self._controller
         batches, seconds = self._counted - self._first, now - self._begun
         is_settling = not controller.is_settled and self._counted > self._settled_at
         if not is_settling and not controller.is_due(batches, seconds):
             return
-        pids = [worker.pid for worker in iterator._workers]
-        look = self._meter.look(pids, waited, batches)
+        tasks = _tasks_of(iterator)
+        look = self._meter.look(tasks, waited, batches)
         self._first, self._begun = self._counted, now
         if is_settling:
             # The rate until now was partly that of fewer workers.
             controller.settle()
             return
-        decision = controller.decide(look, lambda: measuring.has_memory(pids))
+        decision = controller.decide(look, lambda: _has_memory(iterator, tasks))
         if decision.change:
             why = f"{decision.why} ({look})"
             before = self.number - decision.change
@@ -148,7 +163,7 @@ class Changing:
                 self._show()
 
     def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
-        self._meter = Meter([worker.pid for worker in iterator._workers], waited)
+        self._meter = Meter(_tasks_of(iterator), waited)
         self._first, self._begun = self._counted, now
         self._controller.begin_epoch()
 
@@ -194,3 +209,21 @@ class Changing:
                 return False
             iterator._workers.pop()
         return True
+
+
+def _tasks_of(iterator: OurWorkersIterator) -> list[int]:
+    """Returns the numbers by which the system knows the workers: of processes, or of threads."""
+    return [getattr(worker, "native_id", None) or worker.pid for worker in iterator._workers]
+
+
+def _has_memory(iterator: OurWorkersIterator, tasks: list[int]) -> bool:
+    # Threads have the memory of the process.
+    are_threads = isinstance(iterator._workers[0], threading.Thread)
+    return are_threads or measuring.has_memory(tasks)
+
+
+def _has_sent_all(iterator: OurWorkersIterator) -> bool:
+    """True if no tasks of the epoch are left, for which a change would come too late."""
+    # The first tasks of the epoch that follows are for the workers that run now.
+    begun = iterator._next_epoch is not None and iterator._next_epoch.has_begun
+    return begun or iterator._scheduler.is_at_end()

@@ -80,7 +80,8 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
         why_not = select_path.reason_against_threads(loader, without_ours)
         if why_not is not None:
             raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
-        return _with_threads(loader, options)
+        with _changing(loader, options) as changing:
+            return _with_threads(loader, options, changing)
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
         is_remote = options.worker_pool is not None and options.worker_pool._is_remote
@@ -88,8 +89,9 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
             from ringloader._start import processes as starting
 
             # What starts elsewhere may take long, and needs no lock here.
-            with contextlib.nullcontext() if is_remote else starting.one_start_at_a_time():
-                made = _with_processes(loader, options)
+            one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
+            with one_at_a_time, _changing(loader, options) as changing:
+                made = _with_processes(loader, options, changing)
             if not isinstance(made, Reason):
                 return made
             reason = made
@@ -260,8 +262,17 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
     return made
 
 
-def _with_threads(loader: TorchLoader, options: Options) -> Any:
-    stages = _stages(loader, options, _recorder(loader, options))
+def _changing(loader: TorchLoader, options: Options) -> contextlib.AbstractContextManager[Changing | None]:
+    if not options.auto_workers:
+        return contextlib.nullcontext()
+    from ringloader._iterator import changing
+
+    return changing.room_for_most(loader)
+
+
+def _with_threads(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
+    history = None if changing is None else changing.history
+    stages = _stages(loader, options, _recorder(loader, options), history=history)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
 
@@ -276,21 +287,13 @@ def _with_threads(loader: TorchLoader, options: Options) -> Any:
         keys=keys,
         next_epoch=_next_epoch(loader, options),
         counts_epochs=epochs.are_counted(loader, options),
+        changing=changing,
     )
     return _noted(loader, made, transport, stages)
 
 
-def _with_processes(loader: TorchLoader, options: Options) -> Any:
+def _with_processes(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
-    if not options.auto_workers or not seeding.any_may_make(loader):
-        return _with_number_of_processes(loader, options)
-    from ringloader._iterator.changing import Changing
-
-    with numbers.with_workers(loader, numbers.most()):
-        return _with_number_of_processes(loader, options, Changing(loader))
-
-
-def _with_number_of_processes(loader: TorchLoader, options: Options, changing: Changing | None = None) -> Any:
     recorder = _recorder(loader, options)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator

@@ -173,12 +173,6 @@ _OF_OPTIONS = (
         "the number of a pool's processes does not change yet; leave num_workers out for as many as the pool "
         "has",
     ),
-    _with_auto(
-        "prefetch_epochs",
-        "with `prefetch_epochs`",
-        bool,
-        "the number of workers does not change yet while two epochs run; pass a number",
-    ),
     of_options(
         "seed",
         "without `worker_reset_fn`, `reseed_workers` or `seeding`",

@@ -405,7 +405,7 @@ class Options:
         "torch's own loader have the bound.",
         page="tuning.md#num_workersauto",
         check=checks.boolean,
-        in_threads=Never("the number of threads does not change yet; pass a number"),
+        in_threads="works",
         in_pool="leaves nothing",
         in_worker="is left out",
         on_torchs="works",
