@@ -40,7 +40,13 @@ pub struct WorkerSelector {
 #[derive(Debug, Clone, Copy)]
 struct Worker {
     active: bool,
+    /// INVARIANT: true exactly if it is active and one of the first that get tasks.
+    is_open: bool,
     outstanding: u64,
+}
+
+impl Worker {
+    const FRESH: Self = Self { active: true, is_open: true, outstanding: 0 };
 }
 
 impl WorkerSelector {
@@ -50,7 +56,7 @@ impl WorkerSelector {
             order,
             max_tasks: u64::from(workers) * u64::from(prefetch_factor),
             position: 0,
-            workers: vec![Worker { active: true, outstanding: 0 }; workers as usize],
+            workers: vec![Worker::FRESH; workers as usize],
             used: workers as usize,
             active: workers,
             limit: 0,
@@ -71,6 +77,7 @@ impl WorkerSelector {
         let prefetch_factor = self.prefetch_factor();
         self.used = workers as usize;
         self.max_tasks = u64::from(workers) * u64::from(prefetch_factor);
+        self.open();
         self.judge_all();
     }
 
@@ -93,10 +100,10 @@ impl WorkerSelector {
     ///
     /// The order's own rule has no say, and torch has none that is like it. One step for each worker.
     pub fn choose_least(&mut self, loads: &[u64]) -> Option<u32> {
-        let from = self.position.min(self.used);
-        let in_turn = (from..self.used).chain(0..from);
+        let from = self.position;
+        let in_turn = (from..self.workers.len()).chain(0..from);
         let chosen =
-            in_turn.filter(|&worker| self.workers[worker].active).min_by_key(|&worker| loads[worker])?;
+            in_turn.filter(|&worker| self.workers[worker].is_open).min_by_key(|&worker| loads[worker])?;
         self.position = (chosen + 1) % self.workers.len();
         Some(chosen as u32)
     }
@@ -127,6 +134,7 @@ impl WorkerSelector {
         let worker = &mut self.workers[worker as usize];
         if worker.active {
             worker.active = false;
+            worker.is_open = false;
             self.active -= 1;
             self.judge_all();
         }
@@ -170,19 +178,26 @@ impl WorkerSelector {
     pub fn reset(&mut self) {
         self.position = 0;
         self.active = self.workers.len() as u32;
-        self.workers.fill(Worker { active: true, outstanding: 0 });
+        self.workers.fill(Worker::FRESH);
+        self.open();
         self.judge_all();
     }
 
+    fn open(&mut self) {
+        for (number, worker) in self.workers.iter_mut().enumerate() {
+            worker.is_open = worker.active && number < self.used;
+        }
+    }
+
     fn judge_all(&mut self) {
-        let active = self.workers[..self.used].iter().filter(|worker| worker.active).count();
-        self.limit = self.max_tasks.checked_div(active as u64).unwrap_or(0);
+        let open = self.workers.iter().filter(|worker| worker.is_open).count();
+        self.limit = self.max_tasks.checked_div(open as u64).unwrap_or(0);
         (0..self.workers.len()).for_each(|worker| self.judge(worker));
     }
 
     fn judge(&mut self, worker: usize) {
-        let Worker { active, outstanding } = self.workers[worker];
+        let Worker { is_open, outstanding, .. } = self.workers[worker];
         let has_room = self.order != ResultOrder::AsCompleted || outstanding < self.limit;
-        self.eligible.set(worker, active && has_room && worker < self.used);
+        self.eligible.set(worker, is_open && has_room);
     }
 }
