@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -153,6 +154,9 @@ def test_threads_too(persistent: bool, script: Scripted) -> None:
 def test_batches_are_those_of_any_number(method: str, persistent: bool, script: Scripted) -> None:
     expected = fixed(persistent_workers=persistent)
     found = auto(persistent_workers=persistent, multiprocessing_context=method)
+    if method != "fork":
+        # Starts take long.
+        script.script = {5: 3, 40: 1, 70: 2}
     for _ in range(2 if persistent or method == "fork" else 1):
         assert firsts(slowly(found)) == firsts(expected)
     assert set(script.changes) >= {1, 2, 3}
@@ -333,6 +337,38 @@ def test_a_state_has_the_number_to_begin_with() -> None:
     assert len(iter(own)._workers) == 2
     with pytest.raises(ValueError, match="'auto_workers' must be a positive int, not 0"):
         resumed.load_state_dict({**state, "auto_workers": 0})
+
+
+@pytest.mark.parametrize("name", ["start_later", "send"])
+def test_an_interrupt_in_a_change_loses_no_batch(
+    name: str, script: Scripted, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ringloader._transport.processes import ProcessTransport
+
+    change, has_come = getattr(ProcessTransport, name), []
+
+    def interrupted(transport: Any, *arguments: Any) -> Any:
+        if name == "send" and arguments[-1] is not None:
+            return change(transport, *arguments)
+        has_come.append(script.number)
+        if len(has_come) == 2:
+            raise KeyboardInterrupt
+        return change(transport, *arguments)
+
+    monkeypatch.setattr(ProcessTransport, name, interrupted)
+    before = Snapshot.take()
+    found = []
+    iterator = iter(auto())
+    batches = slowly(iterator)
+    while len(found) < 120:
+        try:
+            found += [next(batches)[0].tolist()]
+        except KeyboardInterrupt:
+            batches = slowly(iterator)
+    assert len(has_come) >= 2
+    assert found == firsts(fixed())
+    del batches, iterator
+    before.assert_nothing_left()
 
 
 def test_a_start_that_fails_leaves_the_others(

@@ -139,6 +139,8 @@ class Changing:
         if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
             return
         controller = self._controller
+        # Fewer run if an interrupt came after the decision.
+        controller.number = min(self.number, len(iterator._workers))
         batches, seconds = self._counted - self._first, now - self._begun
         is_settling = not controller.is_settled and self._counted > self._settled_at
         if not is_settling and not controller.is_due(batches, seconds):
@@ -201,6 +203,8 @@ class Changing:
         """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
         while len(iterator._workers) > self.number:
             last = len(iterator._workers) - 1
+            # Again: an interrupt may have come after the decision.
+            iterator._scheduler.use_first(self.number)
             if not iterator._transport.has_been_ended(last):
                 if last < len(unanswered) and unanswered[last]:
                     return False
