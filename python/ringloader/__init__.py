@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ringloader._report.report import PathReport, report
     from ringloader._report.reports import LoaderReport, reports
     from ringloader._sources.weighted import WeightedRandomSampler
-    from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
+    from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
     from ringloader._stats.recording import epoch_stats
     from ringloader.bad_samples import BadSample, Retry
     from ringloader.dataloader import DataLoader
@@ -54,6 +54,7 @@ _MODULES = {
     "WeightedRandomSampler": "_sources.weighted",
     "WorkerPool": "_pool.pool",
     "WorkerStats": "_stats.epoch",
+    "WorkersChange": "_stats.epoch",
     "RolloverBatchSampler": "rollover",
     "Seeds": "seeds",
     # The module itself.
@@ -91,6 +92,7 @@ __all__ = [
     "WeightedRandomSampler",
     "WorkerPool",
     "WorkerStats",
+    "WorkersChange",
     "batchify",
     "convert",
     "doctor",

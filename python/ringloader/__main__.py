@@ -60,6 +60,12 @@ def main() -> None:
             help=_help_of(about) if offered else argparse.SUPPRESS,
         )
     command.add_argument(
+        "--num-workers",
+        default=argparse.SUPPRESS,
+        metavar="auto",
+        help="as --auto-workers True: each loader finds how many workers it has",
+    )
+    command.add_argument(
         f"--{by_name.STATEFUL}",
         type=by_name.value_of,
         default=argparse.SUPPRESS,

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset, Sampler
 
 import ringloader._native as _native
 import ringloader.rollover as rollover
+from ringloader._auto import numbers
 from ringloader._dispatch import datapipes
 from ringloader._iterator import pausing, plain
 from ringloader._iterator.make import make_iterator
@@ -20,7 +21,7 @@ from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, kept
 from ringloader._options import worker_task as options_of_samples
-from ringloader._options.checks import THREAD
+from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report, watching
@@ -73,7 +74,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         sampler: Indices of the samples, in their order, in place of ``shuffle``.
         batch_sampler: Lists of indices, one for each batch, in place of ``batch_size``, ``shuffle``,
             ``sampler`` and ``drop_last``.
-        num_workers: How many workers make batches (default: 0, the caller makes them).
+        num_workers: How many workers make batches, or ``"auto"`` for as many as are useful, see
+            ``auto_workers`` (default: 0, the caller makes them).
         collate_fn: Function that makes a batch of a list of samples (default: torch's ``default_collate``).
         pin_memory: ``True`` to have tensors in pinned memory, for copies to an accelerator (default:
             ``False``).
@@ -148,17 +150,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             No effect without workers.
         seeding: When the generators of ``random``, ``numpy.random`` and torch's CPU are seeded (``"torch"``,
             ``"sample"``, ``"batch"``, or ``None``; default: ``None``, ``"sample"`` with
-            ``worker_task="sample"``, else ``"torch"``: when a worker starts). With ``"sample"`` they are set
-            before each sample, from ``seed``, the epoch and the sample's place in it; with ``"batch"`` before
-            each batch, from the place of its first sample. So random augmentation is the same for any number
-            and kind of workers, restarted ones too, and for ``"sample"`` for any ``batch_size``. With a
-            ``DistributedSampler`` a place is that among the samples of all ranks; else each rank has keys of
-            its own. ``collate_fn`` has a key of its batch. A dataset with ``__getitems__`` draws for its
-            batch from the key of the first sample. Each worker of an ``IterableDataset`` counts its own
-            samples. In a thread, those of ``get_worker_info().rng`` are set. Without workers the program's
-            generators are put back before ``next`` returns. Each task goes to the worker with the fewest
-            unanswered ones, unless the dataset is iterable or has a ``state_dict``; batches come in their
-            order.
+            ``worker_task="sample"`` or ``num_workers="auto"``, else ``"torch"``: when a worker starts). With
+            ``"sample"`` they are set before each sample, from ``seed``, the epoch and the sample's place in
+            it; with ``"batch"`` before each batch, from the place of its first sample. So random augmentation
+            is the same for any number and kind of workers, restarted ones too, and for ``"sample"`` for any
+            ``batch_size``. With a ``DistributedSampler`` a place is that among the samples of all ranks; else
+            each rank has keys of its own. ``collate_fn`` has a key of its batch. A dataset with
+            ``__getitems__`` draws for its batch from the key of the first sample. Each worker of an
+            ``IterableDataset`` counts its own samples. In a thread, those of ``get_worker_info().rng`` are
+            set. Without workers the program's generators are put back before ``next`` returns. Each task goes
+            to the worker with the fewest unanswered ones, unless the dataset is iterable or has a
+            ``state_dict``; batches come in their order.
         seed: Number that ``ringloader.Seeds`` and ``seeding`` come from, the same in all ranks (an int, 0 or
             more, or ``None``; default: ``None``, torch's base seed, which each process draws). The order of
             the samples does not depend on it.
@@ -185,6 +187,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``None``; default: ``None``, never). It does so again each time the wait has doubled. No effect
             without workers.
         stats: ``True`` to note where the time of each epoch goes, for ``epoch_stats()`` (default: ``False``).
+        auto_workers: ``True`` for ``num_workers="auto"``: the loader finds how many workers it has, and
+            changes it while it runs (default: ``False``). Batches are the same for any number, so ``seeding``
+            is ``"sample"`` by default. The loader begins with one worker, and adds more as long as the caller
+            waits for batches and processors and memory are left; one that brings too little is ended.
+            ``num_workers`` is then the number that runs, and before the first ``iter`` the bound: the
+            processors of this process, divided by ``LOCAL_WORLD_SIZE``, less one for the caller where there
+            are more than two. Workers that mostly wait may be four times as many, up to 64. An
+            ``IterableDataset``, a dataset that has a ``state_dict``, and torch's own loader have the bound.
         prefetch_epochs: ``True`` to begin the next epoch of persistent workers when the last indices of this
             one have been sent, so that ``iter`` finds its first batches ready (default: ``False``, ``iter``
             begins it). Its sampler then draws earlier than torch's, also after the last epoch of the program.
@@ -216,6 +226,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
             - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
+            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers``, ``worker_task="sample"`` or
+              ``worker_pool``;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.
@@ -236,7 +248,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -269,14 +281,22 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         sample_timeout: float | None = None,
         watchdog: float | None = None,
         stats: bool = False,
+        auto_workers: bool = False,
         prefetch_epochs: bool = False,
     ) -> None:
         arguments = dict(locals())
+        if isinstance(num_workers, str):
+            if num_workers != AUTO:
+                raise TypeError(f"num_workers must be an int or {AUTO!r}, not {num_workers!r}")
+            arguments["auto_workers"], arguments["num_workers"] = True, 0
         # A subclass has set its own options before.
         options = Options(**(kept.kept_on(self) | {name: arguments[name] for name in _OPTIONS}))
         if not internals.is_in_worker():
             devices.resolve(options.device)
-        if worker_pool is not None:
+        if options.auto_workers:
+            # A loader that was made of the attributes of another one is given the number that ran there.
+            arguments["num_workers"] = numbers.bound()
+        elif worker_pool is not None:
             arguments["num_workers"] = num_workers or worker_pool.num_workers
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
             arguments["persistent_workers"] = persistent_workers or prefetch_epochs
@@ -307,9 +327,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__repr__()
         noted = report.noted(self)
         path = "not iterated yet" if noted is None else f"path {noted.path}"
+        workers = f"auto ({self.num_workers})" if kept.options_of(self).auto_workers else self.num_workers
         return (
             f"<{type(self).__name__} of {_size(self.dataset)}: batch_size={self.batch_size}, "
-            f"num_workers={self.num_workers}, {path}>"
+            f"num_workers={workers}, {path}>"
         )
 
     if TYPE_CHECKING:

@@ -53,7 +53,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         shuffle: bool | None = None,
         sampler: Sampler[Any] | Iterable[Any] | None = None,
         batch_sampler: Sampler[list[Any]] | Iterable[list[Any]] | None = None,
-        num_workers: int = 0,
+        num_workers: int | Literal["auto"] = 0,
         collate_fn: Callable[[list[Any]], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
@@ -87,6 +87,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         watchdog: float | None = None,
         stats: bool = False,
         snapshot_every_n_steps: int | None = 1,
+        auto_workers: bool = False,
         prefetch_epochs: bool = False,
     ) -> None:
         if not _native.SUPPORTED:

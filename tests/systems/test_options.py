@@ -33,6 +33,7 @@ EXAMPLES = {
     "max_errors": {"max_errors": 2, "on_error": "skip"},
     "watchdog": {"watchdog": 5.0},
     "stats": {"stats": True},
+    "auto_workers": {"auto_workers": True},
     "prefetch_epochs": {"prefetch_epochs": True, "persistent_workers": True},
 }
 NEED_WORKERS = {"worker_prefetch", "main_prefetch", "prefetch_epochs"}

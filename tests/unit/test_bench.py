@@ -35,6 +35,7 @@ pytestmark = pytest.mark.rings_only
 
 TORCH, OURS = Configuration("torch", 2), Configuration("ringloader", 2)
 THREADS = Configuration("ringloader", 2, "thread")
+AUTO = Configuration("ringloader", "auto")
 
 
 class Squares(Dataset):
@@ -68,7 +69,7 @@ class Returning:
 
 
 def rate_of(rate, *, step=0.0, memory=None):
-    return Measurement(rate, 0.5, 1000, memory, step, "native", "")
+    return Measurement(rate, 0.5, 1000, memory, step, "native", "", 2)
 
 
 def error_of(words, capsys):
@@ -113,6 +114,9 @@ def test_a_wrong_word_is_one_line(demo, tmp_path, capsys):
     assert "can't open file 'nothing.py': no such file" in error_of(["nothing.py:make"], capsys)
     assert "'demo' is not FILE.py:NAME or module:NAME" in error_of(["demo"], capsys)
     assert "'1,x' is not a list of numbers" in error_of([good, "--workers", "1,x"], capsys)
+    assert "'auto' has no number that auto can be compared with" in error_of(
+        [good, "--workers", "auto"], capsys
+    )
     assert "'fork' is not process, thread" in error_of([good, "--method", "fork"], capsys)
     assert "'0' is not a number from 1 on" in error_of([good, "--rounds", "0"], capsys)
     assert "'0' is not a number above 0" in error_of([good, "--seconds", "0"], capsys)
@@ -149,6 +153,28 @@ def test_threads_are_added_where_there_are_workers(demo):
     )
     assert given.step == 0.005
     assert arguments.configurations([0], ["thread"])[1] == Configuration("ringloader", 0)
+
+
+def test_a_loader_that_finds_its_number_is_measured_beside_the_others(demo):
+    found = arguments.parse([f"{demo}:make", "--workers", "auto,1"]).configurations
+    assert found == (Configuration("torch", 1), Configuration("ringloader", 1), AUTO)
+    assert str(AUTO) == "ringloader with num_workers='auto'"
+    measured = {AUTO: {0: rate_of(50)}, Configuration("ringloader", 1): {0: rate_of(10)}}
+    rows = results.rows(measured)
+    assert results.best(rows).configuration.number == 1
+    assert results.recommended(rows)[0].configuration.number == 1
+    assert "auto" in results.table(rows)
+
+
+@pytest.mark.parametrize("is_auto", [False, True])
+def test_the_number_of_such_a_loader_is_told(is_auto):
+    def make():
+        return ringloader.DataLoader(Squares(), num_workers="auto" if is_auto else 0)
+
+    assert measure.measure(Returning(make), AUTO, 0.2, 0).num_workers >= 1
+    if is_auto:
+        loader = measure.make(Returning(make), Configuration("ringloader", 2))
+        assert (loader.num_workers, loader.auto_workers, loader.seeding) == (2, False, "sample")
 
 
 def test_a_plot_is_refused_before_anything_is_measured(monkeypatch, demo, capsys):

@@ -109,6 +109,7 @@ PYTHON_MAY_USE = {
         "stateful_dataloader",
     },
     "__main__": {"_bench", "_common", "_doctor", "_options", "_patch", "_report"},
+    "_auto": {"_common", "_native", "_torch"},
     "_bench": {
         "_common",
         "_iterator",
@@ -128,6 +129,7 @@ PYTHON_MAY_USE = {
     "_dispatch": {"_common", "_native", "_start", "_torch", "_worker"},
     "_doctor": {"_common", "_native", "_report", "_torch", "_transport", "dataloader"},
     "_iterator": {
+        "_auto",
         "_common",
         "_dispatch",
         "_late",
@@ -164,6 +166,7 @@ PYTHON_MAY_USE = {
         "seeds",
     },
     "_patch": {
+        "_auto",
         "_iterator",
         "_log",
         "_native",
@@ -195,6 +198,7 @@ PYTHON_MAY_USE = {
     "_sources": {"_common", "_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_native", "_torch", "_worker"},
     "_state": {
+        "_auto",
         "_common",
         "_log",
         "_native",
@@ -204,9 +208,10 @@ PYTHON_MAY_USE = {
         "_worker",
         "rollover",
     },
-    "_stats": {"_common", "_dispatch", "_native", "_options", "_report", "_torch", "_worker"},
+    "_stats": {"_auto", "_common", "_dispatch", "_native", "_options", "_report", "_torch", "_worker"},
     "_torch": {"_log", "_native"},
     "_transport": {
+        "_auto",
         "_common",
         "_dispatch",
         "_late",
@@ -225,6 +230,7 @@ PYTHON_MAY_USE = {
     "bad_samples": set(),
     "batchify": {"_data"},
     "dataloader": {
+        "_auto",
         "_dispatch",
         "_iterator",
         "_native",

@@ -166,6 +166,30 @@ CASES = {
         "cannot have parts of one batch in a memory that they share",
         "leave worker_task out",
     ),
+    ("auto_workers", 'with `seeding="torch"`'): Case(
+        {"auto_workers": True, "seeding": "torch"},
+        {},
+        "num_workers='auto' and seeding='torch' do not go together: the numbers of a sample",
+        "leave seeding out",
+    ),
+    ("auto_workers", "with `reseed_workers`"): Case(
+        {"auto_workers": True, "reseed_workers": True},
+        {},
+        "num_workers='auto' and reseed_workers=True do not go together",
+        "leave reseed_workers out",
+    ),
+    ("auto_workers", 'with `worker_task="sample"`'): Case(
+        {"auto_workers": True, "worker_task": "sample"},
+        {},
+        "num_workers='auto' and worker_task='sample' do not go together",
+        "does not change yet; pass a number",
+    ),
+    ("auto_workers", "with `worker_pool`"): Case(
+        {"auto_workers": True, "worker_pool": POOL},
+        {},
+        "num_workers='auto' and worker_pool=ringloader.WorkerPool(2) do not go together",
+        "for as many as the pool has",
+    ),
     ("seed", "without `worker_reset_fn`, `reseed_workers` or `seeding`"): Case(
         {"seed": 3}, {}, "seed=3 has no effect without worker_reset_fn", "pass torch's generator"
     ),

@@ -15,7 +15,7 @@ from typing import Literal, NoReturn
 
 from ringloader._bench.target import Target
 from ringloader._common import proc
-from ringloader._options.checks import THREAD
+from ringloader._options.checks import AUTO, THREAD
 
 # Up to here every number of workers is measured; from here on each is twice the one before.
 _EACH = 8
@@ -47,13 +47,24 @@ class Configuration:
 
     Attributes:
         loader: The package whose iterator runs.
-        num_workers: The number of workers.
+        num_workers: The number of workers; ``"auto"``: the loader finds it.
         worker_method: Their kind, as the option of ``ringloader.DataLoader``; torch's are processes.
     """
 
     loader: Literal["torch", "ringloader"]
-    num_workers: int
+    num_workers: int | Literal["auto"]
     worker_method: str = PROCESS
+
+    @property
+    def number(self) -> int:
+        """The number of workers, of a configuration that has one."""
+        assert not isinstance(self.num_workers, str)
+        return self.num_workers
+
+    @property
+    def is_auto(self) -> bool:
+        """True if the loader finds the number of workers."""
+        return self.num_workers == AUTO
 
     @property
     def arguments(self) -> dict[str, int | str]:
@@ -70,10 +81,13 @@ class Configuration:
         return f"{self.loader} with {self.in_words}"
 
 
-def configurations(workers: Sequence[int], methods: Sequence[str]) -> list[Configuration]:
+def configurations(workers: Sequence[int | Literal["auto"]], methods: Sequence[str]) -> list[Configuration]:
     """Returns the configurations of a bench. Those with as many workers stand side by side, torch's first."""
     found = []
     for number in workers:
+        if number == AUTO:
+            found.append(Configuration("ringloader", number))
+            continue
         found.append(Configuration("torch", number))
         # Without workers there is no kind of them.
         found += [
@@ -113,9 +127,9 @@ def parse(given: list[str]) -> Arguments:
     add(
         "--workers",
         type=_workers,
-        metavar="0,1,2,4",
+        metavar="0,1,2,4,auto",
         default=_up_to(proc.cores()),
-        help="the numbers of workers (default: 0, 1, 2, ... up to the cores)",
+        help="the numbers of workers; auto: ringloader finds one (default: 0, 1, 2, ... up to the cores)",
     )
     add(
         "--method",
@@ -163,13 +177,17 @@ def _up_to(most: int) -> list[int]:
     return found
 
 
-def _workers(text: str) -> list[int]:
-    words = text.split(",")
-    if not all(word.strip().isdecimal() for word in words):
+def _workers(text: str) -> list[int | Literal["auto"]]:
+    words = [word.strip() for word in text.split(",")]
+    numbers = [word for word in words if word != AUTO]
+    if not all(word.isdecimal() for word in numbers):
         raise ArgumentTypeError(f"{text!r} is not a list of numbers from 0 on, as 0,1,2,4")
-    if max(map(int, words)) > _MOST_WORKERS:
+    if not numbers:
+        raise ArgumentTypeError(f"{text!r} has no number that {AUTO} can be compared with, as 1,2,{AUTO}")
+    if max(map(int, numbers)) > _MOST_WORKERS:
         raise ArgumentTypeError(f"{text!r} has a number above {_MOST_WORKERS:,}")
-    return list(dict.fromkeys(map(int, words)))
+    found: list[int | Literal["auto"]] = list(dict.fromkeys(map(int, numbers)))
+    return [*found, AUTO] if AUTO in words else found
 
 
 def _methods(text: str) -> list[str]:

@@ -104,8 +104,8 @@ class _Bench:
     def _compare(self, begin: Callable[[str], None]) -> tuple[bool | None, str]:
         """Compares the batches of both loaders with the most workers; None where that says nothing."""
         ours = max(
-            (one for one in self._given.configurations if one.loader == "ringloader"),
-            key=lambda one: one.num_workers,
+            (one for one in self._given.configurations if one.loader == "ringloader" and not one.is_auto),
+            key=lambda one: one.number,
         )
         torchs = Configuration("torch", ours.num_workers)
 
@@ -137,6 +137,9 @@ class _Bench:
     def _notes(self, rows: list[Row]) -> list[str]:
         notes = [f"{configuration} failed: {error.text}" for configuration, error in self._failed.items()]
         for configuration, rounds in self._measured.items():
+            if configuration.is_auto and rounds:
+                numbers = ", ".join(str(one.num_workers) for one in rounds.values())
+                notes.append(f"{configuration} had {numbers} workers at the end of its rounds.")
             reasons = {one.reason: None for one in rounds.values() if one.path == "torch"}
             notes += [f"{configuration} ran torch's own loader: {reason}" for reason in reasons]
         ours, theirs = results.best(rows), results.best(rows, "torch")

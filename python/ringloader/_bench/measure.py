@@ -16,6 +16,7 @@ import torch
 from ringloader._bench import memory
 from ringloader._bench.arguments import PROCESS, Configuration
 from ringloader._bench.target import Target, TargetError
+from ringloader._options import kept
 from ringloader._patch.convert import convert
 from ringloader._patch.install import uninstall
 from ringloader._report import report
@@ -41,6 +42,7 @@ class Measurement:
         step: The seconds that a training step took; 0 without one.
         path: The path of ringloader's batches.
         reason: The reason for it.
+        num_workers: The number of workers in the end.
     """
 
     batches_per_second: float
@@ -50,6 +52,7 @@ class Measurement:
     step: float
     path: str | None
     reason: str | None
+    num_workers: int
 
 
 def make(target: Target, configuration: Configuration, **options: Any) -> Any:
@@ -72,12 +75,13 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
     np.random.seed(0)
     torch.manual_seed(0)
     # With one: `persistent_workers=True` and others are errors without workers.
-    loader = target.call(max(configuration.num_workers, 1))
+    number = 1 if configuration.is_auto else configuration.number
+    loader = target.call(max(number, 1))
     if not isinstance(loader, internals.Loader):
         raise TargetError(f"{target} returns no DataLoader, but an object of {type(loader)}")
     # The program may have called it.
     uninstall()
-    _set_workers(loader, configuration.num_workers)
+    _set_workers(loader, number)
     is_ours = isinstance(loader, DataLoader)
     if configuration.loader == "torch":
         if is_ours:
@@ -85,6 +89,10 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
             get_iterator = hook.beneath(internals.Loader._get_iterator)
             object.__setattr__(loader, "_get_iterator", functools.partial(get_iterator, loader))
         return loader
+    if configuration.is_auto:
+        options["auto_workers"] = True
+    elif is_ours and (own := kept.options_of(loader)).auto_workers:
+        options |= {"auto_workers": False, "seeding": own.seeds}
     if is_ours or configuration.worker_method != PROCESS:
         options["worker_method"] = configuration.worker_method
     return convert(loader, **options)
@@ -149,6 +157,7 @@ def measure(target: Target, configuration: Configuration, seconds: float, step: 
         step=slept / max(count, 1),
         path=None if taken is None else taken.path,
         reason=None if taken is None else taken.reason,
+        num_workers=loader.num_workers,
     )
 
 

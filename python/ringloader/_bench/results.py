@@ -76,9 +76,13 @@ def _median(figures: Iterable[float | None]) -> Any:
 
 
 def best(rows: list[Row], loader: str = "ringloader") -> Row | None:
-    """Returns the fastest row of a loader; None if it has none."""
-    own = [row for row in rows if row.configuration.loader == loader]
+    """Returns the fastest row of a loader with a number of workers; None if it has none."""
+    own = _own(rows, loader)
     return max(own, key=lambda row: row.batches_per_second, default=None)
+
+
+def _own(rows: list[Row], loader: str) -> list[Row]:
+    return [row for row in rows if row.configuration.loader == loader and not row.configuration.is_auto]
 
 
 def recommended(rows: list[Row]) -> tuple[Row, str] | None:
@@ -86,8 +90,7 @@ def recommended(rows: list[Row]) -> tuple[Row, str] | None:
     fastest = best(rows)
     if fastest is None:
         return None
-    own = [row for row in rows if row.configuration.loader == "ringloader"]
-    own.sort(key=lambda row: row.configuration.num_workers)
+    own = sorted(_own(rows, "ringloader"), key=lambda row: row.configuration.number)
     for row in own:
         if row.step and row.batches_per_second * row.step >= NEAR:
             return row, f"the fewest workers whose work the step hides; it took {row.step * 1e3:.1f} ms"
@@ -150,6 +153,8 @@ def draw(path: str, rows: list[Row], title: str) -> None:
     """Draws the rate over the number of workers, a line for each loader and kind of workers."""
     figure = importlib.import_module("matplotlib.figure").Figure(figsize=(7, 4.2), layout="constrained")
     axes = figure.add_subplot()
+    auto = [row for row in rows if row.configuration.is_auto]
+    rows = [row for row in rows if not row.configuration.is_auto]
     # Without workers there is one row for all kinds of them.
     with_workers = [row.configuration for row in rows if row.configuration.num_workers]
     kinds = dict.fromkeys(
@@ -158,16 +163,18 @@ def draw(path: str, rows: list[Row], title: str) -> None:
     for loader, method in kinds:
         own = [
             row
-            for row in sorted(rows, key=lambda row: row.configuration.num_workers)
+            for row in sorted(rows, key=lambda row: row.configuration.number)
             if row.configuration.loader == loader
             and (row.configuration.worker_method == method or not row.configuration.num_workers)
         ]
         axes.plot(
-            [row.configuration.num_workers for row in own],
+            [row.configuration.number for row in own],
             [row.batches_per_second for row in own],
             marker="o",
             label=loader if method == PROCESS else f"{loader}, threads",
         )
+    for row in auto:
+        axes.axhline(row.batches_per_second, linestyle="--", label=str(row.configuration))
     axes.set(xlabel="workers", ylabel="batches a second", title=title)
     axes.set_ylim(bottom=0)
     axes.xaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(integer=True))

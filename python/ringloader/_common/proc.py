@@ -78,13 +78,22 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     Args:
         root: Directory of ``proc``, and of the file systems that it names.
     """
+    quotas = map(_of_group, groups(root))
+    return min((one for one in quotas if one is not None), default=None)
+
+
+def groups(root: Path = Path("/")) -> list[Path]:
+    """Returns the directories of the control groups that bound this process: its own, and those above them.
+
+    Args:
+        root: Directory of ``proc``, and of the file systems that it names.
+    """
     try:
         own = os.fsdecode((root / "proc/self/cgroup").read_bytes())
         mounts = os.fsdecode((root / "proc/self/mountinfo").read_bytes())
     except OSError:
-        return None
-    quotas = (_of_group(group) for group in _groups(own, mounts, root))
-    return min((one for one in quotas if one is not None), default=None)
+        return []
+    return list(_groups(own, mounts, root))
 
 
 def _groups(own: str, mounts: str, root: Path) -> Iterator[Path]:

@@ -43,14 +43,25 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     _workers: list[Any]
     _workers_status: list[bool]
     _shutdown: bool
+    _persistent_workers: bool
     _scheduler: _native.Scheduler | _native.ThreadScheduler
     # Of any class of `_transport`, which is above.
     _transport: Any
+    _next_epoch: Any
     _counts_epochs: bool
     _epoch_to_tell: int | None
     _returned_meanwhile: int | None
 
     def _draw(self, loader: TorchLoader) -> None: ...
+
+    @property
+    def _workers_to_begin_with(self) -> int: ...
+
+    def _work_of(self, worker: int, start: Any) -> Any: ...
+
+    def _late_start_of(self, worker: int) -> Any: ...
+
+    def _try_put_index(self) -> None: ...
 
     def _send_start(self) -> _native.IndexSource: ...
 

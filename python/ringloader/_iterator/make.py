@@ -10,22 +10,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import ringloader._native as _native
+from ringloader._auto import numbers
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator import plain
 from ringloader._iterator.stages import Stages, Transform
-from ringloader._options import conflicts, epochs, seeding
+from ringloader._options import conflicts, epochs, kept, seeding
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._report import asked, report, tally
 from ringloader._stats import timing
-from ringloader._stats.recording import Recording
+from ringloader._stats.recording import History, Recording
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker import gather, result
 from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
+    from ringloader._iterator.changing import Changing
     from ringloader._placement.registration import Registrations
     from ringloader._torch.protocols import TorchLoader
     from ringloader._transport.protocol import Transport
@@ -49,15 +51,28 @@ def make_iterator(
     """
     before = epochs.count_of(loader)
     try:
-        return _make_iterator(loader, options, without_ours, fall_back)
+        if options.auto_workers and not internals.is_in_worker():
+            return _make_with_auto(loader, options, without_ours, fall_back)
+        return _make(loader, options, without_ours, fall_back)
     except BaseException:
         epochs.take_back(loader, before)
         raise
 
 
-def _make_iterator(
+def _make_with_auto(
     loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
 ) -> Any:
+    """Makes the iterator of a loader that finds its number of workers."""
+    bound = numbers.bound()
+    with numbers.with_workers(loader, bound):
+        made = _make(loader, options, without_ours, fall_back)
+    if kept.has_options(loader):
+        changing = getattr(made, "_changing", None)
+        numbers.show(loader, bound if changing is None else changing.number)
+    return made
+
+
+def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
     if internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = conflicts.in_worker(options)
@@ -77,7 +92,8 @@ def _make_iterator(
         why_not = select_path.reason_against_threads(loader, without_ours)
         if why_not is not None:
             raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
-        return _with_threads(loader, options)
+        with _changing(loader, options) as changing:
+            return _with_threads(loader, options, changing)
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
         is_remote = options.worker_pool is not None and options.worker_pool._is_remote
@@ -85,8 +101,9 @@ def _make_iterator(
             from ringloader._start import processes as starting
 
             # What starts elsewhere may take long, and needs no lock here.
-            with contextlib.nullcontext() if is_remote else starting.one_start_at_a_time():
-                made = _with_processes(loader, options)
+            one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
+            with one_at_a_time, _changing(loader, options) as changing:
+                made = _with_processes(loader, options, changing)
             if not isinstance(made, Reason):
                 return made
             reason = made
@@ -182,6 +199,7 @@ def _stages(
     recorder: _native.Recorder | None,
     shared_bytes: int = 0,
     registrations: Callable[[str], Registrations | None] | None = None,
+    history: History | None = None,
 ) -> Stages:
     """Returns the stages of the options in the main process.
 
@@ -191,6 +209,7 @@ def _stages(
         recorder: The clock of ``stats``.
         shared_bytes: The shared memory of all workers, in bytes.
         registrations: Returns what is registered of the workers' memory, for a device type.
+        history: Returns the number of workers, and its changes.
     """
     clock = tally.Clock() if asked.mode() else None
     if not options.changed():
@@ -200,7 +219,7 @@ def _stages(
     device, transform = devices.resolve(options.device), options.device_transform
     recording = None
     if recorder is not None:
-        recording = Recording(loader, options, device is not None, recorder, shared_bytes)
+        recording = Recording(loader, options, device is not None, recorder, shared_bytes, history)
     bad_samples = collecting.collecting_for(loader, options)
     if device is None:
         if recording is not None and transform is not None:
@@ -255,8 +274,17 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
     return made
 
 
-def _with_threads(loader: TorchLoader, options: Options) -> Any:
-    stages = _stages(loader, options, _recorder(loader, options))
+def _changing(loader: TorchLoader, options: Options) -> contextlib.AbstractContextManager[Changing | None]:
+    if not options.auto_workers:
+        return contextlib.nullcontext()
+    from ringloader._iterator import changing
+
+    return changing.room_for_most(loader)
+
+
+def _with_threads(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
+    history = None if changing is None else changing.history
+    stages = _stages(loader, options, _recorder(loader, options), history=history)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
 
@@ -271,11 +299,12 @@ def _with_threads(loader: TorchLoader, options: Options) -> Any:
         keys=keys,
         next_epoch=_next_epoch(loader, options),
         counts_epochs=epochs.are_counted(loader, options),
+        changing=changing,
     )
     return _noted(loader, made, transport, stages)
 
 
-def _with_processes(loader: TorchLoader, options: Options) -> Any:
+def _with_processes(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
     recorder = _recorder(loader, options)
     from ringloader._iterator.restarting import Restarting
@@ -314,8 +343,10 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
         raise
     try:
         shared_bytes = transport.engine.share * loader.num_workers
-        stages = _stages(loader, options, recorder, shared_bytes, transport.registrations)
+        history = None if changing is None else changing.history
+        stages = _stages(loader, options, recorder, shared_bytes, transport.registrations, history)
         is_iterable = loader._dataset_kind == internals.ITERABLE
+        transport.starts_later = changing is not None
         restarting = transport.make_successors(is_iterable)
         if options.restart_workers or options.sample_timeout is not None:
             restarting = Restarting(options.restart_workers, is_iterable, transport)
@@ -329,6 +360,7 @@ def _with_processes(loader: TorchLoader, options: Options) -> Any:
             _next_epoch(loader, options),
             epochs.are_counted(loader, options),
             told,
+            changing,
         )
     except BaseException as error:
         # An iterator that was begun has closed it.

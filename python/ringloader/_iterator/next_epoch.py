@@ -65,6 +65,11 @@ class NextEpoch:
         self._numbers = _Numbers(loader)
         self._begun: _Begun | None = None
 
+    @property
+    def has_begun(self) -> bool:
+        """True once the epoch was begun that ``iter`` has not asked for yet."""
+        return self._begun is not None
+
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take``, before which the next epoch may begin."""
         return functools.partial(self._next, take)
@@ -97,7 +102,7 @@ class NextEpoch:
             iterator._draw(loader)
             begun.is_told = True
             iterator._scheduler.follow(iterator._send_start())
-            for _ in range(iterator._prefetch_factor * iterator._num_workers):
+            for _ in range(iterator._prefetch_factor * iterator._workers_to_begin_with):
                 iterator._scheduler.put_following(iterator)
             begun.is_whole = True
         except Exception as error:

@@ -23,6 +23,7 @@ from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 
 if TYPE_CHECKING:
+    from ringloader._iterator.changing import Changing
     from ringloader._options.seeding import Keys
     from ringloader._torch.protocols import TorchLoader
 
@@ -48,6 +49,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         next_epoch: Begins the next epoch before ``iter`` does.
         counts_epochs: True if an option needs the numbers of epochs.
         told: The epoch that the dataset of a pool's workers is told.
+        changing: Changes how many workers run.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -77,6 +79,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         next_epoch: NextEpoch | None = None,
         counts_epochs: bool = False,
         told: int | None = None,
+        changing: Changing | None = None,
     ) -> None:
         self._transport = transport
         self._stages = stages
@@ -85,11 +88,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._keys = keys
         self._next_epoch = next_epoch
         self._counts_epochs = counts_epochs
+        self._changing = changing
         self._workers: list[Any] = []
         self._workers_status = [True] * loader.num_workers
         self._persistent_workers = loader.persistent_workers
         try:
-            loader.check_worker_number_rationality()
+            if changing is None:
+                loader.check_worker_number_rationality()
             self._plan = self._decide(loader, told)
             self._init_base(loader)
             if stages.moving is not None:
@@ -99,7 +104,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
-            self._most_tasks = transport.shared_tasks or self._prefetch_factor * self._num_workers
+            self._most_tasks = transport.shared_tasks or self._prefetch_factor * self._workers_to_begin_with
             self._in_order = loader.in_order
             self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
             self._start_workers()
@@ -110,24 +115,32 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         # Analysers of traces look for it.
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
+    @property
+    def _workers_to_begin_with(self) -> int:
+        """The number of workers that get tasks when an epoch begins."""
+        return self._num_workers if self._changing is None else self._changing.number
+
     def _start_workers(self) -> None:
-        for worker in range(self._num_workers):
-            work = Work(
-                self._dataset_kind,
-                self._dataset,
-                self._auto_collation,
-                self._collate_fn,
-                self._drop_last,
-                self._base_seed,
-                self._worker_init_fn,
-                worker,
-                self._num_workers,
-                self._start_of(worker),
-                (),
-            )
-            self._workers.append(self._transport.start(work))
+        for worker in range(self._workers_to_begin_with):
+            self._workers.append(self._transport.start(self._work_of(worker, self._start_of(worker))))
         if self._persistent_workers and hasattr(self, "_register_persistent_workers_atexit"):
             self._register_persistent_workers_atexit()
+
+    def _work_of(self, worker: int, start: EpochStart) -> Work:
+        """Returns the work of a worker that starts with a part of the epoch."""
+        return Work(
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            self._collate_fn,
+            self._drop_last,
+            self._base_seed,
+            self._worker_init_fn,
+            worker,
+            self._num_workers,
+            start,
+            (),
+        )
 
     def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
         self._remove_gate()
@@ -150,6 +163,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._stages.begin_epoch(loader)
             if self._restarting is not None:
                 self._restarting.begin_epoch()
+            if self._changing is not None:
+                self._changing.begin_epoch(self)
+                self._most_tasks = self._prefetch_factor * self._changing.number
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
             if source is not None:
@@ -179,7 +195,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Tells the workers of another epoch, and returns the source of its tasks."""
         # After the tasks of an abandoned epoch, which still run, as torch's do. Nothing waits for them:
         # their results are told by their epoch.
-        for worker in range(self._num_workers):
+        for worker in range(self._workers_to_begin_with):
             self._transport.send(worker, self._start_of(worker))
         # Not before: where an epoch cannot begin, the workers are told with the next one.
         if self._epoch_to_tell == self._plan.told:
@@ -194,6 +210,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Returns the beginning of a worker's part of the epoch."""
         position = None if self._plan.epoch is None else self._plan.epoch.start_of(worker)
         return EpochStart(self._plan.number, self._plan.told, self._shared_seed, position=position)
+
+    def _late_start_of(self, worker: int) -> EpochStart:
+        """Returns the beginning of a part of the epoch for a worker that starts in it."""
+        # Its dataset may be as it was for an epoch before, or be the next one's already.
+        return dataclasses.replace(self._start_of(worker), told=self._plan.last_told)
 
     def _index_source(self) -> _native.IndexSource:
         places = None if self._keys is None else self._places(self._keys)
@@ -217,6 +238,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             made.share_tasks(self._most_tasks)
         elif self._keys is not None and self._keys.balances:
             made.balance()
+        if self._changing is not None:
+            made.use_first(self._changing.number)
         if self._stages.recording is not None:
             made.record(self._stages.recording.recorder, self._main_prefetch > 0)
         watchdog = self._transport.watchdog
@@ -232,7 +255,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             prepare = functools.partial(lookahead.prepare, self._placement)
             self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
             take = functools.partial(self._scheduler.next_placed, self._placement, prepare)
-        return take
+        return take if self._changing is None else self._changing.around(take)
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
         dataset = self._dataset_states()
@@ -273,6 +296,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         try:
             # True, or None while modules are torn down: the interpreter exits.
             if not self._shutdown and getattr(self._torch_utils, "python_exit_status", None) is False:
+                if self._changing is not None:
+                    self._changing.list_interrupted(self)
                 if self._restarting is not None:
                     self._restarting.list_all(self._workers)
                 self._shutdown = True
@@ -322,8 +347,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Starts a successor of a worker that has ended, if there may be one."""
         successor = None
         if self._restarting is not None:
-            # Its dataset may be as it was for an epoch before, or be the next one's already.
-            start = dataclasses.replace(self._start_of(worker_id), told=self._plan.last_told)
+            start = self._late_start_of(worker_id)
             dataset, is_known = self._dataset_states(), True
             if dataset is not None:
                 is_known, position = dataset.succeed(worker_id)

@@ -8,10 +8,12 @@ Raises:
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 # The value of `worker_method` for threads, in torch's word.
 THREAD = "thread"
+# The value of torch's `num_workers` for `auto_workers`.
+AUTO: Literal["auto"] = "auto"
 
 Check = Callable[[str, Any], None]
 

@@ -7,15 +7,17 @@ The constructor, ``convert``, ``install`` and the environment know no other. Imp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from ringloader._options.about import About, Never
-from ringloader._options.checks import THREAD
+from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.rule import Facts, Rule, of_loader, of_options
 from ringloader.bad_samples import raises_first, retries
 
 _AS_THREADS = f'"{THREAD}"'
 _AS_SAMPLES = '"sample"'
+
+Seeds = Literal["torch", "sample", "batch"]
 
 
 def _with_dispatch(option: str, why: str) -> Rule:
@@ -37,13 +39,13 @@ def _with_threads(option: str, default: Any, why: str) -> Rule:
 
 
 def _needs_seed(options: Any) -> object:
-    return options.worker_reset_fn is not None or options.reseed_workers or _seeds(options) != "torch"
+    return options.worker_reset_fn is not None or options.reseed_workers or seeds_of(options) != "torch"
 
 
-def _seeds(options: Any) -> str:
-    # As `Options.seeds`: some of what rules are checked with has the options alone.
-    seeds: str = options.seeding or ("torch" if options.worker_task == "batch" else "sample")
-    return seeds
+def seeds_of(options: Any) -> Seeds:
+    """Returns ``seeding``, or what it is by default."""
+    by_default: Seeds = "sample" if options.worker_task == "sample" or options.auto_workers else "torch"
+    return options.seeding or by_default
 
 
 def _shares(options: Any) -> bool:
@@ -62,13 +64,23 @@ def _with_sharing(option: str, is_there: Callable[[Any], object], why: str) -> R
     )
 
 
+def _with_auto(option: str, what: str, is_there: Callable[[Any], object], why: str) -> Rule:
+    """Returns the rule for an option that is an error where the number of workers changes."""
+    return of_options(
+        "auto_workers",
+        what,
+        lambda options: options.auto_workers and is_there(getattr(options, option)),
+        f"num_workers={AUTO!r} and {option}={{options.{option}!r}} do not go together: {why}",
+    )
+
+
 def _has_threads(options: Any, facts: Facts) -> object:
     return options.worker_method == THREAD and facts.loader.num_workers > 0
 
 
 def _is_without_workers(options: Any, facts: Facts) -> object:
     # With a pool, a loader that says no number has as many workers as the pool.
-    return facts.loader.num_workers == 0 and options.worker_pool is None
+    return facts.loader.num_workers == 0 and options.worker_pool is None and not options.auto_workers
 
 
 def _differs_from_batch_sampler(options: Any, facts: Facts) -> object:
@@ -138,6 +150,31 @@ _OF_OPTIONS = (
         "worker_task='sample' and worker_pool={options.worker_pool!r} do not go together: workers on other "
         "machines cannot have parts of one batch in a memory that they share; leave worker_task out",
         _AS_SAMPLES,
+    ),
+    _with_auto(
+        "seeding",
+        'with `seeding="torch"`',
+        lambda value: value == "torch",
+        "the numbers of a sample would depend on how many workers there are; leave seeding out",
+    ),
+    _with_auto(
+        "reseed_workers",
+        "with `reseed_workers`",
+        bool,
+        "the generators are set before each sample or batch anyway; leave reseed_workers out",
+    ),
+    _with_auto(
+        "worker_task",
+        'with `worker_task="sample"`',
+        lambda value: value == "sample",
+        "the number of workers that share a batch does not change yet; pass a number",
+    ),
+    _with_auto(
+        "worker_pool",
+        "with `worker_pool`",
+        lambda value: value is not None,
+        "the number of a pool's processes does not change yet; leave num_workers out for as many as the pool "
+        "has",
     ),
     of_options(
         "seed",

@@ -64,10 +64,8 @@ class Keys:
         self._rank, _ = epochs.ranks()
         # True if an index is a batch's.
         self._batches = loader._auto_collation
-        kept = states.of(loader)
-        has_state = kept is not None and kept.ask_dataset(loader)
         # True if any worker may make any batch.
-        self.balances = loader._dataset_kind != internals.ITERABLE and not has_state
+        self.balances = any_may_make(loader)
 
     def places(
         self, index_sampler: Any, base_seed: int, number: int, rest: states.Rest | None
@@ -93,6 +91,13 @@ class Keys:
             # No epoch goes on there, so none has been passed.
             return cast("_native.Places", places.Places(key, first, step, self._batches, whole))
         return _native.Places(key, first, step, passed, self._batches, whole)
+
+
+def any_may_make(loader: TorchLoader) -> bool:
+    """True if any worker may make any batch of a loader that seeds by places."""
+    kept = states.of(loader)
+    has_state = kept is not None and kept.ask_dataset(loader)
+    return loader._dataset_kind != internals.ITERABLE and not has_state
 
 
 class Placing(InFront):

@@ -243,7 +243,8 @@ class Options:
         None,
         topic="Randomness",
         values='`"torch"`, `"sample"`, `"batch"`, or `None`',
-        without='`None`, `"sample"` with `worker_task="sample"`, else `"torch"`: when a worker starts',
+        without='`None`, `"sample"` with `worker_task="sample"` or `num_workers="auto"`, else `"torch"`: '
+        "when a worker starts",
         line="When the generators of `random`, `numpy.random` and torch's CPU are seeded.",
         details='With `"sample"` they are set before each sample, from `seed`, the epoch and the sample\'s '
         'place in it; with `"batch"` before each batch, from the place of its first sample. So random '
@@ -388,6 +389,27 @@ class Options:
         is_of_states=True,
     )
 
+    auto_workers: bool = _option(
+        False,
+        topic="Speed",
+        values="`True`, `False`",
+        without="`False`",
+        line='`True` for `num_workers="auto"`: the loader finds how many workers it has, and changes it '
+        "while it runs.",
+        details='Batches are the same for any number, so `seeding` is `"sample"` by default. The loader '
+        "begins with one worker, and adds more as long as the caller waits for batches and processors and "
+        "memory are left; one that brings too little is ended. `num_workers` is then the number that runs, "
+        "and before the first `iter` the bound: the processors of this process, divided by "
+        "`LOCAL_WORLD_SIZE`, less one for the caller where there are more than two. Workers that mostly wait "
+        "may be four times as many, up to 64. An `IterableDataset`, a dataset that has a `state_dict`, and "
+        "torch's own loader have the bound.",
+        page="tuning.md#num_workersauto",
+        check=checks.boolean,
+        in_threads="works",
+        in_pool="leaves nothing",
+        in_worker="is left out",
+        on_torchs="works",
+    )
     prefetch_epochs: bool = _option(
         False,
         topic="Speed",
@@ -417,9 +439,9 @@ class Options:
         raise_first(_GIVEN, self, self.changed())
 
     @property
-    def seeds(self) -> Literal["torch", "sample", "batch"]:
+    def seeds(self) -> rules.Seeds:
         """``seeding``, or what it is by default."""
-        return self.seeding or ("torch" if self.worker_task == "batch" else "sample")
+        return rules.seeds_of(self)
 
     def changed(self) -> tuple[str, ...]:
         """Returns the names of the options that have another value than their default."""

@@ -12,6 +12,8 @@ from ringloader._options.table import TABLE, Options
 
 # The argument of `install` that is no option of a loader.
 STATEFUL = "stateful"
+# torch's argument, whose value "auto" is the option `auto_workers`.
+_NUM_WORKERS = "num_workers"
 
 
 def checked(function: str, given: Mapping[str, Any]) -> Options:
@@ -21,8 +23,27 @@ def checked(function: str, given: Mapping[str, Any]) -> Options:
         TypeError: For a name that is none, or a value of the wrong type.
         ValueError: For a value that is out of range.
     """
+    given = spelled(function, given)
     check_names(function, given)
     return Options(**given)
+
+
+def spelled(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what was given with ``num_workers="auto"`` by the name of its option.
+
+    Raises:
+        TypeError: For another ``num_workers``, which is the program's to say.
+    """
+    options = dict(given)
+    if _NUM_WORKERS in options:
+        value = options.pop(_NUM_WORKERS)
+        if value != checks.AUTO:
+            raise TypeError(
+                f"{function} takes no num_workers but {checks.AUTO!r}, not {value!r}: pass a number to "
+                "DataLoader"
+            )
+        options["auto_workers"] = True
+    return options
 
 
 def check_names(function: str, given: Iterable[str]) -> None:
@@ -43,6 +64,7 @@ def checked_words(function: str, given: Mapping[str, Any]) -> Options:
         TypeError: For a name that is none, or a value of the wrong type; for an option that no text can give.
         ValueError: For a value that is out of range.
     """
+    given = spelled(function, given)
     check_names(function, given)
     for name in given:
         if not TABLE[name].is_text:

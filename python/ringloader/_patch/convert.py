@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
 import ringloader.bad_samples as bad_samples
+from ringloader._auto import numbers
 from ringloader._options import conflicts, epochs, kept
 from ringloader._options.table import TABLE, Options
 from ringloader._patch import by_name
@@ -46,6 +47,7 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """
+    options = by_name.spelled("convert()", options)  # type: ignore[assignment]
     by_name.check_names("convert()", options)
     # Not isinstance: accelerate's loaders name another class as theirs.
     cls = type(loader)
@@ -81,6 +83,9 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
         epochs.inherit_told(at)
+    if now.auto_workers and options.get("auto_workers"):
+        numbers.forget(at)
+        at.num_workers, at.prefetch_factor = numbers.bound(), at.prefetch_factor or 2
     replaced = kept.options_of(loader) if was_ours else None
     if not was_ours:
         _set_class(loader, _converted(cls))

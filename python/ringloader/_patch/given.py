@@ -34,4 +34,5 @@ class GivenOptions(TypedDict, total=False):
     sample_timeout: float | None
     watchdog: float | None
     stats: bool
+    auto_workers: bool
     prefetch_epochs: bool

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ringloader._auto import numbers
 from ringloader._common.own import keep_own, own
 from ringloader._log import logger
-from ringloader._options import epochs
+from ringloader._options import epochs, kept
 from ringloader._state import datasets, saved
 from ringloader._state.dataset_state import DatasetState
 from ringloader._state.epoch import CountedEpoch, Epoch, SampledEpoch, StreamedEpoch
@@ -27,13 +28,15 @@ _EPOCH = "_ringloader_epoch"
 _LOADED = "_ringloader_loaded_state"
 # The attribute of a loader that has logged whose states it takes.
 _HAS_LOGGED = "_ringloader_has_logged_states"
+# The key of a state with the number of workers that the loader has found.
+_WORKERS = "auto_workers"
 
 
 def state_of(loader: TorchLoader) -> dict[str, Any]:
     """Implements ``StatefulDataLoader.state_dict``."""
     found = loaded_of(loader)
     if found is not None:
-        return saved.to_dict(found)
+        return _with_workers(loader, saved.to_dict(found))
     if last_epoch(loader) is None:
         found = beginning(loader, order_of(loader))
     # Asked again: another thread may have begun the first epoch meanwhile, and have read its sampler.
@@ -46,7 +49,13 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
     if epoch is not None:
         found = epoch.saved()
     assert found is not None
-    return saved.to_dict(found)
+    return _with_workers(loader, saved.to_dict(found))
+
+
+def _with_workers(loader: TorchLoader, state: dict[str, Any]) -> dict[str, Any]:
+    """Adds the number of workers that ``num_workers="auto"`` has found. No batch depends on it."""
+    number = numbers.found_for(loader)
+    return state if number is None else {**state, _WORKERS: number}
 
 
 def fingerprint_of(loader: TorchLoader) -> int | None:
@@ -66,6 +75,11 @@ def load(loader: TorchLoader, state: object) -> None:
     order = order_of(loader)
     check_alike(found, beginning(loader, order))
     datasets.check(loader, found.workers)
+    number = state.get(_WORKERS)
+    if number is not None and (not isinstance(number, int) or number < 1):
+        raise ValueError(f"load_state_dict(): {_WORKERS!r} must be a positive int, not {number!r:.50}")
+    if number is not None and kept.options_of(loader).auto_workers:
+        numbers.begin_with(loader, number)
     if found.epoch is not None and order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)

@@ -78,6 +78,21 @@ class SlowFetch:
 
 
 @dataclasses.dataclass(frozen=True)
+class WorkersChange:
+    """A change of the number of workers, with ``num_workers="auto"``.
+
+    Attributes:
+        seconds: The time since ``iter``.
+        num_workers: The number from then on.
+        why: The reason, with what was measured.
+    """
+
+    seconds: float
+    num_workers: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
 class EpochStats:
     """The figures of an epoch, until its last call of ``next``. All times are seconds.
 
@@ -85,7 +100,7 @@ class EpochStats:
 
     Attributes:
         path: The path of the batches, as ``ringloader.report`` names it.
-        num_workers: The number of workers.
+        num_workers: The number of workers; with ``num_workers="auto"`` the last one.
         batches: Batches that were returned.
         seconds: From ``iter`` on.
         startup: Until the first batch was returned.
@@ -98,6 +113,7 @@ class EpochStats:
             path there is none.
         slowest: The ten longest fetches, the longest first.
         verdict: What limits the epoch, and what to change.
+        changes: Changes of the number of workers in the epoch, with ``num_workers="auto"``.
     """
 
     path: str
@@ -111,6 +127,7 @@ class EpochStats:
     workers: tuple[WorkerStats, ...]
     slowest: tuple[SlowFetch, ...]
     verdict: Verdict
+    changes: tuple[WorkersChange, ...] = ()
     _trace: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -140,7 +157,7 @@ class EpochStats:
         if self._trace is None:
             raise RuntimeError("a pickle has no trace: save_trace(path) in the process that has measured")
 
-        trace.save(self._trace, path)
+        trace.save(self._trace, path, [(one.seconds, one.num_workers) for one in self.changes])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trace": None}
@@ -155,6 +172,7 @@ class EpochStats:
         for worker in self.workers:
             times = "".join(f"{getattr(worker, name):9.3f}" for name in TIMES)
             lines.append(f"{worker.id:6}{worker.batches:9,}{times}")
+        lines += [f"{one.num_workers} workers from {one.seconds:.3f} s on: {one.why}" for one in self.changes]
         return "\n".join([*lines, f"{self.verdict.kind}: {self.verdict.text}"])
 
     def _repr_html_(self) -> str:

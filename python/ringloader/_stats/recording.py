@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,14 +17,17 @@ from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._report import report
 from ringloader._stats import verdict
-from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkerStats
+from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
 from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
+    from ringloader._auto.controller import Change
     from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
 
 _SECOND = 1e-9
+
+History = Callable[[], "tuple[int, Sequence[Change]]"]
 
 
 class Recording:
@@ -36,6 +39,7 @@ class Recording:
         has_device: True if its batches are moved to a device.
         recorder: The clock, which has begun the first epoch.
         shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
+        history: Returns the number of workers, and its changes; None where the number does not change.
 
     Attributes:
         recorder: The clock.
@@ -48,9 +52,11 @@ class Recording:
         has_device: bool,
         recorder: _native.Recorder,
         shared_bytes: int,
+        history: History | None = None,
     ) -> None:
         self.recorder = recorder
         self._shared_bytes = shared_bytes
+        self._history = history
         self._setting = verdict.Setting(
             num_workers=loader.num_workers,
             # torch 2.6 goes round the workers in any order.
@@ -127,9 +133,22 @@ class Recording:
         decode, place, index = (spent * _SECOND for spent in read["main"])
         # There torch's own workers are at work, of which nothing is known.
         workers = [] if path == "torch" else read["workers"]
+        setting = self._setting
+        changes: tuple[WorkersChange, ...] = ()
+        if self._history is not None:
+            number, all_changes = self._history()
+            changes = tuple(
+                WorkersChange((one.at - begun) * _SECOND, one.number, one.why)
+                for one in all_changes
+                if one.at >= begun
+            )
+            made = [worker for worker, (batches, *_) in enumerate(workers, start=1) if batches]
+            workers = workers[: max(number, *made, 0)]
+            # The loader has found it, so no other one is advised.
+            setting = dataclasses.replace(setting, num_workers=number, most_workers=number)
         found = EpochStats(
             path=path,
-            num_workers=self._setting.num_workers,
+            num_workers=setting.num_workers,
             batches=read["batches"],
             seconds=seconds,
             startup=startup,
@@ -142,9 +161,10 @@ class Recording:
             ),
             slowest=tuple(SlowFetch(spent * _SECOND, *rest) for spent, *rest in read["slowest"]),
             verdict=Verdict("unknown", ""),
+            changes=changes,
             _trace=self.recorder.trace(),
         )
-        judged = verdict.judge(found, self._setting, read["first_made"] * _SECOND, self._shared_bytes)
+        judged = verdict.judge(found, setting, read["first_made"] * _SECOND, self._shared_bytes)
         return dataclasses.replace(found, verdict=judged)
 
 

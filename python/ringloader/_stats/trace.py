@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,14 @@ _THREE_MONTHS = 7_889_238
 _Event = tuple[int, str, int, int, dict[str, Any]]
 
 
-def save(trace: _native.Trace, path: Any) -> None:
-    """Writes the events to a file."""
+def save(trace: _native.Trace, path: Any, changes: Iterable[tuple[float, int]] = ()) -> None:
+    """Writes the events to a file.
+
+    Args:
+        trace: The events.
+        path: The file.
+        changes: When the number of workers changed, in seconds since the epoch began, and to which one.
+    """
     base = time.time_ns() // 10**9 // _THREE_MONTHS * _THREE_MONTHS * 10**9
     # From the monotonic clock to the file's times.
     offset = time.time_ns() - time.monotonic_ns() - base
@@ -42,6 +48,17 @@ def save(trace: _native.Trace, path: Any) -> None:
             "args": args,
         }
         for track, name, begun, length, args in found
+    ]
+    events += [
+        {
+            "ph": "C",
+            "cat": "ringloader",
+            "name": "num_workers",
+            "pid": process,
+            "ts": (trace.begun + seconds * 1e9 + offset) / 1000,
+            "args": {"num_workers": number},
+        }
+        for seconds, number in changes
     ]
     content = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base}
     Path(path).write_text(json.dumps(content))

@@ -13,6 +13,7 @@ import numpy.random  # noqa: F401
 import torch.multiprocessing
 
 import ringloader._native as _native
+from ringloader._auto import numbers
 from ringloader._common import held_memory
 from ringloader._dispatch.process import Dispatching, dispatching_for
 from ringloader._late import overdue, watchdog
@@ -85,6 +86,8 @@ class ProcessTransport(Transport):
         self._lease = lease
         self._workers = workers
         self._keeps_work = False
+        # True if some workers start while others run, and may end before the others.
+        self.starts_later = False
         self._work: dict[int, Work] = {}
         self._context = context if lease is None else lease.context
         self._fork = guard.FORK if lease is None else lease.fork
@@ -169,8 +172,30 @@ class ProcessTransport(Transport):
             BaseException: An error of the start. The worker is not to be started again then.
         """
         self.sound = False
+        return self._start_between(self._work[worker]._replace(start=start))
+
+    def start_later(self, work: Work) -> Any:
+        """Starts the process of a worker that never ran, or has ended and owed nothing, while others run.
+
+        Raises:
+            BaseException: An error of the start. The worker is not to be started again then.
+        """
+        if self._dispatching is not None:
+            work = work._replace(dataset=self._dispatching.without_source)
+        if self._keeps_work:
+            self._work[work.worker] = work
+        self._ended.discard(work.worker)
+        return self._start_between(work)
+
+    def has_left(self, worker: int) -> bool:
+        """True once the process of a worker that was told to end has ended."""
+        process = self._processes[worker]
+        return self.engine.has_ended(worker) and not process.is_alive()
+
+    def _start_between(self, work: Work) -> Any:
+        worker = work.worker
         worker_end = channel.WorkerEndpoint(self.engine, worker, self.options, self.engine.succeed(worker))
-        process = self._process(worker_end, self._work[worker]._replace(start=start))
+        process = self._process(worker_end, work)
         process.daemon = True
         try:
             with processes.one_start_at_a_time():
@@ -286,7 +311,8 @@ class ProcessTransport(Transport):
 
     def _ended_well(self) -> bool:
         started = self._processes.values()
-        return self.sound and len(started) == self._workers and all(one.exitcode == 0 for one in started)
+        are_all = self.starts_later or len(started) == self._workers
+        return self.sound and are_all and all(one.exitcode == 0 for one in started)
 
 
 def make_transport(
@@ -329,7 +355,9 @@ def make_transport(
     most_tasks = worker_task.most_tasks(loader) + 1 if shares else budget.most_tasks(loader, in_turn)
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
-    share = budget.share_per_worker(workers, options.max_shared_bytes, available)
+    # Of the most workers that there may be, few run at a time.
+    sharers = numbers.bound() if options.auto_workers and options.max_shared_bytes is None else workers
+    share = budget.share_per_worker(sharers, options.max_shared_bytes, available)
     if shares:
         share = sharing.share_of_slots(share)
     with budget.asking(OSError, ValueError):

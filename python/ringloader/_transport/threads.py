@@ -314,6 +314,20 @@ class ThreadTransport(Transport):
         thread.start()
         return thread
 
+    def start_later(self, work: Work) -> WorkerThread:
+        """Starts the thread of a worker that never ran, or has ended and owed nothing, while others run."""
+        self._ended.discard(work.worker)
+        self.engine.begin_worker(work.worker)
+        return self.start(work)
+
+    def has_left(self, worker: int) -> bool:
+        """True once the thread of a worker that was told to end has ended."""
+        return not self._threads[worker].is_alive()
+
+    def process_of(self, worker: int) -> Any:
+        """Returns the thread that was started last as a worker; None before."""
+        return self._threads.get(worker)
+
     def call(self, worker: int, function: Callable[[], object]) -> None:
         """Sends a worker a call, after its tasks."""
         self.engine.put(worker, function)

@@ -28,6 +28,8 @@ pub struct WorkerSelector {
     /// The worker that the cycle names next.
     position: usize,
     workers: Vec<Worker>,
+    /// Only the first so many workers get tasks.
+    used: usize,
     active: u32,
     /// Tasks that an active worker must have fewer than, by `ResultOrder::AsCompleted`.
     limit: u64,
@@ -38,7 +40,13 @@ pub struct WorkerSelector {
 #[derive(Debug, Clone, Copy)]
 struct Worker {
     active: bool,
+    /// INVARIANT: true exactly if it is active and one of the first that get tasks.
+    is_open: bool,
     outstanding: u64,
+}
+
+impl Worker {
+    const FRESH: Self = Self { active: true, is_open: true, outstanding: 0 };
 }
 
 impl WorkerSelector {
@@ -48,7 +56,8 @@ impl WorkerSelector {
             order,
             max_tasks: u64::from(workers) * u64::from(prefetch_factor),
             position: 0,
-            workers: vec![Worker { active: true, outstanding: 0 }; workers as usize],
+            workers: vec![Worker::FRESH; workers as usize],
+            used: workers as usize,
             active: workers,
             limit: 0,
             eligible: Bits::new(workers as usize),
@@ -60,6 +69,16 @@ impl WorkerSelector {
     /// For workers that share all tasks, of which `most` may be outstanding: in turn, only for the counts.
     pub fn for_shared(workers: u32, most: u64) -> Self {
         Self { max_tasks: most, ..Self::new(workers, 1, ResultOrder::InOrder) }
+    }
+
+    /// Gives tasks to the first `workers` workers only from now on, and lets each of them be asked for as many ahead as
+    /// before. The others stay active: they may still have tasks.
+    pub fn use_first(&mut self, workers: u32) {
+        let prefetch_factor = self.prefetch_factor();
+        self.used = workers as usize;
+        self.max_tasks = u64::from(workers) * u64::from(prefetch_factor);
+        self.open();
+        self.judge_all();
     }
 
     /// Returns how many tasks may be outstanding at once. As many are asked for when an epoch begins.
@@ -84,7 +103,7 @@ impl WorkerSelector {
         let from = self.position;
         let in_turn = (from..self.workers.len()).chain(0..from);
         let chosen =
-            in_turn.filter(|&worker| self.workers[worker].active).min_by_key(|&worker| loads[worker])?;
+            in_turn.filter(|&worker| self.workers[worker].is_open).min_by_key(|&worker| loads[worker])?;
         self.position = (chosen + 1) % self.workers.len();
         Some(chosen as u32)
     }
@@ -115,6 +134,7 @@ impl WorkerSelector {
         let worker = &mut self.workers[worker as usize];
         if worker.active {
             worker.active = false;
+            worker.is_open = false;
             self.active -= 1;
             self.judge_all();
         }
@@ -128,7 +148,13 @@ impl WorkerSelector {
     /// Returns the tasks that each worker is asked for ahead.
     #[must_use]
     pub fn prefetch_factor(&self) -> u32 {
-        (self.max_tasks / self.workers.len().max(1) as u64) as u32
+        (self.max_tasks / self.used.max(1) as u64) as u32
+    }
+
+    /// Returns the number of workers that get tasks, if they are active.
+    #[must_use]
+    pub fn used(&self) -> u32 {
+        self.used as u32
     }
 
     /// Returns the number of workers, active or not.
@@ -152,18 +178,26 @@ impl WorkerSelector {
     pub fn reset(&mut self) {
         self.position = 0;
         self.active = self.workers.len() as u32;
-        self.workers.fill(Worker { active: true, outstanding: 0 });
+        self.workers.fill(Worker::FRESH);
+        self.open();
         self.judge_all();
     }
 
+    fn open(&mut self) {
+        for (number, worker) in self.workers.iter_mut().enumerate() {
+            worker.is_open = worker.active && number < self.used;
+        }
+    }
+
     fn judge_all(&mut self) {
-        self.limit = self.max_tasks.checked_div(u64::from(self.active)).unwrap_or(0);
+        let open = self.workers.iter().filter(|worker| worker.is_open).count();
+        self.limit = self.max_tasks.checked_div(open as u64).unwrap_or(0);
         (0..self.workers.len()).for_each(|worker| self.judge(worker));
     }
 
     fn judge(&mut self, worker: usize) {
-        let Worker { active, outstanding } = self.workers[worker];
+        let Worker { is_open, outstanding, .. } = self.workers[worker];
         let has_room = self.order != ResultOrder::AsCompleted || outstanding < self.limit;
-        self.eligible.set(worker, active && has_room);
+        self.eligible.set(worker, is_open && has_room);
     }
 }

@@ -64,6 +64,8 @@ pub struct Scheduler<T> {
     loads: Option<Box<[u64]>>,
     /// True once tasks of the next epoch may be out, after all tasks of this one.
     is_followed: bool,
+    /// True if the number of workers that get tasks may change.
+    varies: bool,
 }
 
 /// Why there is no result.
@@ -143,6 +145,7 @@ impl<T> Scheduler<T> {
             behind: None,
             loads: None,
             is_followed: false,
+            varies: false,
         }
     }
 
@@ -155,6 +158,33 @@ impl<T> Scheduler<T> {
     /// for all of them.
     pub fn balance(&mut self) {
         self.loads.get_or_insert_with(|| vec![0; self.selector.workers()].into());
+    }
+
+    /// Sends tasks to the first `workers` workers only from now on, which may be called again with another number.
+    /// [`most_tasks`](Self::most_tasks) is that of so many workers. Results of the others' tasks still come. Only with
+    /// [`balance`](Self::balance).
+    pub fn use_first(&mut self, workers: u32) {
+        self.varies = true;
+        self.selector.use_first(workers);
+    }
+
+    /// Returns true if more tasks than [`most_tasks`](Self::most_tasks) may be out, because fewer workers get tasks than
+    /// did.
+    #[must_use]
+    pub fn varies(&self) -> bool {
+        self.varies
+    }
+
+    /// A process runs as `worker`, which had none, or whose process was to end and owed nothing.
+    pub fn begin_worker(&mut self, worker: u32) {
+        self.ended.retain(|&ended| ended != worker);
+    }
+
+    /// Returns how many tasks each worker has that it has not answered. A result in a worker's ring counts as answered.
+    pub fn unanswered(&self, transport: &impl Transport) -> Box<[u64]> {
+        let mut loads = vec![0; self.selector.workers()].into_boxed_slice();
+        self.count_unanswered(transport, &mut loads);
+        loads
     }
 
     /// Lets all workers share all tasks, of which `most` may be out: the transport hands them out, and any worker may
@@ -186,6 +216,9 @@ impl<T> Scheduler<T> {
         self.is_followed = true;
         let mut next = Self::new(self.selector.workers() as u32, self.selector.prefetch_factor(), self.order);
         next.epoch = (self.epoch + 1) % EPOCHS;
+        if self.varies {
+            next.use_first(self.selector.used());
+        }
         next
     }
 
@@ -224,19 +257,23 @@ impl<T> Scheduler<T> {
 
     fn choose(&mut self, transport: &impl Transport) -> Option<u32> {
         let Some(mut loads) = self.loads.take() else { return self.selector.choose() };
+        self.count_unanswered(transport, &mut loads);
+        let chosen = self.selector.choose_least(&loads);
+        self.loads = Some(loads);
+        chosen
+    }
+
+    fn count_unanswered(&self, transport: &impl Transport, loads: &mut [u64]) {
         loads.fill(0);
         for (_, worker) in self.tasks.awaited_tasks() {
             loads[worker as usize] += 1;
         }
-        for (worker, load) in (0..).zip(&mut loads).filter(|(_, load)| **load > 0) {
+        for (worker, load) in (0..).zip(loads).filter(|(_, load)| **load > 0) {
             // The error of a ring that cannot be read is raised in its turn, and not in place of another worker's
             // batch.
             let there = self.drop_stale(transport, worker).and_then(|_| transport.there_of(worker));
             *load = load.saturating_sub(there.unwrap_or(0));
         }
-        let chosen = self.selector.choose_least(&loads);
-        self.loads = Some(loads);
-        chosen
     }
 
     /// Returns the next step towards the next batch. Never waits. `transport` is `None` after shutdown: then, as in

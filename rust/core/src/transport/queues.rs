@@ -391,6 +391,15 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
+    /// Another thread is to run as `worker`, which has ended and owed nothing: its end is no news any more.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`] in a forked child.
+    pub fn begin_worker(&self, worker: u32) -> Result<()> {
+        self.lock()?.ended.retain(|&ended| ended != worker);
+        Ok(())
+    }
+
     fn notify_of(&self, worker: u32, state: MutexGuard<'_, State<I, R>>) {
         let is_awaited = state.is_awaited(worker);
         drop(state);

@@ -46,3 +46,4 @@ mod rings;
 mod torch;
 #[path = "../plan/torch_iterator.rs"]
 mod torch_iterator;
+mod used;

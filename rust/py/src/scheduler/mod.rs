@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError};
+use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
@@ -120,6 +120,18 @@ macro_rules! scheduler_class {
 
             fn balance(&self, py: Python<'_>) -> PyResult<()> {
                 self.0.balance(py)
+            }
+
+            fn use_first(&self, py: Python<'_>, workers: u32) -> PyResult<()> {
+                self.0.use_first(py, workers)
+            }
+
+            fn begin_worker(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
+                self.0.begin_worker(py, worker)
+            }
+
+            fn unanswered(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+                self.0.unanswered(py)
             }
 
             fn share_tasks(&self, py: Python<'_>, most: u64) -> PyResult<()> {
@@ -349,6 +361,29 @@ impl<E: ParentEnd> Scheduling<E> {
     fn balance(&self, py: Python<'_>) -> PyResult<()> {
         self.lock(py)?.core.balance();
         Ok(())
+    }
+
+    /// Sends tasks to the first `workers` workers only from now on.
+    fn use_first(&self, py: Python<'_>, workers: u32) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        if workers == 0 || workers > self.workers {
+            return Err(PyValueError::new_err(format!("{workers} is not from 1 to {}", self.workers)));
+        }
+        state.core.use_first(workers);
+        Ok(())
+    }
+
+    /// A process runs as `worker`, which had none, or whose process was to end and owed nothing.
+    fn begin_worker(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
+        self.lock(py)?.core.begin_worker(worker);
+        Ok(())
+    }
+
+    /// Returns how many tasks each worker has that it has not answered; nothing once the workers were ended.
+    fn unanswered(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
+        let state = self.lock(py)?;
+        let Ok(engine) = E::of(&self.engine).core() else { return Ok(Vec::new()) };
+        Ok(state.core.unanswered(&*engine).into())
     }
 
     /// Lets all workers share all tasks, of which `most` may be out. Before the first one.

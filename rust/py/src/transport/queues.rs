@@ -212,6 +212,11 @@ impl ThreadQueues {
         core.reply(worker, reply, is_batch).map(drop).map_err(exception)
     }
 
+    /// Notes that another thread is to run as a worker that has ended and owed nothing.
+    fn begin_worker(&self, worker: u32) -> PyResult<()> {
+        self.core()?.begin_worker(worker).map_err(exception)
+    }
+
     /// In a worker: notes that the worker ends.
     fn note_end(&self, worker: u32) -> PyResult<()> {
         let Ok(core) = self.core() else { return Ok(()) };

@@ -110,7 +110,7 @@ impl Engine {
         }
     }
 
-    /// Makes the rings of `worker`, whose process has ended, ready for a successor. Returns the slots
+    /// Makes the rings of `worker`, whose process has ended or never ran, ready for a successor. Returns the slots
     /// that are still held, for [`Port::take_over`](crate::transport::port::Port::take_over). To be called after
     /// [`take_ended`](Self::take_ended) has named the worker and [`try_next`](Self::try_next) has
     /// given all that it had committed; then start the successor, [`watch_worker`](Self::watch_worker)
@@ -139,8 +139,10 @@ impl Engine {
         if channel.results.peek(view.results)?.is_some() {
             return refuse("it has committed results that were not taken; call try_next() first");
         }
-        self.ends()[worker as usize] = None;
+        // Of a worker that never ran, no process has the memory.
+        let has_run = self.ends()[worker as usize].take().is_none();
         if let Some(ours) = &channel.socket
+            && has_run
             && !channel.is_relayed
             && !fd_passing::is_deserted(ours.as_fd())?
         {

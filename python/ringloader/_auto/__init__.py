@@ -1,0 +1,1 @@
+"""``num_workers="auto"``: how many workers a loader has, by what is measured."""

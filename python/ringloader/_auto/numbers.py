@@ -1,0 +1,81 @@
+"""The numbers of workers between which ``num_workers="auto"`` decides, and the decision of each loader."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from ringloader._auto.controller import Controller
+from ringloader._common import weak_registry
+from ringloader._common.proc import cores, local_world_size
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+# The workers for each processor where they wait, and the most of them all together.
+_TIMES, _MOST = 4, 64
+# torch's `prefetch_factor` of a loader with workers that was given none.
+_PREFETCH_FACTOR = 2
+
+_controllers: weak_registry.WeakRegistry[Controller] = weak_registry.WeakRegistry()
+
+
+def bound() -> int:
+    """Returns the most workers for work that needs processors.
+
+    One processor is left to the caller where this process of the job has more than two.
+    """
+    own = cores() // local_world_size()
+    return max(own - 1 if own > 2 else own, 1)
+
+
+def most() -> int:
+    """Returns the most workers for work that waits."""
+    return max(bound(), min(_TIMES * bound(), _MOST))
+
+
+def controller_of(loader: object) -> Controller:
+    """Returns what decides for a loader, for all its epochs."""
+    found = _controllers.get(loader)
+    if found is None:
+        found = Controller(bound(), most())
+        _controllers.put(loader, found)
+    return found
+
+
+def found_for(loader: object) -> int | None:
+    """Returns the number of workers that was found for a loader; None before its first epoch."""
+    controller = _controllers.get(loader)
+    return None if controller is None else controller.number
+
+
+def begin_with(loader: object, number: int) -> None:
+    """Makes the next iterator of a loader begin with a number of workers. One that runs is left alone."""
+    controller = Controller(bound(), most())
+    controller.number = max(1, min(number, controller.most))
+    _controllers.put(loader, controller)
+
+
+def show(loader: object, number: int) -> None:
+    """Makes ``loader.num_workers`` the number of workers that run."""
+    vars(loader)["num_workers"] = number
+
+
+def forget(loader: object) -> None:
+    """Forgets the number that was found for a loader."""
+    _controllers.pop(loader)
+
+
+@contextlib.contextmanager
+def with_workers(loader: TorchLoader, number: int) -> Iterator[None]:
+    """Gives a loader a number of workers for as long as its iterator is made, which reads it there."""
+    own = vars(loader)
+    before: dict[str, Any] = {name: own[name] for name in ("num_workers", "prefetch_factor") if name in own}
+    own["num_workers"] = number
+    if own.get("prefetch_factor") is None:
+        own["prefetch_factor"] = _PREFETCH_FACTOR
+    try:
+        yield
+    finally:
+        own.update(before)

@@ -1,0 +1,233 @@
+"""Workers that are added and ended while an epoch runs, for ``num_workers="auto"``."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringloader._auto import measuring, numbers
+from ringloader._auto.controller import Change
+from ringloader._auto.measuring import Meter
+from ringloader._log import logger
+from ringloader._options import kept, seeding
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurWorkersIterator
+    from ringloader._torch.protocols import TorchLoader
+
+# The time between two looks at the clock, in seconds, in batches that are counted.
+_BETWEEN = 0.02
+_MOST_BETWEEN = 1 << 12
+# The changes that are kept for the figures of an epoch, at most.
+_MOST_CHANGES = 1000
+
+
+@contextlib.contextmanager
+def room_for_most(loader: TorchLoader) -> Iterator[Changing | None]:
+    """Makes a loader have the most workers while its iterator is made, if their number may change.
+
+    Yields:
+        The object that changes the number, or None.
+    """
+    if not seeding.any_may_make(loader):
+        yield None
+        return
+    with numbers.with_workers(loader, numbers.most()):
+        yield Changing(loader)
+
+
+class Changing:
+    """Changes how many workers of an iterator run.
+
+    INVARIANT: the first ones run, and the last of them ends first. The iterator lists them, and until it has
+    ended the one that is to end; no worker is added until then. A worker is told to end when it has no task.
+
+    Args:
+        loader: The iterator's loader. Its number of workers is kept for all its epochs.
+    """
+
+    # Attributes: an iterator that lives on while modules are torn down finds their names None.
+    _monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, loader: TorchLoader) -> None:
+        self._loader = weakref.ref(loader)
+        self._shows = kept.has_options(loader)
+        self._controller = numbers.controller_of(loader)
+        self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
+        # Threads may share an iterator.
+        self._lock = threading.Lock()
+        self._meter: Meter | None = None
+        # Calls for a batch until the next look at the clock, of so many; the number of all calls before.
+        self._left = self._between = 1
+        self._counted = 0
+        self._looked = 0.0
+        # Batches and time at the beginning of the look.
+        self._first, self._begun = 0, 0.0
+        # The number of the first task that a worker on trial has.
+        self._settled_at = 0
+        # True once a worker was lost, or could not be started: the number stays. One whose start was
+        # interrupted may run unknown.
+        self._is_fixed = False
+
+    @property
+    def number(self) -> int:
+        """The number of workers that get tasks."""
+        return self._controller.number
+
+    def history(self) -> tuple[int, Sequence[Change]]:
+        """Returns the number of workers, and the last changes of it, the oldest first."""
+        return self.number, tuple(self._changes)
+
+    def begin_epoch(self, iterator: OurWorkersIterator) -> None:
+        """Begins another epoch of the same workers."""
+        self._meter = None
+        self._left = self._between = 1
+        self._counted = self._settled_at = 0
+        iterator._scheduler.use_first(self.number)
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take``, which gives an iterator its next batch, before which the number may change."""
+
+        # Before, and not after: an interrupt would lose the batch.
+        def counted(iterator: Any) -> Any:
+            self._left -= 1
+            if self._left <= 0 and self._lock.acquire(blocking=False):
+                try:
+                    self._look(iterator)
+                finally:
+                    self._lock.release()
+            return take(iterator)
+
+        return counted
+
+    def list_interrupted(self, iterator: OurWorkersIterator) -> None:
+        """Adds a process whose start was interrupted to the list of workers, to be ended with them."""
+        running = iterator._transport.process_of(len(iterator._workers))
+        if running is not None:
+            iterator._workers.append(running)
+
+    def _look(self, iterator: OurWorkersIterator) -> None:
+        """Looks at the clock; measures, and changes the number, if enough batches and time have passed."""
+        now = self._monotonic()
+        self._counted += self._between
+        since, self._looked = now - self._looked, now
+        if self._meter is not None:
+            if since < _BETWEEN and self._between < _MOST_BETWEEN:
+                self._between *= 2
+            elif since > 4 * _BETWEEN:
+                self._between = max(self._between // 4, 1)
+        self._left = self._between
+        if self._is_fixed or iterator._shutdown:
+            return
+        if not all(iterator._workers_status[: len(iterator._workers)]):
+            # One was lost, and has no successor.
+            self._is_fixed = True
+            return
+        waited = iterator._scheduler.waited()
+        if self._meter is None:
+            # The calls until now have waited for the start.
+            if self._counted > 1:
+                self._begin_look(iterator, now, waited)
+            return
+        unanswered = iterator._scheduler.unanswered()
+        self._meter.note_tasks(unanswered)
+        if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
+            return
+        controller = self._controller
+        # Fewer run if an interrupt came after the decision.
+        controller.number = min(self.number, len(iterator._workers))
+        batches, seconds = self._counted - self._first, now - self._begun
+        is_settling = not controller.is_settled and self._counted > self._settled_at
+        if not is_settling and not controller.is_due(batches, seconds):
+            return
+        tasks = _tasks_of(iterator)
+        look = self._meter.look(tasks, waited, batches)
+        self._first, self._begun = self._counted, now
+        if is_settling:
+            # The rate until now was partly that of fewer workers.
+            controller.settle()
+            return
+        decision = controller.decide(look, lambda: _has_memory(iterator, tasks))
+        if decision.change:
+            why = f"{decision.why} ({look})"
+            before = self.number - decision.change
+            logger.info("num_workers='auto': %d workers instead of %d: %s", self.number, before, why)
+            self._changes.append(Change(time.monotonic_ns(), self.number, why))
+            if decision.change > 0:
+                self._add(iterator)
+            else:
+                iterator._scheduler.use_first(self.number)
+                self._show()
+
+    def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
+        self._meter = Meter(_tasks_of(iterator), waited)
+        self._first, self._begun = self._counted, now
+        self._controller.begin_epoch()
+
+    def _show(self) -> None:
+        loader = self._loader()
+        if loader is not None and self._shows:
+            numbers.show(loader, self.number)
+
+    def _add(self, iterator: OurWorkersIterator) -> None:
+        worker = self.number - 1
+        try:
+            if iterator._persistent_workers:
+                # The one before may have answered tasks of an epoch that was given up.
+                iterator._take_committed()
+            work = iterator._work_of(worker, iterator._late_start_of(worker))
+            iterator._workers.append(iterator._transport.start_later(work))
+        except BaseException as error:
+            # INVARIANT: no two processes are at the rings of one worker.
+            self._is_fixed = True
+            self._controller.undo(for_good=isinstance(error, Exception))
+            if not isinstance(error, Exception):
+                raise
+            # The batches of the others come all the same.
+            logger.warning("num_workers='auto' stays at %d: another could not be started: %s", worker, error)
+            return
+        iterator._scheduler.begin_worker(worker)
+        iterator._scheduler.use_first(self.number)
+        # The worker has the next tasks: it has returned a batch once that of the first of them comes.
+        self._settled_at = iterator._scheduler.positions().sent + 1
+        self._show()
+        for _ in range(iterator._prefetch_factor):
+            iterator._try_put_index()
+
+    def _has_ended(self, iterator: OurWorkersIterator, unanswered: list[int]) -> bool:
+        """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
+        while len(iterator._workers) > self.number:
+            last = len(iterator._workers) - 1
+            # Again: an interrupt may have come after the decision.
+            iterator._scheduler.use_first(self.number)
+            if not iterator._transport.has_been_ended(last):
+                if last < len(unanswered) and unanswered[last]:
+                    return False
+                iterator._transport.send(last, None)
+            if not iterator._transport.has_left(last):
+                return False
+            iterator._workers.pop()
+        return True
+
+
+def _tasks_of(iterator: OurWorkersIterator) -> list[int]:
+    """Returns the numbers by which the system knows the workers: of processes, or of threads."""
+    return [getattr(worker, "native_id", None) or worker.pid for worker in iterator._workers]
+
+
+def _has_memory(iterator: OurWorkersIterator, tasks: list[int]) -> bool:
+    # Threads have the memory of the process.
+    are_threads = isinstance(iterator._workers[0], threading.Thread)
+    return are_threads or measuring.has_memory(tasks)
+
+
+def _has_sent_all(iterator: OurWorkersIterator) -> bool:
+    """True if no tasks of the epoch are left, for which a change would come too late."""
+    # The first tasks of the epoch that follows are for the workers that run now.
+    begun = iterator._next_epoch is not None and iterator._next_epoch.has_begun
+    return begun or iterator._scheduler.is_at_end()

@@ -1,0 +1,120 @@
+//! Tasks to the first workers only, whose number changes.
+
+use ringloader_core::plan::ResultOrder;
+use ringloader_core::scheduler::Poll;
+
+use crate::fleet::{Backend, Fleet};
+
+const ORDERS: [ResultOrder; 3] =
+    [ResultOrder::InOrder, ResultOrder::AsCompleted, ResultOrder::AsCompletedRoundRobin];
+
+fn first<B: Backend>(workers: u32, used: u32, order: ResultOrder) -> Fleet<B> {
+    let mut fleet = Fleet::new(workers, 2, order);
+    fleet.scheduler.balance();
+    fleet.scheduler.use_first(used);
+    fleet
+}
+
+/// Takes all batches that are there, in the order of their tasks. Returns how many.
+fn take<B: Backend>(fleet: &mut Fleet<B>) -> usize {
+    let mut count = 0;
+    while let Poll::Arrived { seq, .. } = fleet.poll() {
+        fleet.accept(seq);
+        count += 1;
+    }
+    count
+}
+
+fn only_the_first_workers_get_tasks<B: Backend>() {
+    for order in ORDERS {
+        let mut fleet = first::<B>(4, 2, order);
+        assert_eq!(fleet.scheduler.most_tasks(), 4);
+        let sent: Vec<_> = (0..4).map(|_| fleet.send()).collect();
+        assert_eq!(sent, [0, 1, 0, 1].map(Some), "{order:?}");
+        assert!(fleet.scheduler.is_full());
+        fleet.scheduler.use_first(3);
+        assert_eq!(fleet.scheduler.most_tasks(), 6);
+        assert_eq!([fleet.send(), fleet.send()], [Some(2); 2], "{order:?}: it has none");
+        assert!(fleet.scheduler.is_full());
+        assert_eq!(&fleet.scheduler.unanswered(fleet.backend.transport())[..], [2, 2, 2, 0]);
+        fleet.answer(1, 2);
+        assert_eq!(&fleet.scheduler.unanswered(fleet.backend.transport())[..], [2, 0, 2, 0]);
+    }
+}
+
+/// A worker that gets no more tasks answers the ones that it has.
+fn fewer_workers_lose_no_task<B: Backend>() {
+    for order in ORDERS {
+        let mut fleet = first::<B>(3, 3, order);
+        fleet.fill();
+        fleet.scheduler.use_first(1);
+        assert!(fleet.scheduler.is_full() && fleet.scheduler.varies());
+        (0..3).for_each(|worker| fleet.answer(worker, 2));
+        assert_eq!(take(&mut fleet), 6, "{order:?}");
+        assert_eq!([fleet.send(), fleet.send()], [Some(0); 2]);
+        assert!(fleet.scheduler.is_full());
+        fleet.scheduler.reset();
+        assert_eq!([fleet.send(), fleet.send()], [Some(0); 2], "{order:?}: in the next epoch too");
+    }
+}
+
+/// The end of a worker that owes nothing is no news for the one that runs in its place; that of another one is.
+fn a_worker_runs_again<B: Backend>() {
+    for order in ORDERS {
+        let mut fleet = first::<B>(2, 2, order);
+        fleet.fill();
+        fleet.scheduler.use_first(1);
+        fleet.answer(0, 2);
+        fleet.answer(1, 2);
+        fleet.backend.end(1);
+        assert_eq!(take(&mut fleet), 4, "{order:?}");
+        fleet.scheduler.begin_worker(1);
+        fleet.scheduler.use_first(2);
+        fleet.fill();
+        fleet.answer(0, 2);
+        // Nothing says that it has ended.
+        while let Poll::Arrived { seq, .. } = fleet.poll() {
+            fleet.accept(seq);
+        }
+        assert!(matches!(fleet.poll(), Poll::Wait { .. }), "{order:?}");
+        fleet.backend.end(0);
+        fleet.answer(1, 2);
+        assert!(take(&mut fleet) > 0);
+        fleet.fill();
+        let mut lost = None;
+        for _ in 0..20 {
+            match fleet.poll() {
+                Poll::Lost { worker } => lost = Some(worker),
+                Poll::Arrived { seq, .. } => {
+                    fleet.accept(seq);
+                }
+                _ => fleet.answer(1, 2),
+            }
+            if lost.is_some() {
+                break;
+            }
+        }
+        assert_eq!(lost, Some(0), "{order:?}");
+    }
+}
+
+/// The epoch that follows has as many.
+fn the_next_epoch_has_as_many<B: Backend>() {
+    let mut fleet = first::<B>(3, 2, ResultOrder::InOrder);
+    let next = fleet.scheduler.follow();
+    assert_eq!(next.most_tasks(), 4);
+    assert!(next.varies());
+}
+
+over_both!(
+    only_the_first_workers_get_tasks,
+    fewer_workers_lose_no_task,
+    a_worker_runs_again,
+    the_next_epoch_has_as_many,
+);
+over_queues!(
+    only_the_first_workers_get_tasks,
+    fewer_workers_lose_no_task,
+    a_worker_runs_again,
+    the_next_epoch_has_as_many,
+);

@@ -1,0 +1,114 @@
+"""The measurements of ``num_workers="auto"``, and the bounds of the number."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ringloader._auto import measuring, numbers
+from ringloader._auto.measuring import Meter
+
+pytestmark = pytest.mark.rings_only
+
+
+@pytest.mark.parametrize(
+    ("cores", "ranks", "bound", "most"),
+    [
+        *((1, 1, 1, 4), (2, 1, 2, 8), (3, 1, 2, 8), (8, 1, 7, 28), (8, 2, 3, 12), (2, 2, 1, 4), (2, 8, 1, 4)),
+        *((64, 1, 63, 64), (192, 1, 191, 191)),
+    ],
+)
+def test_the_bounds(cores: int, ranks: int, bound: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(numbers, "cores", lambda: cores)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
+    assert numbers.bound() == bound
+    assert numbers.most() == most
+
+
+@pytest.fixture
+def child(request: pytest.FixtureRequest) -> Iterator[int]:
+    process = subprocess.Popen([sys.executable, "-c", request.param], stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield process.pid
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.parametrize(
+    "child",
+    ["import time; print(flush=True); time.sleep(99)", "print(flush=True)\nwhile True: pass"],
+    indirect=True,
+    ids=["waits", "runs"],
+)
+def test_a_worker_that_is_ready_does_not_wait(child: int, request: pytest.FixtureRequest) -> None:
+    """However busy the machine is: the time for which it ran or was ready is no wait."""
+    meter = Meter([child], 1.0)
+    time.sleep(0.5)
+    look = meter.look([child], 1.25, 10)
+    assert look.batches == 10
+    assert look.waited == 0.25
+    assert look.seconds >= 0.5
+    if "waits" in request.node.name:
+        assert look.waiting > 0.9
+        assert look.running < 0.1
+    else:
+        assert look.waiting < 0.3
+        assert look.running > 0
+    again = meter.look([child], 1.25, 0)
+    assert again.waited == 0
+
+
+def test_the_worker_that_was_busy_least_often_counts() -> None:
+    meter = Meter([], 0.0)
+    for unanswered in ([2, 1, 0], [1, 0, 0], [2, 0, 0], [1, 1, 0]):
+        meter.note_tasks(unanswered)
+    own = os.getpid()
+    assert meter.look([own, own], 0.0, 4).busy == 0.5
+    assert meter.look([own], 0.0, 4).busy == 1.0
+
+
+def test_a_process_that_has_ended_is_left_out() -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    meter = Meter([process.pid], 0.0)
+    process.wait()
+    look = meter.look([process.pid], 0.0, 1)
+    assert (look.running, look.waiting) == (0.0, 0.0)
+
+
+def test_the_memory_that_is_a_workers_own() -> None:
+    own = measuring.own_memory(os.getpid())
+    block = bytearray(os.urandom(1 << 20) * 32)
+    assert measuring.own_memory(os.getpid()) - own > 24 << 20
+    assert len(block) == 32 << 20
+    pids = [os.getpid()]
+    assert measuring.has_memory(pids, available=1 << 50)
+    assert not measuring.has_memory(pids, available=own)
+    # Nothing is known of a process that has ended.
+    assert measuring.own_memory(1 << 30) == 0
+
+
+@pytest.mark.parametrize(
+    ("stat", "seconds"),
+    [
+        ("nr_periods 3\nnr_throttled 2\nthrottled_usec 2500000\n", 2.5),
+        ("nr_periods 3\nthrottled_time 1500000000\n", 1.5),
+        ("usage_usec 4\n", 0.0),
+    ],
+)
+def test_the_time_of_a_group_that_may_not_run(stat: str, seconds: float, tmp_path: Path) -> None:
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/job\n")
+    (tmp_path / "proc/self/mountinfo").write_text(
+        "30 23 0:26 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw\n"
+    )
+    (tmp_path / "sys/fs/cgroup/job").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/job/cpu.stat").write_text(stat)
+    assert measuring.throttled(tmp_path) == seconds
+    assert measuring.throttled(tmp_path / "none") == 0.0
