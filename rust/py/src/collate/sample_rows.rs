@@ -1,8 +1,8 @@
 //! Samples as rows of a batch that all workers make: which samples `default_collate` stacks, where their rows go, and the
 //! batch or the samples over them.
 //!
-//! Stricter than `default_collate` of a whole batch: all samples are of one form, whoever looks at which of them.
-//! Others are left to `collate_fn`, which says what becomes of them, or that nothing does.
+//! All samples of such a batch have one form, with the same names in the same order: a worker sees some of them only.
+//! A batch with other samples is left to `collate_fn`, which makes it or raises.
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyException;
