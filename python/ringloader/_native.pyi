@@ -36,6 +36,7 @@ __all__ = [
     "Positions",
     "Recorder",
     "SampleCache",
+    "SampleRows",
     "Scheduler",
     "SharedItems",
     "SharedSequence",

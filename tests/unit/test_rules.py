@@ -163,7 +163,7 @@ CASES = {
     ("worker_task", "with `Workers` on a cluster"): Case(
         {"worker_task": "sample", "worker_pool": ELSEWHERE},
         {},
-        "cannot have parts of one batch in a memory that they share",
+        "worker_task='sample' and worker_pool=ringloader.WorkerPool(2) do not go together",
         "leave worker_task out",
     ),
     ("auto_workers", 'with `seeding="torch"`'): Case(
