@@ -248,8 +248,9 @@ def test_worker_init_fn_runs_once_in_each(
     assert len(marks) == 1 + added
 
 
+@pytest.mark.usefixtures("script")
 @pytest.mark.parametrize("at", range(0, 100, 11))
-def test_a_worker_that_is_killed_at_a_change_is_restarted(at: int, script: Scripted) -> None:
+def test_a_worker_that_is_killed_at_a_change_is_restarted(at: int) -> None:
     loader = auto(restart_workers=9)
     iterator = iter(loader)
     found = []
