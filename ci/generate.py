@@ -244,7 +244,12 @@ def given(text: str, options: Options) -> str:
     """The types of options that ``install`` and ``convert`` take."""
     names = [name for name, about in options.table.items() if about.instead is None]
     head, found, _ = text.partition('for type checkers."""\n\n')
-    return head + found + "".join(f"    {name}: {options.annotation(name)}\n" for name in names)
+    # torch's argument, whose one value here is an option.
+    lines = [
+        '    num_workers: Literal["auto"]\n',
+        *(f"    {name}: {options.annotation(name)}\n" for name in names),
+    ]
+    return head + found + "".join(lines)
 
 
 def page_of_options(text: str, options: Options) -> str:

@@ -412,7 +412,7 @@ def test_text_html_and_json():
     assert found["verdict"]["text"] == stats.verdict.text
     assert set(found) == {
         "path", "num_workers", "batches", "seconds", "startup", "waiting", "caller", "main", "workers",
-        "slowest", "verdict",
+        "slowest", "verdict", "changes",
     }  # fmt: skip
 
 

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class GivenOptions(TypedDict, total=False):
     """Options by their names, for type checkers."""
 
+    num_workers: Literal["auto"]
     max_shared_bytes: int | None
     device: torch.device | str | int | None
     device_prefetch: int
