@@ -8,6 +8,7 @@ from torch.utils.data import TensorDataset
 
 import ringloader
 from ringloader import BadSample, DataLoader, Dispatch, WorkerPool, epoch_stats, report
+from ringloader._auto import numbers
 from ringloader._options.table import TABLE
 from systems import parts
 
@@ -36,7 +37,7 @@ EXAMPLES = {
     "auto_workers": {"auto_workers": True},
     "prefetch_epochs": {"prefetch_epochs": True, "persistent_workers": True},
 }
-NEED_WORKERS = {"worker_prefetch", "main_prefetch", "prefetch_epochs"}
+NEED_WORKERS = {"auto_workers", "worker_prefetch", "main_prefetch", "prefetch_epochs"}
 ERRORS = {
     *("worker_method", "worker_task", "worker_reset_fn", "reseed_workers", "seeding", "seed", "on_error"),
     "max_errors",
@@ -99,7 +100,8 @@ def test_convert_raises_the_same():
 def test_other_options_are_taken_with_workers():
     for name in sorted(set(EXAMPLES) - ERRORS):
         loader = with_workers(name)
-        assert (loader.num_workers, len(loader)) == (1, 3 if name == "last_batch" else 4), name
+        workers = numbers.bound() if name == "auto_workers" else 1
+        assert (loader.num_workers, len(loader)) == (workers, 3 if name == "last_batch" else 4), name
 
 
 def test_options_and_data_with_a_worker_that_is_spawned(caplog):

@@ -49,6 +49,9 @@ fn memory_that_a_process_of_the_worker_may_write_to_has_no_successor() {
     let theirs = port(&engine, None);
     answer(&engine, &theirs, 1);
     drop(take(&engine, 1));
+    let mut worker = std::process::Command::new("true").spawn().unwrap();
+    worker.wait().unwrap();
+    engine.watch_worker(0, worker.id()).unwrap();
     for _ in 0..2 {
         let refused = engine.succeed(0).unwrap_err().to_string();
         assert!(refused.contains("a process that it forked"), "{refused}");
