@@ -40,6 +40,7 @@ class LoaderIterator(Pausing, _Declared):
 
     # Until torch's constructor sets it: another thread may ask for the state meanwhile.
     _num_yielded: int = 0
+    _num_workers: int
     _profile_name: str
     _IterableDataset_len_called: int | None
     _plan = EpochPlan()

@@ -94,7 +94,7 @@ class Changing:
         """Returns ``take``, which gives an iterator its next batch, before which the number may change."""
 
         # Before, and not after: an interrupt would lose the batch.
-        def counted(iterator: Any) -> Any:
+        def counted(iterator: OurWorkersIterator) -> Any:
             self._left -= 1
             if self._left <= 0 and self._lock.acquire(blocking=False):
                 try:

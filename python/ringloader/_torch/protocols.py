@@ -50,7 +50,6 @@ class TorchIterator(Protocol):
     """An iterator of torch's, or one of ringloader's, which has the same attributes."""
 
     _dataset: Any
-    _num_workers: int
     _base_seed: int
     # For DataPipes; the process and the number of processes too.
     _shared_seed: int | None
