@@ -62,8 +62,9 @@ class Changing:
         # Threads may share an iterator.
         self._lock = threading.Lock()
         self._meter: Meter | None = None
-        # Calls for a batch until the next look at the clock, of so many; the number of all calls before.
+        # Calls that are left until the next look at the clock, and the calls between two looks.
         self._left = self._between = 1
+        # The calls until the last look.
         self._counted = 0
         self._looked = 0.0
         # Batches and time at the beginning of the look.

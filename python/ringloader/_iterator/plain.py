@@ -35,7 +35,11 @@ _set_attributes = next(vars(one)["__dict__"] for one in _Bare.__mro__ if "__dict
 
 
 def bare(loader: TorchLoader) -> Any:
-    """Returns what has the attributes of a loader whose class has no other methods than torch's and ours."""
+    """Returns an object with the same ``__dict__`` as a loader, whose attributes are quicker to read.
+
+    Args:
+        loader: A loader whose class has only methods of torch's and ours.
+    """
     made = _new(_Bare)
     _set_attributes(made, vars(loader))
     return made
@@ -46,7 +50,7 @@ def make(loader: TorchLoader, read: TorchLoader, get_iterator: Any) -> Any:
 
     Args:
         loader: A loader of any class whose options are the defaults.
-        read: The loader, or what :func:`bare` has made of it.
+        read: The loader, or the object that :func:`bare` returns for it.
         get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, be it our hook.
     """
     global _Iterator

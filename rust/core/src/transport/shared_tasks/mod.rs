@@ -372,7 +372,7 @@ fn words_for(places: u32, timed: bool) -> usize {
     HEADER + places as usize * (WORDS + if timed { run_times::WORDS } else { 0 })
 }
 
-/// Windows for the batches under way, for as many that the user keeps, and for one on its way to him.
+/// Returns the number of windows: for the batches under way, for as many that the user keeps, and for one in between.
 fn windows_for(places: u32) -> u32 {
     2 * places + 1
 }

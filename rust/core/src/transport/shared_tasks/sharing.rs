@@ -106,7 +106,7 @@ impl TaskSharing {
         let mut laid_out = false;
         while let Some(place) = state.laid_out.iter().position(Option::is_none)
             && !state.pending.is_empty()
-            // INVARIANT: there is one, as the user keeps no more than there are beyond those of all places.
+            // INVARIANT: one is free. All places together and the batches that the user keeps take fewer than all windows.
             && let Some(window) = self.windows.take()
             && let Some((seq, index, samples)) = state.pending.pop_front()
         {
