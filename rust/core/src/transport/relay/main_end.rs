@@ -68,6 +68,7 @@ impl MainRelay {
             beats,
             window: Window::new(most),
             callers: Vec::new(),
+            is_short: false,
             is_called: true,
             links: (0..workers).map(|_| None).collect(),
         };

@@ -24,6 +24,9 @@ const MOST_CALLERS: usize = 1024;
 /// The time between two looks for what comes without a word: room for a batch, a batch that was taken.
 const SOON: Duration = Duration::from_millis(2);
 
+/// The time until callers are accepted again, after there was no descriptor or memory for one.
+const AGAIN: Duration = Duration::from_millis(100);
+
 /// The thread's own state.
 pub(super) struct Serving {
     pub(super) shared: Arc<Shared>,
@@ -35,6 +38,8 @@ pub(super) struct Serving {
     pub(super) callers: Vec<Caller>,
     /// True if there may be a caller, or words of one.
     pub(super) is_called: bool,
+    /// True if the last caller could not be accepted, though one is there.
+    pub(super) is_short: bool,
     pub(super) links: Vec<Option<Link>>,
 }
 
@@ -79,6 +84,7 @@ impl Serving {
 
     /// Takes callers in, and listens to what they say.
     fn accept(&mut self) {
+        self.is_short = false;
         while self.callers.len() < MOST_CALLERS {
             match self.listener.accept() {
                 Ok((socket, _)) => {
@@ -88,8 +94,10 @@ impl Serving {
                     }
                 }
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                // Nobody is there; or there are too many open files, and the next look tries again.
-                Err(_) => break,
+                Err(error) => {
+                    self.is_short = error.kind() != ErrorKind::WouldBlock;
+                    break;
+                }
             }
         }
         for mut caller in std::mem::take(&mut self.callers) {
@@ -188,6 +196,7 @@ impl Serving {
         let limit = match () {
             () if has_news => Duration::ZERO,
             () if is_held_back || is_stalled => SOON,
+            () if self.is_short => AGAIN,
             () => LONGEST_SLEEP.min(self.beats.lost_after / 4),
         };
         let mut fds: Vec<(BorrowedFd<'_>, bool)> = vec![(self.shared.bell.as_fd(), false)];
@@ -195,7 +204,9 @@ impl Serving {
         // A stalled connection is read again once there is room.
         let speaking = links().filter(|link| !link.is_stalled);
         fds.extend(speaking.filter_map(|link| Some((link.socket.as_ref()?.as_fd(), link.has_outgoing()))));
-        fds.push((self.listener.as_fd(), false));
+        if !self.is_short {
+            fds.push((self.listener.as_fd(), false));
+        }
         fds.extend(self.callers.iter().map(|caller| (caller.socket.as_fd(), false)));
         let found = sockets::wait(&fds, limit).unwrap_or_else(|_| {
             std::thread::sleep(SOON);
@@ -212,6 +223,6 @@ impl Serving {
             let is_asked = link.socket.is_some() && !link.is_stalled;
             link.is_ready = link.is_stalled || link.has_more || is_asked && found.next() == Some(true);
         }
-        self.is_called = found.any(|is_ready| is_ready);
+        self.is_called = self.is_short || found.any(|is_ready| is_ready);
     }
 }
