@@ -20,7 +20,7 @@ import torch.utils.data
 
 from faults.proc import wait_without_children
 from parity import harness
-from programs import client, huge_pages
+from programs import client, huge_pages, process_state
 
 DEFAULT_LIMIT_S = 60.0
 # Cases of one test that `make test` runs; the others are slow.
@@ -179,7 +179,16 @@ def loader_class(loader_name: str) -> type[torch.utils.data.DataLoader[Any]]:
 
 
 @pytest.fixture(autouse=True)
-def _time_limit(request: pytest.FixtureRequest) -> Iterator[None]:
+def _as_it_was() -> Iterator[None]:
+    """A test that leaves the process another one fails itself, and not a test after it."""
+    before = process_state.of_this()
+    yield
+    changes = process_state.changes(before)
+    assert not changes, f"the test leaves {changes}"
+
+
+@pytest.fixture(autouse=True)
+def _time_limit(request: pytest.FixtureRequest, _as_it_was: None) -> Iterator[None]:
     """A hang fails the test; one that does not even answer signals ends the run with every stack."""
     marker = request.node.get_closest_marker("limit")
     limit = float(marker.args[0]) if marker else DEFAULT_LIMIT_S

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sys
 from itertools import chain
 
 import pytest
@@ -93,7 +94,9 @@ def test_any_loader_takes_it(loader):
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_rank_and_world_are_those_of_the_process_group(start, tmp_path):
+def test_rank_and_world_are_those_of_the_process_group(start, tmp_path, monkeypatch):
+    # A process group replaces it for good.
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     made = Sharded(Numbers(7))
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
     try:
