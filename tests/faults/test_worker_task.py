@@ -196,3 +196,30 @@ def test_each_batch_comes_once_whenever_workers_are_killed(option, collation, tm
     loader.shutdown()
     if pool is not None:
         pool.shutdown()
+
+
+class ForksAndComesBack(Dataset[Any]):
+    """At one sample of each batch the worker forks, and the child comes back into the worker loop before it."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.001)
+        if index % 8 == 5:
+            if os.fork() == 0:
+                return self.make(-index)
+            time.sleep(0.05)
+        return self.make(index)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda index: torch.full((300,), index), str, float], ids=["tensors", "texts", "numbers"]
+)
+def test_a_workers_child_that_comes_back_leaves_the_batch_to_the_worker(make):
+    expected = [describe(batch) for batch in DataLoader([make(index) for index in range(48)], 8)]
+    loader = DataLoader(ForksAndComesBack(make), 8, timeout=60, **SAMPLES)
+    assert [describe(batch) for batch in loader] == expected
