@@ -199,7 +199,7 @@ def test_each_batch_comes_once_whenever_workers_are_killed(option, collation, tm
 
 
 class ForksAndComesBack(Dataset[Any]):
-    """At one sample of each batch the worker forks, and the child comes back into the worker loop before it."""
+    """At one sample of each batch the worker forks, and the child comes back to the worker loop before it."""
 
     def __init__(self, make: Any) -> None:
         self.make = make

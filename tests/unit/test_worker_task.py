@@ -229,6 +229,12 @@ def test_all_workers_make_the_first_batch(way):
         assert {worker for _, worker in batch} == {0, 1, 2, 3}
 
 
+def test_more_batches_ahead_than_an_epoch_has_cost_nothing():
+    """Each look for samples would pass over a million places."""
+    loader = DataLoader(Made(waits, 400), 4, num_workers=2, prefetch_factor=10**6, **SAMPLES)
+    assert [batch.tolist() for batch in loader] == [list(range(at, at + 4)) for at in range(0, 400, 4)]
+
+
 def test_few_batches_are_under_way():
     loader = DataLoader(Slow(), 4, num_workers=4, **SAMPLES)
     assert loader.prefetch_factor == 4
