@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from faults.test_sample_timeout import LIMIT, Hangs, late, results
 from faults.test_watchdog import SECONDS, collected
 from parity.describe import describe
 from ringloader import DataLoader, Retry, WorkerPool
+from small_datasets import Made
 
 pytestmark = [
     pytest.mark.rings_only,
@@ -196,3 +198,66 @@ def test_each_batch_comes_once_whenever_workers_are_killed(option, collation, tm
     loader.shutdown()
     if pool is not None:
         pool.shutdown()
+
+
+class ForksAndComesBack(Dataset[Any]):
+    """At one sample of each batch the worker forks, and the child comes back to the worker loop before it."""
+
+    def __init__(self, make: Any) -> None:
+        self.make = make
+
+    def __len__(self) -> int:
+        return 48
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(0.001)
+        if index % 8 == 5:
+            if os.fork() == 0:
+                return self.make(-index)
+            time.sleep(0.05)
+        return self.make(index)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda index: torch.full((300,), index), str, float], ids=["tensors", "texts", "numbers"]
+)
+def test_a_workers_child_that_comes_back_leaves_the_batch_to_the_worker(make):
+    expected = [describe(batch) for batch in DataLoader([make(index) for index in range(48)], 8)]
+    loader = DataLoader(ForksAndComesBack(make), 8, timeout=60, **SAMPLES)
+    assert [describe(batch) for batch in loader] == expected
+
+
+def test_children_that_are_forked_while_batches_are_copied_keep_no_memory():
+    """The next batches need it; a child has no object there."""
+    children: list[tuple[int, int]] = []
+    is_over = threading.Event()
+
+    def fork() -> None:
+        while not is_over.is_set() and len(children) < 50:
+            reading, writing = os.pipe()
+            child = os.fork()
+            if child == 0:
+                os.close(writing)
+                os.read(reading, 1)
+                os._exit(0)
+            os.close(reading)
+            children.append((child, writing))
+
+    dataset = Made(lambda index: torch.full((1_500_000,), index), 160)
+    iterator = iter(DataLoader(dataset, 4, prefetch_factor=1, timeout=60, **SAMPLES))
+    # With this one, the caller keeps as many batches as may stay where they are. Others are copied.
+    kept = next(iterator)
+    forking = threading.Thread(target=fork)
+    forking.start()
+    try:
+        for number, batch in enumerate(iterator, 1):
+            assert batch[:, -1].tolist() == list(range(4 * number, 4 * number + 4))
+        assert (number, kept[:, -1].tolist()) == (39, [0, 1, 2, 3])
+    finally:
+        is_over.set()
+        forking.join()
+        # All first: each child has the pipes of those before it.
+        for _, writing in children:
+            os.close(writing)
+        for child, _ in children:
+            os.waitpid(child, 0)

@@ -16,6 +16,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset, ge
 import ringloader
 from ringloader import DataLoader, StatefulDataLoader
 from ringloader.batchify import Pad
+from small_datasets import Made
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 
@@ -170,6 +171,33 @@ def test_every_sample_comes_out_of_order(way):
     assert all(equal(by_first[batch[0]["index"]], batch) for batch in expected)
 
 
+def waits(index):
+    time.sleep(0.002)
+    return index
+
+
+class Miscounted(list):
+    """The index of a batch, whose length is another than the number of its samples."""
+
+    def __init__(self, indices, length):
+        super().__init__(indices)
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+    def __reduce__(self):
+        return Miscounted, (list(iter(self)), self.length)
+
+
+@way
+@pytest.mark.parametrize("length", [1, 4, 5, 6, 13])
+def test_no_sample_is_lost_where_an_index_has_another_length(way, length):
+    indices = [Miscounted(range(5), length), range(5, 12)]
+    loader = DataLoader(Made(waits, 12), batch_sampler=indices, **SAMPLES, **WAYS[way])
+    assert [batch.tolist() for batch in loader] == [[0, 1, 2, 3, 4], [*range(5, 12)]]
+
+
 def test_arrays_are_gathered_whole():
     dataset = TensorDataset(torch.arange(100.0).view(50, 2), torch.arange(50))
     options = {"num_workers": 2, "worker_task": "sample"}
@@ -199,6 +227,12 @@ def test_all_workers_make_the_first_batch(way):
     for number, batch in enumerate(loader):
         assert [index for index, _ in batch] == list(range(16 * number, 16 * number + 16))
         assert {worker for _, worker in batch} == {0, 1, 2, 3}
+
+
+def test_more_batches_ahead_than_an_epoch_has_cost_nothing():
+    """Each look for samples would pass over a million places."""
+    loader = DataLoader(Made(waits, 400), 4, num_workers=2, prefetch_factor=10**6, **SAMPLES)
+    assert [batch.tolist() for batch in loader] == [list(range(at, at + 4)) for at in range(0, 400, 4)]
 
 
 def test_few_batches_are_under_way():

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 # The smallest room for a batch.
 _SMALLEST_WINDOW = 1 << 20
 _PAGE = 1 << 12
+# The most batches under way. Each worker looks through the places of all for samples to make.
+_MOST_PLACES = 1024
 
 
 class SharedTasks:
@@ -27,7 +29,7 @@ class SharedTasks:
     """
 
     def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int, timed: bool) -> None:
-        self.places = places = worker_task.most_tasks(loader)
+        self.places = places = min(worker_task.most_tasks(loader), _MOST_PLACES)
         # All windows have as many bytes as the slots: those of the batches under way, of as many that the
         # caller keeps, and of the one on its way to him.
         window = max(share * loader.num_workers // (2 * places + 1) // _PAGE * _PAGE, _SMALLEST_WINDOW)

@@ -37,7 +37,7 @@ impl SampleRows {
     }
 
     /// Writes the samples of a run to their rows of the batch. False: this makes no rows of them, or not those of the
-    /// batch.
+    /// batch, or the claim is another process's.
     ///
     /// # Errors
     /// `RuntimeError` if a tensor is larger than its storage; `MemoryError`; what torch raises.
@@ -53,7 +53,8 @@ impl SampleRows {
         let run = claimed.samples();
         let Ok(samples) = samples.cast_exact::<PyList>() else { return Ok(false) };
         let samples: Vec<_> = items_of(samples).collect();
-        if samples.is_empty()
+        if !port.has_claims()
+            || samples.is_empty()
             || samples.len() as u64 != run.end - run.start
             || !self.collate.get().is_unchanged(py)?
         {

@@ -152,10 +152,11 @@ pub(crate) fn placed<'py>(index: Bound<'py, PyAny>, places: &TaskPlaces) -> PyRe
     Ok(Bound::new(py, Placed { index: index.unbind(), key, first, places: all.unbind() })?.into_any())
 }
 
-/// Returns the index of some of a batch's samples, with their places.
+/// Returns the index of some of a batch's samples, with their places. Of an index that gives another number of samples
+/// than its length says, the last part has more, or later parts have none.
 ///
 /// # Errors
-/// The error that the index raises where it is iterated; `RuntimeError` if it has fewer samples.
+/// The error that the index raises where it is iterated.
 pub(crate) fn part<'py>(
     index: Bound<'py, PyAny>,
     places: &TaskPlaces,
@@ -163,8 +164,10 @@ pub(crate) fn part<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let py = index.py();
     let items = index.try_iter()?.collect::<PyResult<Vec<_>>>()?;
-    let of_part = items.get(samples.start as usize..samples.end as usize).ok_or_else(without_places)?;
-    let of_part = objects::list(py, of_part.iter().cloned().map(Ok::<_, PyErr>))?;
+    let is_last = samples.end == places.len();
+    let end = if is_last { items.len() } else { items.len().min(samples.end as usize) };
+    let start = end.min(samples.start as usize);
+    let of_part = objects::list(py, items[start..end].iter().cloned().map(Ok::<_, PyErr>))?;
     placed(of_part.into_any(), &places.part(samples))
 }
 

@@ -318,7 +318,7 @@ impl SharingPort {
 
     /// Takes the collation of a batch if the samples of all other runs are there. The caller then collates.
     fn begin_last(&self, claimed: &Claimed) -> bool {
-        let is_last = self.tasks.begin_last(&claimed.core);
+        let is_last = self.has_claims() && self.tasks.begin_last(&claimed.core);
         if is_last {
             self.note_made(claimed);
         }
@@ -337,6 +337,9 @@ impl SharingPort {
     /// # Errors
     /// The error that pickling raises; `MemoryError` if there is no room. Nothing was sent then.
     fn put(&self, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if !self.has_claims() {
+            return Ok(false);
+        }
         let begun = monotonic();
         self.note_made(claimed);
         let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
@@ -399,6 +402,12 @@ impl SharingPort {
 }
 
 impl SharingPort {
+    /// Returns true in the worker, and false in a process that its dataset forked, which may come back with samples:
+    /// the worker itself makes what it has claimed, and nobody else may write there.
+    pub(crate) fn has_claims(&self) -> bool {
+        self.port.get().core().is_current()
+    }
+
     /// The worker's clock, for a run that is not a whole batch.
     fn clock_of_run(&self, claimed: &Claimed) -> Option<&WorkerClock> {
         let is_run = claimed.core.claim.run.is_some() && !claimed.is_whole();
@@ -426,6 +435,9 @@ impl SharingPort {
     }
 
     fn finish(&self, claimed: &Claimed, part: Part) -> bool {
+        if !self.has_claims() {
+            return false;
+        }
         let clock = self.clock_of_run(claimed);
         if let Some(clock) = clock {
             self.note_times(claimed, &clock.run_sent());

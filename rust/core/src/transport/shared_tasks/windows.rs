@@ -15,8 +15,9 @@
 //!
 //! # Forked children
 //!
-//! A child of the main process may read what its parent held at the fork. The window comes back once the child has gone,
-//! as any lent memory ([`process`](crate::process)). A child releases nothing.
+//! A child of the main process may read what its parent had leased at the fork. The window comes back once the child has
+//! gone, as any lent memory ([`process`](crate::process)), and counts as leased until then. One that was held, and is not
+//! leased, comes back at once: its batch is copied, and no object of the child's lies there. A child releases nothing.
 //!
 //! # When the loader closes
 //!
@@ -185,7 +186,8 @@ impl Drop for HeldWindow {
     fn drop(&mut self) {
         let Self { windows, window, is_leased, held } = self;
         let returned = || Returned { windows: windows.clone(), window: *window, is_leased: *is_leased };
-        if windows.process.is_still(*held) {
+        let is_free = windows.process.is_still(*held) || (!*is_leased && windows.process.is_current());
+        if is_free {
             drop(returned());
         } else {
             windows.process.give_back(*held, returned);
