@@ -443,7 +443,9 @@ INTERRUPTED = """
     before = [process.process.pid for process in pool._crew._processes]
     try:
         print("again", flush=True)
-        time.sleep(60)
+        # A signal just before a sleep waits for its end: Python looks for signals between calls.
+        while True:
+            time.sleep(0.05)
     except KeyboardInterrupt:
         pass
     assert len(list(idle)) == 8
