@@ -481,7 +481,9 @@ def test_an_interrupt_is_for_the_main_process(tmp_path):
             assert len(list(loader)) == 4
             try:
                 print("ready", flush=True)
-                time.sleep(600)
+                # A signal just before a sleep waits for its end: Python looks for signals between calls.
+                while True:
+                    time.sleep(0.05)
             except KeyboardInterrupt:
                 print(len(list(loader)))
     """

@@ -10,10 +10,12 @@ import pytest
 
 from frameworks import launch
 
+# The programs have no guard.
 _HEAD = """
-import numpy, torch
+import multiprocessing, numpy, torch
 from torch.utils.data import DataLoader, TensorDataset
 
+multiprocessing.set_start_method("fork")
 torch.manual_seed(0)
 dataset = TensorDataset(torch.randn(12, 4), torch.randn(12, 1))
 """

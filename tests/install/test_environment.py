@@ -155,7 +155,8 @@ def test_wrong_options_are_said_in_one_line_with_torch(fake_torch: Python, value
 def test_a_device_that_is_not_there_leaves_torchs_own(real_torch: Python) -> None:
     text = """
 from torch.utils.data import DataLoader
-print([type(iter(DataLoader([1, 2], num_workers=workers))).__module__ for workers in (1, 0)])
+loaders = DataLoader([1, 2], num_workers=1, multiprocessing_context="fork"), DataLoader([1, 2])
+print([type(iter(loader)).__module__ for loader in loaders])
 """
     done = real_torch.run("-c", text + STATE, install="device=xpu:9")
     assert done.stdout == "['torch.utils.data.dataloader', 'torch.utils.data.dataloader']\ntorch\n"

@@ -148,7 +148,7 @@ from ringloader import DataLoader
 
 def train(rank, file):
     torch.distributed.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
-    for batch in DataLoader(torch.arange(8 + rank), num_workers=1):
+    for batch in DataLoader(torch.arange(8 + rank), num_workers=1, multiprocessing_context="fork"):
         pass
     torch.distributed.destroy_process_group()
 

@@ -38,6 +38,7 @@ TESTS = (
 )
 PROGRAM = """\
 import inspect
+import multiprocessing
 import os
 import pathlib
 import sys
@@ -47,6 +48,8 @@ import torch
 import ringloader
 
 assert pathlib.Path(ringloader.__file__).is_relative_to(pathlib.Path.cwd()), ringloader.__file__
+# A program without a guard.
+multiprocessing.set_start_method("fork")
 
 
 class Niceness(torch.utils.data.Dataset):
