@@ -360,8 +360,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             iterator = make_iterator(self, options, without_ours, super()._get_iterator)
             if not isinstance(iterator, pausing.Pausing):
                 torchs, iterator = iterator, TorchsIterator(iterator, Stages())
-                report.pass_on(torchs, iterator)
-        pausing.register(self, iterator)
+                report.pass_on(self, torchs, iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:

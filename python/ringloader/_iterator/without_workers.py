@@ -41,8 +41,8 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         return self._stages.chain(take, gate=gate)
 
     def __del__(self) -> None:
-        if self._count is not None:
-            self._count.end(self._num_yielded)
+        if self._noted is not None:
+            self._noted.count.end(self._num_yielded)
 
     def _stop(self, _message: str) -> None:
         # Lets go of the dataset's iterator, as the end of workers does.
