@@ -352,9 +352,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         get_iterator, iterator = internals.Loader._get_iterator, None
-        if kept.has_defaults(self):
-            read = plain.bare(self) if type(self) is DataLoader else self
-            iterator = plain.make(self, read, get_iterator)
+        own = self.__dict__
+        if kept.has_defaults(own):
+            iterator = plain.make(self, get_iterator, own if type(self) is DataLoader else None)
         if iterator is None:
             options, without_ours = kept.options_of(self), hook.beneath(get_iterator)
             iterator = make_iterator(self, options, without_ours, super()._get_iterator)

@@ -77,8 +77,8 @@ class Record:
     # The sums over the loader; None for one without weak references.
     counted: tally.Tally | None
     count: tally.Count
-    # True if nothing that is noted tells this iterator from the loader's next one, if that is alike.
-    is_plain: bool
+    # The class of the iterator, if nothing that is noted tells it from the loader's next one of that class.
+    plain: Any = None
 
 
 class _Kept:
@@ -102,6 +102,7 @@ def record(
     counters: Callable[[], Mapping[str, int]] = dict,
     recording: Any = None,
     clock: tally.Clock | None = None,
+    plain: Any = None,
 ) -> None:
     """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times.
 
@@ -113,8 +114,10 @@ def record(
         counters: Returns what a report counts.
         recording: Notes times, with ``stats``.
         clock: Notes times, for a report at exit.
+        plain: The class of the iterator, if nothing that is noted tells it from the loader's next one.
     """
     noted = _begin(loader, iterator, path, reason, counters, recording, clock)
+    noted.plain = plain
     if _is_ours(iterator):
         iterator._noted = noted
     else:
@@ -122,20 +125,13 @@ def record(
         _records.put(iterator, _Kept(noted))
 
 
-def record_again(loader: object, iterator: OurIterator) -> bool:
-    """Notes ``iterator`` as :func:`record` does if the loader's last one was alike, and is gone.
-
-    Without workers, options, or a report at exit: then they differ in nothing that is noted.
-    """
+def plain(loader: object) -> Record | None:
+    """Returns the record of a loader's last iterator, if that was a plain one."""
     kept = _records.get(loader)
-    if kept is None:
-        return False
-    noted = kept.record
-    if not (noted.is_plain and noted.count.follow_next(iterator)):
-        return False
-    iterator._noted = noted
+    if kept is None or kept.record.plain is None:
+        return None
     kept.times += 1
-    return True
+    return kept.record
 
 
 def record_torchs(loader: object, reason: str) -> None:
@@ -165,8 +161,7 @@ def _begin(
             counted.recording = recording
             counted.made_at = made_at.place_of(loader)
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
-    is_plain = path == "single-process" and counters is dict and recording is None and clock is None
-    noted = Record(path, reason, counters, recording, counted, count, is_plain)
+    noted = Record(path, reason, counters, recording, counted, count)
     if kept is None:
         _records.put(loader, _Kept(noted))
     else:
@@ -193,7 +188,7 @@ def add(loader: object, text: str) -> None:
     found = noted(loader)
     if found is not None:
         found.reason += f"; {text}"
-        found.is_plain = False
+        found.plain = None
         if found.counted is not None:
             found.counted.reason = found.reason
 
@@ -214,7 +209,7 @@ def times(loader: object) -> int:
 
 
 def iterators_of(loader: object) -> list[Any]:
-    """Returns the iterators that a loader has made in this process and that are still there, the oldest first.
+    """Returns the iterators that a loader has made in this process and that live, the oldest first.
 
     One that other code has made is not among them: it is that code's to end.
     """
