@@ -352,16 +352,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         get_iterator, iterator = internals.Loader._get_iterator, None
-        if kept.has_defaults(self):
-            read = plain.bare(self) if type(self) is DataLoader else self
-            iterator = plain.make(self, read, get_iterator)
+        own = self.__dict__
+        if kept.has_defaults(own):
+            iterator = plain.make(self, get_iterator, own if type(self) is DataLoader else None)
         if iterator is None:
             options, without_ours = kept.options_of(self), hook.beneath(get_iterator)
             iterator = make_iterator(self, options, without_ours, super()._get_iterator)
             if not isinstance(iterator, pausing.Pausing):
                 torchs, iterator = iterator, TorchsIterator(iterator, Stages())
-                report.pass_on(torchs, iterator)
-        pausing.register(self, iterator)
+                report.pass_on(self, torchs, iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:

@@ -39,14 +39,19 @@ def instructions_of_iter(loader: torch.utils.data.DataLoader) -> int:
 
 
 @pytest.mark.parametrize(
-    ("cls", "most"),
-    [(ringloader.DataLoader, 3.0), (ringloader.StatefulDataLoader, 30)],
-    ids=["plain", "stateful"],
+    ("cls", "data", "options", "most"),
+    [
+        (ringloader.DataLoader, [1, 2, 3, 4], {}, 2.3),
+        (ringloader.DataLoader, [1, 2, 3, 4], {"batch_size": 2, "shuffle": True}, 2.3),
+        (ringloader.DataLoader, [1, 2, 3, 4], {"batch_size": None}, 2.4),
+        (ringloader.DataLoader, torch.utils.data.TensorDataset(torch.arange(4)), {}, 3.9),
+        (ringloader.StatefulDataLoader, [1, 2, 3, 4], {}, 30),
+    ],
+    ids=["plain", "shuffled", "unbatched", "tensors", "stateful"],
 )
-def test_an_iterator_without_workers_takes_few_instructions(cls, most) -> None:
-    data = [1, 2, 3, 4]
-    torchs = instructions_of_iter(torch.utils.data.DataLoader(data))
-    ours = instructions_of_iter(cls(data))
+def test_an_iterator_without_workers_takes_few_instructions(cls, data, options, most) -> None:
+    torchs = instructions_of_iter(torch.utils.data.DataLoader(data, **options))
+    ours = instructions_of_iter(cls(data, **options))
     assert torchs > 100
     assert ours < most * torchs, (ours, torchs)
 

@@ -133,7 +133,6 @@ PYTHON_MAY_USE = {
         "_common",
         "_dispatch",
         "_late",
-        "_identity",
         "_log",
         "_native",
         "_options",
@@ -194,7 +193,7 @@ PYTHON_MAY_USE = {
         "_transport",
         "_worker",
     },
-    "_report": {"_common", "_torch"},
+    "_report": {"_common", "_identity", "_torch"},
     "_sources": {"_common", "_native", "_torch", "rollover"},
     "_start": {"_common", "_log", "_native", "_torch", "_worker"},
     "_state": {

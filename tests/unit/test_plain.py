@@ -11,8 +11,13 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 import ringloader
 from ringloader import DataLoader, StatefulDataLoader
-from ringloader._iterator.without_workers import IteratorWithOptions, SingleProcessIterator
+from ringloader._iterator.without_workers import (
+    GatheringIterator,
+    IteratorWithOptions,
+    SingleProcessIterator,
+)
 from ringloader._torch import collating
+from ringloader._worker import gather
 from ringloader._worker.collate import Collation
 
 pytestmark = pytest.mark.rings_only
@@ -35,6 +40,8 @@ class Told(DataLoader):
         {"batch_size": 2, "shuffle": True, "generator": torch.Generator()},
         {"batch_sampler": BatchSampler(SequentialSampler(DATA), 2, False)},
         {"collate_fn": list, "drop_last": True, "batch_size": 4},
+        {"batch_size": None},
+        {"batch_sampler": [[1, 2], [3]]},
     ],
 )
 def test_loaders_that_have_it(options):
@@ -51,9 +58,8 @@ def test_loaders_that_have_it(options):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DataLoader(DATA, batch_size=None),
-        lambda: DataLoader(torch.arange(6)),
         lambda: DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0)),
+        lambda: DataLoader(DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 0), 2, False)),
         lambda: DataLoader(DATA, stats=True),
         lambda: DataLoader(DATA, on_error="skip"),
         lambda: StatefulDataLoader(DATA),
@@ -61,6 +67,31 @@ def test_loaders_that_have_it(options):
 )
 def test_loaders_that_have_another(make):
     assert type(iter(make())) is IteratorWithOptions
+
+
+def test_arrays_are_gathered_by_the_first_iterator_and_by_later_ones():
+    loader = DataLoader(torch.utils.data.TensorDataset(torch.arange(6)), batch_size=4)
+    for _ in range(3):
+        iterator = iter(loader)
+        assert type(iterator) is GatheringIterator
+        assert type(iterator._dataset_fetcher) is gather.Gathering
+        assert [batch.tolist() for (batch,) in iterator] == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize("options", [{"on_error": "skip"}, {"stats": True}])
+def test_a_loader_that_is_converted_between_its_iterators(options):
+    loader = DataLoader(DATA)
+    list(loader)
+    ringloader.convert(loader, **options)
+    assert type(iter(loader)) is IteratorWithOptions
+
+
+def test_a_loader_whose_workers_are_set_between_its_iterators():
+    loader = DataLoader(DATA)
+    for workers, path in ((0, "single-process"), (1, "native"), (0, "single-process")):
+        loader.num_workers, loader.prefetch_factor = workers, 2 if workers else None
+        iterator = iter(loader)
+        assert (ringloader.report(iterator).path, len(list(iterator))) == (path, 6)
 
 
 def test_batches_are_counted_over_iterators_that_live_and_that_are_gone():

@@ -24,9 +24,8 @@ else:
 class OurIterator(TorchIterator, Protocol):
     """An iterator of ringloader's, on any path."""
 
-    # For a report: what was noted, and the counts. Of classes of `_report`, which is above.
+    # What was noted for a report: of a class of `_report`, which is above.
     _noted: Any
-    _count: Any
 
     @property
     def _batches_returned(self) -> int: ...

@@ -165,7 +165,7 @@ def _torchs(
         return iterator
     if reason.warning is not None:
         select_path.log_once(reason.warning)
-    for name in options.changed():
+    for name in options.changed:
         if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
             select_path.log_once(f"{name} has no effect where torch's own loader runs")
     if kept is not None and epoch is not None:
@@ -179,7 +179,7 @@ def _torchs(
 def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> None:
     """Raises for options without which torch's own loader would give other batches."""
     errors = {"is an error"} if loader.num_workers == 0 else {"is an error", "is an error with workers"}
-    names = [name for name in options.changed() if TABLE[name].on_torchs in errors]
+    names = [name for name in options.changed if TABLE[name].on_torchs in errors]
     if issubclass(type(loader.dataset), Dispatch) and loader.num_workers > 0:
         names.append("a Dispatch as dataset")
     if names:
@@ -212,7 +212,7 @@ def _stages(
         history: Returns the number of workers, and its changes.
     """
     clock = tally.Clock() if asked.mode() else None
-    if not options.changed():
+    if not options.changed:
         return Stages(clock=clock)
     from ringloader._options import collecting
 

@@ -1,4 +1,4 @@
-"""``limit``, ``pause`` and ``resume`` of an iterator; which iterators a loader has made, and their end."""
+"""``limit``, ``pause`` and ``resume`` of an iterator, and the end of the iterators that a loader has made."""
 
 from __future__ import annotations
 
@@ -6,17 +6,14 @@ import collections
 import functools
 import itertools
 import operator
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
-from ringloader._common import weak_registry
-from ringloader._identity import process_identity
+from ringloader._report import report
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-    from ringloader._report.tally import Count
     from ringloader._torch.protocols import TorchLoader
 
 _ENDED = (
@@ -34,9 +31,8 @@ class Pausing:
     # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
-    # For a report: what was noted of it, and its counts.
-    _noted: Any = None
-    _count: Count | None = None
+    # What was noted of it, with its counts.
+    _noted: report.Record | None = None
 
     def _seconds_waited(self) -> float | None:
         """Returns the seconds for which workers had no batch ready; None without workers of ours."""
@@ -44,8 +40,8 @@ class Pausing:
 
     def _settle(self) -> None:
         """Notes for a report what this iterator has counted, before it goes."""
-        if self._count is not None:
-            self._count.settle(self)  # type: ignore[arg-type]
+        if self._noted is not None:
+            self._noted.count.settle(self)  # type: ignore[arg-type]
 
     def _chain(self, gate: _Gate | None) -> Callable[[Any], Any]:
         """Returns the stages of this epoch, with a gate as the last one."""
@@ -215,35 +211,9 @@ def raise_if_ended(iterator: Pausing) -> None:
         raise RuntimeError(_ENDED) from None
 
 
-# Iterators of a loader, each with the process that made it.
-_Made = list[tuple[object, "weakref.ref[Any]"]]
-_made: weak_registry.WeakRegistry[_Made] = weak_registry.WeakRegistry()
-# Iterators that are gone are taken out of a list that has become longer.
-_MOST = 16
-
-
-def register(loader: TorchLoader, iterator: object) -> None:
-    """Registers an iterator of a loader, and keeps neither alive."""
-    try:
-        reference = weakref.ref(iterator)
-    except TypeError:
-        # An iterator that other code makes, without weak references, is that code's to end.
-        return
-    made = _made.get(loader)
-    if made is None:
-        made = []
-        _made.put(loader, made)
-    made.append((process_identity(), reference))
-    if len(made) > _MOST:
-        # In one step: another thread may look.
-        made[:] = [one for one in made if one[1]() is not None]
-
-
 def alive(loader: TorchLoader) -> list[Any]:
-    """The iterators that a loader has made in this process and that are still there, the oldest first."""
-    here = process_identity()
-    found = [reference() for process, reference in _made.get(loader) or () if process == here]
-    return [iterator for iterator in found if iterator is not None]
+    """The iterators that a loader has made in this process and that have not ended, the oldest first."""
+    return [iterator for iterator in report.iterators_of(loader) if not has_ended(iterator)]
 
 
 def shut_down(loader: TorchLoader) -> None:
@@ -252,15 +222,12 @@ def shut_down(loader: TorchLoader) -> None:
     Raises:
         BaseException: What ending one raised first. The others are ended nevertheless.
     """
-    here = process_identity()
-    made = _made.pop(loader) or []
-    ours = [iterator for process, found in made if process == here and (iterator := found()) is not None]
-    if not any(process != here for process, _ in made):
+    if report.is_of_this_process(loader):
         # In a forked child the iterator is the parent's.
         loader._iterator = None
     errors = []
     # The newest first: what others were zipped with waits for nothing.
-    for iterator in reversed(ours):
+    for iterator in reversed(alive(loader)):
         try:
             _shut_down(iterator)
         except BaseException as error:
@@ -275,9 +242,8 @@ def shut_down(loader: TorchLoader) -> None:
         raise errors[0]
 
 
-def _shut_down(iterator: object) -> None:
-    if isinstance(iterator, Pausing):
-        end(iterator)
+def _shut_down(iterator: Pausing) -> None:
+    end(iterator)
     for name in ("_shutdown_workers", "close"):
         close = getattr(iterator, name, None)
         if close is not None:

@@ -8,10 +8,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch.utils.data
-from torch.utils.data import BatchSampler
-from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common import states
+from ringloader._options import epochs
 from ringloader._report import asked, report
 from ringloader._torch import select_path
 from ringloader._worker import gather
@@ -21,54 +20,48 @@ if TYPE_CHECKING:
 
 REASON = "num_workers is 0"
 
-# The class of iterators. A torch without a private name that it needs has torch's path.
-_Iterator: Any = None
-
 
 class _Bare(torch.utils.data.DataLoader[Any]):
     """The attributes of a loader, without ``__getattr__``, with which each read takes three times as long."""
 
-
-_new: Any = object.__new__
-# The descriptor itself: torch's class sets attributes by a method of its own.
-_set_attributes = next(vars(one)["__dict__"] for one in _Bare.__mro__ if "__dict__" in vars(one)).__set__
-
-
-def bare(loader: TorchLoader) -> Any:
-    """Returns an object with the same ``__dict__`` as a loader, whose attributes are quicker to read.
-
-    Args:
-        loader: A loader whose class has only methods of torch's and ours.
-    """
-    made = _new(_Bare)
-    _set_attributes(made, vars(loader))
-    return made
+    # Not torch's, which look at what is set.
+    __init__ = object.__init__
+    __setattr__ = object.__setattr__  # type: ignore[assignment]
 
 
-def make(loader: TorchLoader, read: TorchLoader, get_iterator: Any) -> Any:
+def make(loader: TorchLoader, get_iterator: Any, own: dict[str, Any] | None = None) -> Any:
     """Returns the iterator; None for a loader that is not plain, or where ``make.py`` must look closer.
 
     Args:
         loader: A loader of any class whose options are the defaults.
-        read: The loader, or the object that :func:`bare` returns for it.
         get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, be it our hook.
+        own: The attributes of the loader, if its class has only methods of torch's and ours.
     """
-    global _Iterator
-    if read.num_workers != 0 or asked.mode() or select_path.is_switch_set():
+    read = loader
+    if own is not None:
+        read = _Bare()
+        read.__dict__ = own
+    if read.num_workers != 0 or not select_path.may_be_ours(get_iterator):
         return None
-    batches = read.batch_sampler
-    if (
-        type(batches) is not BatchSampler
-        # One whose epoch was forgotten is told in the log.
-        or issubclass(type(batches.sampler), DistributedSampler)
-        or gather.is_gathered(read.dataset)
-        or (read is loader and states.of(loader) is not None)
-        or not select_path.has_torchs_iterator(get_iterator)
-    ):
+    before = report.plain(loader)
+    cls = _class_for(loader, read) if before is None else before.plain
+    if cls is None:
         return None
-    if _Iterator is None:
-        from ringloader._iterator.without_workers import SingleProcessIterator as _Iterator
-    made = _Iterator(read)
-    if not report.record_again(loader, made):
-        report.record(loader, made, "single-process", REASON)
+    made = cls(read)
+    if before is None or not before.count.follow_next(made):
+        report.record(loader, made, "single-process", REASON, plain=cls)
+    else:
+        made._noted = before
     return made
+
+
+def _class_for(loader: TorchLoader, read: TorchLoader) -> Any:
+    """Returns the class of a loader's iterators; None if it is not plain. That is asked once."""
+    # One whose epoch was forgotten is told in the log.
+    if epochs.distributed_sampler(read) is not None or states.of(loader) is not None or asked.mode():
+        return None
+    # A torch without a private name that it needs has torch's path.
+    from ringloader._iterator import without_workers
+
+    is_gathered = gather.is_gathered(read.dataset)
+    return without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator

@@ -88,8 +88,8 @@ class TorchsIterator(Pausing):
         if self._stages.moving is not None:
             self._stages.moving.abandon()
         self._stages.begin_epoch(loader)
-        if self._count is not None:
-            self._count.end_epoch(self._batches_returned)
+        if self._noted is not None:
+            self._noted.count.end_epoch(self._batches_returned)
         self._batches_returned = 0
         if self._epoch is None:
             self._iterator._reset(loader, first_iter)

@@ -157,8 +157,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._draw(loader)
                 self._transport.begin_epoch()
                 source = self._send_start()
-            if self._count is not None:
-                self._count.end_epoch(returned)
+            if self._noted is not None:
+                self._noted.count.end_epoch(returned)
             epochs.log_if_forgotten(loader)
             self._stages.begin_epoch(loader)
             if self._restarting is not None:

@@ -10,7 +10,7 @@ from ringloader._iterator.base import LoaderIterator
 from ringloader._iterator.stages import NO_STAGES, Stages
 from ringloader._options.seeding import Keys, Placing
 from ringloader._torch import data_pipes, internals
-from ringloader._worker import collate
+from ringloader._worker import collate, gather
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import EpochStart, WorkerOption
 
@@ -32,21 +32,31 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         internals.SingleIterator.__init__(self, loader)
         # Analysers of traces look for it.
         self._profile_name = _PROFILE_NAME
-        if not internals.is_in_worker():
-            # A worker of torch's sends the batch, and has its memory for it.
-            collate.put_native_again(self._dataset_fetcher)
+        self._make_native()
+
+    def _make_native(self) -> None:
+        collate.put_native_again(self._dataset_fetcher)
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
         take = self._stages.moved(internals.SingleIterator._next_data)
         return self._stages.chain(take, gate=gate)
 
     def __del__(self) -> None:
-        if self._count is not None:
-            self._count.end(self._num_yielded)
+        if self._noted is not None:
+            self._noted.count.end(self._num_yielded)
 
     def _stop(self, _message: str) -> None:
         # Lets go of the dataset's iterator, as the end of workers does.
         self.__dict__.pop("_dataset_fetcher", None)
+
+
+class GatheringIterator(SingleProcessIterator):
+    """An iterator over arrays, whose rows are gathered natively."""
+
+    def _make_native(self) -> None:
+        torchs: Any = self._dataset_fetcher  # type: ignore[has-type]
+        self._dataset_fetcher = gather.wrapped(torchs)
+        collate.put_native_again(torchs)
 
 
 class IteratorWithOptions(SingleProcessIterator):

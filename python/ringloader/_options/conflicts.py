@@ -76,7 +76,7 @@ class _Facts:
 
 def check(loader: TorchLoader, options: Options) -> None:
     """Raises a ``ValueError`` for options that do not go with ``loader``, which an epoch begins of."""
-    if changed := options.changed():
+    if changed := options.changed:
         raise_first(_BEGUN, options, changed, _Facts(loader))
 
 
@@ -92,7 +92,7 @@ def check_made(
         prefetch_factor: The one that was given to the constructor.
     """
     check(loader, options)
-    changed = [name for name in options.changed() if name in names]
+    changed = [name for name in options.changed if name in names]
     raise_first(_MADE, options, changed, _Facts(loader, prefetch_factor))
     if not _native.SUPPORTED:
         _check_off_linux(loader, options)
@@ -106,7 +106,7 @@ def fitting(loader: TorchLoader, options: Options) -> tuple[Options, list[str]]:
     """
     texts = []
     facts = _Facts(loader)
-    while (rule := next(broken(_LEFT_ASIDE, options, options.changed(), facts), None)) is not None:
+    while (rule := next(broken(_LEFT_ASIDE, options, options.changed, facts), None)) is not None:
         text = rule.text.format(options=options, facts=facts)
         texts.append(text)
         options = without(options, [rule.option])
@@ -119,7 +119,7 @@ def _check_off_linux(loader: TorchLoader, options: Options) -> None:
     """Raises a ``ValueError`` for options without which torch's workers would give other batches."""
     if loader.num_workers == 0 or internals.is_in_worker():
         return
-    names = [name for name in options.changed() if _is_error_off_linux(TABLE[name])]
+    names = [name for name in options.changed if _is_error_off_linux(TABLE[name])]
     if issubclass(type(loader.dataset), Dispatch):
         names.append("a Dispatch as dataset")
     if names:
@@ -136,7 +136,7 @@ def _is_error_off_linux(about: About) -> bool:
 
 def off_linux(options: Options) -> Options:
     """Returns the options that can have an effect on other systems than Linux. The log names the others."""
-    names = [name for name in options.changed() if TABLE[name].off_linux == "is left out"]
+    names = [name for name in options.changed if TABLE[name].off_linux == "is left out"]
     for name in names:
         select_path.log_once(f"{name} has no effect on this system: it needs Linux")
     return without(options, names) if names else options
@@ -150,7 +150,7 @@ def in_worker(options: Options, is_installed: bool = False) -> Options:
         is_installed: True if ``install`` has given them, for loaders of the main process.
     """
     aside = {"is left out", "is left out by install"} if is_installed else {"is left out"}
-    names = [name for name in options.changed() if TABLE[name].in_worker in aside]
+    names = [name for name in options.changed if TABLE[name].in_worker in aside]
     return without(options, names) if names else options
 
 

@@ -242,13 +242,20 @@ def was_named(loader: TorchLoader) -> bool:
     return hasattr(loader, _NEXT)
 
 
+def distributed_sampler(loader: TorchLoader) -> Any:
+    """Returns the ``DistributedSampler`` of a loader, or None."""
+    # Torch makes a sampler too where the program has made a batch sampler.
+    for holder in (loader, stored(loader, "batch_sampler")):
+        sampler = stored(holder, "sampler")
+        if issubclass(type(sampler), DistributedSampler):
+            return sampler
+    return None
+
+
 def log_if_forgotten(loader: TorchLoader) -> None:
     """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch."""
-    sampler = stored(loader, "sampler")
-    if not issubclass(type(sampler), DistributedSampler):
-        # Torch makes a sampler too where the program has made a batch sampler.
-        sampler = stored(stored(loader, "batch_sampler"), "sampler")
-    if not issubclass(type(sampler), DistributedSampler):
+    sampler = distributed_sampler(loader)
+    if sampler is None:
         return
     # A subclass with an order of its own may count epochs in its own way.
     if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:

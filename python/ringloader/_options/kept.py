@@ -21,7 +21,6 @@ _MISSING = object()
 _NONE_GIVEN = Options()
 # Options that the program may set on a loader, and that each iterator reads again.
 READ_AGAIN = tuple(name for name, about in TABLE.items() if about.is_read_again)
-_READ_AGAIN_DEFAULTS = tuple((name, DEFAULTS[name]) for name in READ_AGAIN)
 
 
 def options_of(loader: object) -> Options:
@@ -38,14 +37,17 @@ def options_of(loader: object) -> Options:
     return options
 
 
-def has_defaults(loader: object) -> bool:
-    """True if :func:`options_of` would find the defaults: a quick look, which may say no all the same."""
-    read = vars(loader).get
-    if read(OPTIONS, _NONE_GIVEN).changed():
+def has_defaults(own: dict[str, Any]) -> bool:
+    """True if :func:`options_of` would find the defaults: a quick look, which may say no all the same.
+
+    Args:
+        own: The attributes of a loader.
+    """
+    if own.get(OPTIONS, _NONE_GIVEN).changed:
         return False
     # Each `iter` asks, and a generator expression takes longer.
-    for name, default in _READ_AGAIN_DEFAULTS:  # noqa: SIM110
-        if read(name, _MISSING) is not default:
+    for name in READ_AGAIN:  # noqa: SIM110
+        if own.get(name, _MISSING) is not DEFAULTS[name]:
             return False
     return True
 

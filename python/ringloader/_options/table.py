@@ -6,6 +6,7 @@ Imports no torch. `make generate` writes signatures, docstrings and pages from i
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -430,23 +431,22 @@ class Options:
     def __post_init__(self) -> None:
         for name, about in TABLE.items():
             about.check(name, getattr(self, name))
-        # Written past the frozen class: each `iter` asks.
-        vars(self)["_changed"] = tuple(
-            name
-            for name, default in DEFAULTS.items()
-            if (value := getattr(self, name)) != default and value not in TABLE[name].as_default
-        )
-        raise_first(_GIVEN, self, self.changed())
+        raise_first(_GIVEN, self, self.changed)
 
     @property
     def seeds(self) -> rules.Seeds:
         """``seeding``, or what it is by default."""
         return rules.seeds_of(self)
 
+    # Each `iter` asks.
+    @functools.cached_property
     def changed(self) -> tuple[str, ...]:
-        """Returns the names of the options that have another value than their default."""
-        found: tuple[str, ...] = self._changed  # type: ignore[attr-defined]
-        return found
+        """The names of the options that have another value than their default."""
+        return tuple(
+            name
+            for name, default in DEFAULTS.items()
+            if (value := getattr(self, name)) != default and value not in TABLE[name].as_default
+        )
 
 
 # The rows by name, in the order of the constructor's arguments.

@@ -101,7 +101,7 @@ def from_text(text: str) -> tuple[Options, bool]:
 
 def to_text(options: Options, stateful: bool = False) -> str:
     """Returns a text of which :func:`from_text` makes the same."""
-    parts = [f"{name}={getattr(options, name)}" for name in options.changed()]
+    parts = [f"{name}={getattr(options, name)}" for name in options.changed]
     return ",".join([*parts, *([f"{STATEFUL}=True"] if stateful else [])]) or "1"
 
 

@@ -159,5 +159,5 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
             # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
             # main process.
             options = conflicts.in_worker(options, is_installed=True)
-    made = None if options.changed() else plain.make(loader, loader, previous)
+    made = None if options.changed else plain.make(loader, previous)
     return make(loader, options, previous, lambda: previous(loader)) if made is None else made

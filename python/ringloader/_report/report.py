@@ -66,7 +66,9 @@ class PathReport:
 
 
 @dataclasses.dataclass(slots=True)
-class _Record:
+class Record:
+    """What is noted when a loader makes an iterator."""
+
     path: PathName
     reason: str
     counters: Callable[[], Mapping[str, int]]
@@ -75,8 +77,8 @@ class _Record:
     # The sums over the loader; None for one without weak references.
     counted: tally.Tally | None
     count: tally.Count
-    # True if nothing that is noted tells this iterator from the loader's next one, if that is alike.
-    is_plain: bool
+    # The class of the iterator, if nothing that is noted tells it from the loader's next one of that class.
+    plain: Any = None
 
 
 class _Kept:
@@ -84,7 +86,7 @@ class _Kept:
 
     __slots__ = ("record", "times")
 
-    def __init__(self, record: _Record) -> None:
+    def __init__(self, record: Record) -> None:
         self.record = record
         self.times = 1
 
@@ -100,6 +102,7 @@ def record(
     counters: Callable[[], Mapping[str, int]] = dict,
     recording: Any = None,
     clock: tally.Clock | None = None,
+    plain: Any = None,
 ) -> None:
     """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times.
 
@@ -111,43 +114,46 @@ def record(
         counters: Returns what a report counts.
         recording: Notes times, with ``stats``.
         clock: Notes times, for a report at exit.
+        plain: The class of the iterator, if nothing that is noted tells it from the loader's next one.
     """
-    _put(iterator, _begin(loader, path, reason, counters, recording, clock))
+    noted = _begin(loader, iterator, path, reason, counters, recording, clock)
+    noted.plain = plain
+    if _is_ours(iterator):
+        iterator._noted = noted
+    else:
+        # It counts nothing for us.
+        _records.put(iterator, _Kept(noted))
 
 
-def record_again(loader: object, iterator: OurIterator) -> bool:
-    """Notes ``iterator`` as :func:`record` does if the loader's last one was alike, and is gone.
-
-    Without workers, options, or a report at exit: then they differ in nothing that is noted.
-    """
+def plain(loader: object) -> Record | None:
+    """Returns the record of a loader's last iterator, if that was a plain one."""
     kept = _records.get(loader)
-    if kept is None:
-        return False
-    noted = kept.record
-    if not (noted.is_plain and tally.is_kept(noted.counted) and noted.count.follow_next(iterator)):
-        return False
-    iterator._noted = noted
+    if kept is None or kept.record.plain is None:
+        return None
     kept.times += 1
-    return True
+    return kept.record
 
 
 def record_torchs(loader: object, reason: str) -> None:
     """Notes that a loader makes an iterator of torch's which no code of ours sees."""
-    _begin(loader, "torch", reason, dict, None, None)
+    _begin(loader, None, "torch", reason, dict, None, None)
 
 
 def _begin(
     loader: object,
+    iterator: object,
     path: PathName,
     reason: str,
     counters: Callable[[], Mapping[str, int]],
     recording: Any,
     clock: tally.Clock | None,
-) -> _Record:
+) -> Record:
     """Notes that a loader begins an iterator."""
     kept = _records.get(loader)
     counted = tally.tally_of(loader, None if kept is None else kept.record.counted, path, reason)
     count = tally.Count(clock)
+    if _is_ours(iterator):
+        count.follow(iterator)
     if counted is not None:
         counted.begin(count)
         if asked.mode():
@@ -155,8 +161,7 @@ def _begin(
             counted.recording = recording
             counted.made_at = made_at.place_of(loader)
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
-    is_plain = path == "single-process" and counters is dict and recording is None and clock is None
-    noted = _Record(path, reason, counters, recording, counted, count, is_plain)
+    noted = Record(path, reason, counters, recording, counted, count)
     if kept is None:
         _records.put(loader, _Kept(noted))
     else:
@@ -165,24 +170,17 @@ def _begin(
     return noted
 
 
-def _put(iterator: object, noted: _Record) -> None:
-    if _is_ours(iterator):
-        iterator._noted = noted
-        noted.count.follow(iterator)
-    else:
-        # It counts nothing for us.
-        _records.put(iterator, _Kept(noted))
-
-
 def _is_ours(iterator: object) -> TypeGuard[OurIterator]:
     return hasattr(type(iterator), "_seconds_waited")
 
 
-def pass_on(iterator: object, other: object) -> None:
-    """Notes for ``other``, which stands in front of an iterator, what was noted for that."""
-    found = noted(iterator)
+def pass_on(loader: object, iterator: object, other: OurIterator) -> None:
+    """Notes for ``other``, which stands in front of an iterator of a loader, what was noted for that."""
+    # Other code may have put an iterator of its own in the place of the one that was noted.
+    found = noted(iterator) or noted(loader)
     if found is not None:
-        _put(other, found)
+        found.count.follow(other)
+        other._noted = found
 
 
 def add(loader: object, text: str) -> None:
@@ -190,15 +188,15 @@ def add(loader: object, text: str) -> None:
     found = noted(loader)
     if found is not None:
         found.reason += f"; {text}"
-        found.is_plain = False
+        found.plain = None
         if found.counted is not None:
             found.counted.reason = found.reason
 
 
-def noted(key: Any) -> _Record | None:
+def noted(key: Any) -> Record | None:
     """Returns the record that was noted last for an iterator or a loader."""
     if _is_ours(key):
-        found: _Record | None = key._noted
+        found: Record | None = key._noted
         return found
     kept = _records.get(key)
     return None if kept is None else kept.record
@@ -210,7 +208,22 @@ def times(loader: object) -> int:
     return 0 if kept is None else kept.times
 
 
-def noted_behind(key: object) -> _Record | None:
+def iterators_of(loader: object) -> list[Any]:
+    """Returns the iterators that a loader has made in this process and that live, the oldest first.
+
+    One that other code has made is not among them: it is that code's to end.
+    """
+    found = noted(loader)
+    return [] if found is None or found.counted is None else found.counted.iterators()
+
+
+def is_of_this_process(loader: object) -> bool:
+    """False for a loader whose last iterator is one of the parent process."""
+    found = noted(loader)
+    return found is None or found.count.is_of_this_process
+
+
+def noted_behind(key: object) -> Record | None:
     """Returns the record of an iterator or a loader, or of the loader that it stands in front of."""
     found = noted(key)
     # The attributes where accelerate, Lightning and Ray keep that loader.

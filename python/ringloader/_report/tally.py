@@ -15,6 +15,8 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ringloader._identity import process_identity
+
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
 
@@ -89,11 +91,12 @@ class Count:
         clock: The clock of its epochs, if a report is asked for.
     """
 
-    __slots__ = ("_batches", "_before", "_clock", "_gone", "_iterator", "_waited")
+    __slots__ = ("_batches", "_before", "_clock", "_gone", "_iterator", "_process", "_waited")
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
         self._iterator: weakref.ref[OurIterator] | None = None
+        self._process = process_identity()
         # Batches of the epochs before, and of this one.
         self._before = self._batches = 0
         self._waited: float | None = None
@@ -103,10 +106,11 @@ class Count:
     def follow(self, iterator: OurIterator) -> None:
         """Counts what ``iterator`` returns: one of ringloader's, which calls :meth:`settle` when it goes."""
         self._iterator = weakref.ref(iterator)
-        iterator._count = self
 
     def follow_next(self, iterator: OurIterator) -> bool:
         """Counts what ``iterator`` returns too, if the one before is gone: both without workers and clock."""
+        if self._process != process_identity():
+            return False
         try:
             self._gone.pop()
         except IndexError:
@@ -114,8 +118,17 @@ class Count:
         self._before += self._batches
         self._batches = 0
         self._iterator = weakref.ref(iterator)
-        iterator._count = self
         return True
+
+    @property
+    def is_of_this_process(self) -> bool:
+        """True where it was made; false in a forked child."""
+        return self._process == process_identity()
+
+    @property
+    def iterator(self) -> OurIterator | None:
+        """Returns the iterator while it is there, if it is one of ringloader's."""
+        return None if self._iterator is None else self._iterator()
 
     def end(self, batches: int) -> None:
         """Notes how many batches an iterator without workers has returned, which goes."""
@@ -133,7 +146,7 @@ class Count:
 
     def is_final(self) -> bool:
         """True once the iterator is gone, or if it was never one that is counted."""
-        return self._iterator is None or self._iterator() is None
+        return self.iterator is None
 
     def figures(self) -> Figures:
         """Returns the sums of its epochs."""
@@ -192,6 +205,11 @@ class Tally:
                     continue
                 self._sums = plus(self._sums, one.figures())
         counts.append(count)
+
+    def iterators(self) -> list[OurIterator]:
+        """Returns the iterators that this process has made and that are still there, the oldest first."""
+        found = [one.iterator for one in self._counts[:] if one.is_of_this_process]
+        return [iterator for iterator in found if iterator is not None]
 
     def figures(self) -> Figures:
         """Returns the sums of all its epochs."""

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.utils.data
 from torch.utils.data import dataloader as torch_dataloader
+from torch.utils.data import get_worker_info
 
 if TYPE_CHECKING:
     # The type that torch declares for `iter(loader)`.
@@ -209,7 +210,7 @@ def missing_name() -> str | None:
 
 def is_in_worker() -> bool:
     """True if this process, or this thread, is a worker of a loader."""
-    return torch.utils.data.get_worker_info() is not None
+    return get_worker_info() is not None
 
 
 def create_fetcher(*arguments: Any) -> Any:

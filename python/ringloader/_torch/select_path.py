@@ -88,19 +88,6 @@ def reason_of_user() -> Reason | None:
     return None
 
 
-def is_switch_set() -> bool:
-    """True if the variable has a value: a quick look, since a miss of ``os.environ`` takes long."""
-    try:
-        return _KEY in os.environ._data  # type: ignore[attr-defined]
-    except AttributeError:
-        # Another object stands there.
-        return SWITCH in os.environ
-
-
-# The variable's name as `os.environ` has it.
-_KEY: Any = os.environ.encodekey(SWITCH)
-
-
 def reason_for_torch(loader: TorchLoader, get_iterator: Any) -> Reason | None:
     """Returns why a loader with workers must be torch's own, or None.
 
@@ -135,8 +122,10 @@ def reason_against_own_iterator(loader: TorchLoader, get_iterator: Any) -> Reaso
     return Reason(_RECOVERS) if recovers(loader) else None
 
 
-def has_torchs_iterator(get_iterator: Any) -> bool:
+def may_be_ours(get_iterator: Any) -> bool:
     """True if no loader without workers needs to be torch's own: a quick look, after the first whole check.
+
+    False, too, where the user's variable has a value.
 
     An iterator that calls torch's functions, and mirrors none, may go by it: a function that has got another
     code meanwhile is called.
@@ -145,8 +134,14 @@ def has_torchs_iterator(get_iterator: Any) -> bool:
         get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, be it our hook.
     """
     global _checked
+    try:
+        # A miss of `os.environ` itself takes long.
+        is_set = _KEY in os.environ._data  # type: ignore[attr-defined]
+    except AttributeError:
+        # Another object stands there.
+        is_set = SWITCH in os.environ
     cls, base = internals.SingleIterator, internals.BaseIterator
-    if cls is None or base is None:
+    if is_set or cls is None or base is None:
         return False
     found = (
         get_iterator,
@@ -165,6 +160,8 @@ def has_torchs_iterator(get_iterator: Any) -> bool:
     return True
 
 
+# The variable's name as `os.environ` has it.
+_KEY: Any = os.environ.encodekey(SWITCH)
 # The parts of torch that the whole check has passed.
 _checked: tuple[Any, ...] = ()
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import get_worker_info
 
 import ringloader._native as _native
 from ringloader._torch import collating, internals, modes, stand_ins
@@ -77,10 +78,14 @@ def put_native(fetcher: Any) -> None:
 def put_native_again(fetcher: Any) -> None:
     """Puts native collation into the fetcher of a loader without workers, the same as before if it still may.
 
+    Not in a worker of torch's, which sends the batch, and has its memory for it.
+
     The native part of a collation finds out by itself if a part of torch was replaced, and leaves each batch
     to torch then.
     """
     global _kept
+    if get_worker_info() is not None:
+        return
     collation = _kept
     if (
         collation is None

@@ -117,9 +117,14 @@ class Gather(WorkerOption):
     position = Position.GATHER
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        if not _native.SUPPORTED or not collating.collates_rows(fetcher, _native.Collate):
-            return fetcher
-        return Gathering(fetcher)
+        return wrapped(fetcher)
+
+
+def wrapped(fetcher: Fetcher) -> Fetcher:
+    """Returns what gathers the batches of a fetcher, or the fetcher itself where that may not be."""
+    if not _native.SUPPORTED or not collating.collates_rows(fetcher, _native.Collate):
+        return fetcher
+    return Gathering(fetcher)
 
 
 class Gathering:
