@@ -59,8 +59,13 @@
 //!
 //! # From one epoch to the next
 //!
-//! A worker can make samples of one epoch only, that of its dataset. It begins the next one when no batch before
-//! [is left](Batch::is_left): each was committed, so no death makes anything of it be made again.
+//! A worker can make samples of one epoch only, that of its dataset. It begins the next one when each task before has a
+//! place ([`Pending`]), and no batch before [is left](Batch::is_left): each was committed, so no death makes anything of it
+//! be made again.
+
+mod pending;
+
+pub use pending::Pending;
 
 use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;

@@ -22,7 +22,7 @@ pub use sharing::TaskSharing;
 use self::windows::Windows;
 use crate::batch::rows::{Form, Place};
 use crate::error::{Error, Result};
-use crate::joint::{Batch, Claim, Cost, Part, Plan, WORDS, mean, per_run};
+use crate::joint::{Batch, Claim, Cost, Part, Pending, Plan, WORDS, mean, per_run};
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;
@@ -41,7 +41,7 @@ const SENDING: usize = 1;
 const UNSENT: usize = 2;
 /// The epoch of which the main process awaits batches. Nobody wants those before.
 const AWAITED: usize = 3;
-/// The epoch of the first task that has no place, plus 1; 0: each has one.
+/// The word of [`Pending`].
 const PENDING: usize = 4;
 
 /// After this many runs that cannot be sent, batches are cut no more.
@@ -149,14 +149,17 @@ impl SharedTasks {
     /// begin it, which was told so after their last task was sent.
     #[must_use]
     pub fn are_over_before(&self, epoch: u64) -> bool {
-        // ORDERING joint-pending: a task that has a place is seen to be laid out there, or what came after.
-        let pending = self.word(PENDING).load(Ordering::Acquire);
+        let pending = self.pending().first();
         let is_over = |place| {
             let batch = self.batch(place);
             let seq = batch.seq();
             !is_before(epoch_of(seq), epoch) || self.is_stale(seq) || !batch.is_left()
         };
-        (pending == 0 || !is_before(pending - 1, epoch)) && self.places().all(is_over)
+        pending.is_none_or(|pending| !is_before(pending, epoch)) && self.places().all(is_over)
+    }
+
+    fn pending(&self) -> Pending<'_> {
+        Pending::new(self.word(PENDING))
     }
 
     /// Returns true if `worker` may claim something of a task that `is_wanted`.

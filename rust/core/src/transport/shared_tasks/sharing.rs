@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::windows::Windows;
-use super::{AWAITED, PENDING, SharedTasks, samples_of};
+use super::{AWAITED, SharedTasks, samples_of};
 use crate::error::{Error, Result};
 use crate::joint::Plan;
 use crate::sync::{Arc, Ordering};
@@ -116,11 +116,8 @@ impl TaskSharing {
         self.note_pending(state);
     }
 
-    /// To be called before a worker is told of a later epoch than that of the last task.
     fn note_pending(&self, state: &Sent) {
-        let pending = state.pending.front().map_or(0, |&(seq, ..)| epoch_of(seq) + 1);
-        // ORDERING joint-pending: after the tasks are laid out that have a place now.
-        self.memory.word(PENDING).store(pending, Ordering::Release);
+        self.memory.pending().set(state.pending.front().map(|&(seq, ..)| epoch_of(seq)));
     }
 
     fn flush(&self, state: &mut Sent) -> Result<bool> {
