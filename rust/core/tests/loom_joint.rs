@@ -264,10 +264,12 @@ fn an_epoch_begins_once_each_result_is_committed() {
         let shared = Shared::new();
         shared.lay_out(1);
         let peer = Arc::clone(&shared);
-        let peer = thread::spawn(move || send(&peer));
-        if !shared.batch().is_left() {
-            assert_eq!(shared.result.read(), 1);
-        }
+        let peer = thread::spawn(move || {
+            if !peer.batch().is_left() {
+                assert_eq!(peer.result.read(), 1);
+            }
+        });
+        send(&shared);
         peer.join().expect("no panic");
         assert!(!shared.batch().is_left());
     });
