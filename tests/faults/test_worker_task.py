@@ -339,13 +339,13 @@ def test_nothing_is_left_of_an_epoch_that_was_begun(tmp_path):
     batches = iter(loader)
     for _ in range(5):
         next(batches)
-    taking = threading.Thread(target=lambda: next(batches, None))
+    taking = threading.Thread(target=functools.partial(next, batches, None))
     taking.start()
     while not loader._iterator._next_epoch.has_begun:
         time.sleep(0.001)
     (tmp_path / "open").touch()
     taking.join(30)
-    del batches
+    del batches, taking
     loader.shutdown()
     del loader
     snapshot.assert_nothing_left()

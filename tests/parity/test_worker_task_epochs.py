@@ -34,7 +34,7 @@ MAIN = os.getpid()
 
 
 class Samples(Dataset[Any]):
-    """Random samples that take different times; some raise, and some kill their worker while there is a file."""
+    """Random samples that take different times; some raise, some kill their worker while there is a file."""
 
     def __init__(self, length: int, bad: frozenset[int], left: Path | None) -> None:
         self.length, self.bad, self.left = length, bad, left
