@@ -100,6 +100,11 @@ FAULTS=(
   'loom_joint|rows_of_two_workers_become_one_batch|joint_bit_before_part|Causality violation'
   'loom_joint|rows_are_written_again_once_a_lost_worker_has_ended|joint_lost_while_it_lives|Causality violation'
   'loom_joint|a_place_is_used_again_once_a_lost_worker_has_ended|joint_lost_while_it_lives|Causality violation'
+  'loom_joint|an_epoch_begins_once_each_result_is_committed|joint_sent_relaxed|Causality violation'
+  'loom_joint|an_epoch_begins_once_each_result_is_committed|joint_left_relaxed|Causality violation'
+  'loom_joint|an_epoch_begins_once_each_result_is_committed|joint_sent_before_result|Causality violation'
+  'loom_joint|an_epoch_begins_once_each_task_has_a_place_and_is_sent|joint_pending_relaxed|over a task of the one before'
+  'loom_joint|an_epoch_begins_once_each_task_has_a_place_and_is_sent|joint_pending_load_relaxed|over a task of the one before'
   'loom_pool|counts_cover_the_memory_at_any_death|uncounted_before_punch|bytes are there'
 )
 

@@ -213,8 +213,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
               ``restart_workers``, ``sample_timeout``, ``multiprocessing_context``, a DataPipe or a
               ``Dispatch``;
             - ``worker_task="sample"`` with another ``seeding`` than ``"sample"``, ``reseed_workers``,
-              ``prefetch_epochs``, ``Workers`` on a cluster, an ``IterableDataset`` or a dataset that has a
-              ``state_dict``;
+              ``Workers`` on a cluster, an ``IterableDataset`` or a dataset that has a ``state_dict``;
             - ``last_batch`` with ``batch_size=None`` or a ``batch_sampler`` that does otherwise, or with
               ``drop_last``, unless ``"discard"``;
             - ``last_batch="rollover"`` with an ``IterableDataset``;

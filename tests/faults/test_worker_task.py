@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import random
 import re
@@ -172,6 +174,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "device": {"device": "cpu"},
     "prefetch_factor": {"prefetch_factor": 1},
     "timeout": {"timeout": 100},
+    "prefetch_epochs": {"prefetch_epochs": True, "persistent_workers": True},
     "worker_pool": {"stats": True, "sample_timeout": 60.0, "watchdog": 30.0},
 }
 
@@ -261,3 +264,152 @@ def test_children_that_are_forked_while_batches_are_copied_keep_no_memory():
             os.close(writing)
         for child, _ in children:
             os.waitpid(child, 0)
+
+
+class Named(Killed):
+    """Says with each sample which epoch it was told."""
+
+    epoch = -1
+
+    def __len__(self) -> int:
+        return 24
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def __getitem__(self, index: int) -> Any:
+        time.sleep(os.urandom(1)[0] / 256 * 0.002)
+        return index, self.epoch, torch.rand(3)
+
+
+def crossing(tmp_path: Path, **options: Any) -> DataLoader[Any]:
+    """Returns a loader whose next epoch begins before this one is over."""
+    options = {"restart_workers": 1000, "batch_size": 4, "shuffle": True} | options
+    made = SAMPLES | {"persistent_workers": True, "prefetch_epochs": True, "num_workers": 3}
+    return DataLoader(Named(tmp_path, bad=False), **made, **options)
+
+
+@pytest.mark.parametrize("options", [{}, {"in_order": False}, {"stats": True, "main_prefetch": 2}])
+def test_workers_that_are_killed_between_two_epochs_lose_nothing(options, tmp_path):
+    loader = crossing(tmp_path, **options)
+    ended = threading.Event()
+
+    def kill() -> None:
+        while not ended.wait(0.02 * random.random()):
+            workers = getattr(loader._iterator, "_workers", None)
+            if workers:
+                # It may have been killed before, and be waited for.
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(random.choice(workers).pid, signal.SIGKILL)
+
+    killing = threading.Thread(target=kill)
+    killing.start()
+    try:
+        for epoch in range(25):
+            loader.set_epoch(epoch)
+            batches = list(loader)
+            indices = torch.cat([batch[0] for batch in batches]).tolist()
+            assert sorted(indices) == list(range(24))
+            assert {named for batch in batches for named in batch[1].tolist()} == {epoch}
+            if options.get("in_order", True):
+                draws = torch.cat([batch[2] for batch in batches])
+                plain = DataLoader(Named(tmp_path, bad=False), 4, seeding="sample", seed=7, sampler=indices)
+                plain.set_epoch(epoch)
+                assert torch.equal(draws, torch.cat([batch[2] for batch in plain]))
+    finally:
+        ended.set()
+        killing.join()
+        loader.shutdown()
+
+
+def test_the_loss_of_a_worker_between_two_epochs_is_torchs_error_and_the_others_go_on(tmp_path):
+    loader = crossing(tmp_path, restart_workers=0)
+    batches = iter(loader)
+    first = [next(batches) for _ in range(4)]
+    assert loader._iterator._next_epoch.has_begun
+    os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
+    loader._iterator._workers[0].join(10)
+    for rest in ([*first], []):
+        error = None
+        while len(rest) < 6:
+            try:
+                rest.append(next(batches))
+            except RuntimeError as found:
+                assert error is None
+                error = found
+        assert re.search(r"DataLoader worker .* exited unexpectedly|killed by signal", str(error))
+        assert sorted(torch.cat([batch[0] for batch in rest]).tolist()) == list(range(24))
+        assert next(batches, None) is None
+        batches = iter(loader)
+    loader.shutdown()
+
+
+class Gated(Named):
+    """Waits at the last sample of the order for a file."""
+
+    def __getitem__(self, index: int) -> Any:
+        while index == 23 and not (self.left / "open").exists():
+            time.sleep(0.001)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_no_worker_begins_an_epoch_while_a_sample_of_the_one_before_is_made(method, tmp_path):
+    begun = tmp_path / "begun"
+    loader = DataLoader(
+        Gated(tmp_path, bad=False) if method != "thread" else GatedInThreads(tmp_path, bad=False),
+        batch_size=4,
+        worker_reset_fn=functools.partial(note, begun),
+        worker_method=method,
+        **SAMPLES | {"persistent_workers": True, "prefetch_epochs": True, "num_workers": 3},
+    )
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    # All but the last batch are handed out, and the next epoch is begun in the next call.
+    taking = threading.Thread(target=lambda: next(batches))
+    taking.start()
+    deadline = time.monotonic() + 30
+    while not loader._iterator._next_epoch.has_begun:
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+    time.sleep(0.1)
+    assert len(list(tmp_path.glob("begun0-*"))) == 3
+    assert not list(tmp_path.glob("begun1-*")), "a worker has begun the next epoch"
+    (tmp_path / "open").touch()
+    taking.join(30)
+    while len(list(tmp_path.glob("begun1-*"))) < 3:
+        assert time.monotonic() < deadline + 30
+        time.sleep(0.001)
+    assert next(batches, None) is None
+    loader.shutdown()
+
+
+class GatedInThreads(Gated):
+    set_epoch: Any = None
+
+
+def note(begun: Path, _dataset: Any, info: Any, seeds: Any) -> None:
+    begun.with_name(f"begun{seeds.epoch}-{info.id}").touch()
+
+
+def test_nothing_is_left_of_an_epoch_that_was_begun(tmp_path):
+    snapshot = Snapshot.take()
+    loader = DataLoader(
+        Gated(tmp_path, bad=False),
+        batch_size=4,
+        **SAMPLES | {"persistent_workers": True, "prefetch_epochs": True, "num_workers": 3},
+    )
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    taking = threading.Thread(target=functools.partial(next, batches, None))
+    taking.start()
+    while not loader._iterator._next_epoch.has_begun:
+        time.sleep(0.001)
+    (tmp_path / "open").touch()
+    taking.join(30)
+    del batches, taking
+    loader.shutdown()
+    del loader
+    snapshot.assert_nothing_left()

@@ -32,6 +32,15 @@ pytestmark = pytest.mark.rings_only
 
 LENGTH = 20
 
+# The way in which workers share the work, in all tests here.
+TASK = "batch"
+
+
+@pytest.fixture(autouse=True, params=["batch", pytest.param("sample", marks=pytest.mark.slow)])
+def task(request, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.TASK", request.param)
+    return request.param
+
 
 class Asked(Dataset):
     """Counts, over all workers, how often it is asked for a sample, and draws for each."""
@@ -70,7 +79,7 @@ class ToldAsked(Asked):
 
 
 def made(prefetch=True, dataset=None, cls=DataLoader, **options):
-    options = {"batch_size": 2, "num_workers": 2, "persistent_workers": True} | options
+    options = {"batch_size": 2, "num_workers": 2, "persistent_workers": True, "worker_task": TASK} | options
     if options.get("batch_sampler") is not None:
         del options["batch_size"]
     return cls(Asked() if dataset is None else dataset, prefetch_epochs=prefetch, **options)
@@ -182,12 +191,13 @@ def test_the_first_batches_are_made_before_iter_is_called():
             loader.dataset.wait_for(epoch * LENGTH + 8)
 
 
-def test_they_go_out_while_batches_of_the_epoch_are_still_to_come():
+def test_they_go_out_while_batches_of_the_epoch_are_still_to_come(task):
     with made(shuffle=True) as loader:
         iterator = iter(loader)
         # The call that hands batch 7 out finds the end of the sampler, and the next one begins.
         batches = list(itertools.islice(iterator, 9))
-        loader.dataset.wait_for(LENGTH + 8)
+        # Where workers share all tasks, four batches are under way over both epochs.
+        loader.dataset.wait_for(LENGTH + (8 if task == "batch" else 6))
         batches += iterator
         assert len(batches) == 10
 
@@ -255,10 +265,11 @@ def test_set_epoch_of_a_sampler_counts_whenever_it_comes_before_iter(name, numbe
 
 @pytest.mark.parametrize("numbers", [(0, 1, 2, 3), (None, 4, 5, 6), (7, 9, 2, None, None, 3), (None,) * 3])
 @pytest.mark.parametrize("counted", [False, True])
-def test_set_epoch_of_the_loader_reaches_the_workers_dataset(numbers, counted):
+def test_set_epoch_of_the_loader_reaches_the_workers_dataset(numbers, counted, task):
     def seen(prefetch):
         dataset = ToldAsked()
-        options = {"reseed_workers": True} if counted else {}
+        # With shared tasks, `seeding` counts epochs.
+        options = {"reseed_workers": True} if counted and task == "batch" else {}
         with made(prefetch, dataset, StatefulDataLoader, **options) as loader:
             return epochs_of(loader, numbers), loader.state_dict()["number"], dataset.asked.value
 

@@ -154,12 +154,6 @@ CASES = {
         "worker_task='sample' and reseed_workers=True do not go together",
         "leave one of them out",
     ),
-    ("worker_task", "with `prefetch_epochs`"): Case(
-        {"worker_task": "sample", "prefetch_epochs": True},
-        {},
-        "worker_task='sample' and prefetch_epochs=True do not go together",
-        "leave one of them out",
-    ),
     ("worker_task", "with `Workers` on a cluster"): Case(
         {"worker_task": "sample", "worker_pool": ELSEWHERE},
         {},

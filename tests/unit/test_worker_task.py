@@ -468,7 +468,6 @@ class Stateful(Drawing):
         ({"seeding": "torch"}, "must be the sample's"),
         ({"seeding": "batch"}, "must be the sample's"),
         ({"reseed_workers": True}, "set before each sample"),
-        ({"prefetch_epochs": True, "persistent_workers": True}, "prefetch_epochs=True"),
         ({"dataset": Stream()}, "an IterableDataset"),
     ],
 )

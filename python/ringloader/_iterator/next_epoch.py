@@ -25,6 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common import errors, states
 from ringloader._common.looking import stored
+from ringloader._iterator.plan import EpochPlan
 from ringloader._options import epochs
 from ringloader._sources import inside
 from ringloader._torch import internals, select_path
@@ -102,7 +103,7 @@ class NextEpoch:
             iterator._draw(loader)
             begun.is_told = True
             iterator._scheduler.follow(iterator._send_start())
-            for _ in range(iterator._prefetch_factor * iterator._workers_to_begin_with):
+            for _ in range(iterator._tasks_to_begin_with):
                 iterator._scheduler.put_following(iterator)
             begun.is_whole = True
         except Exception as error:
@@ -141,6 +142,11 @@ class NextEpoch:
         begun.drop(iterator, loader)
         return False
 
+    def tell(self, iterator: OurWorkersIterator, worker: int) -> None:
+        """Tells a worker that was just started of the epoch that was begun, if there is one."""
+        if self._begun is not None:
+            self._begun.tell(iterator, worker)
+
     def end(self) -> None:
         """Gives an epoch up that was begun, as the workers end."""
         begun, self._begun = self._begun, None
@@ -165,6 +171,12 @@ class _Shown:
         self.number = epochs.next_of(loader)
         self.rest = _rest_of(loader)
         self._of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
+
+    @property
+    def plan(self) -> EpochPlan:
+        """The iterator's plan."""
+        plan: EpochPlan = self._of_iterator["_plan"]
+        return plan
 
     def put(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Makes both show this epoch."""
@@ -203,6 +215,12 @@ class _Begun:
         """Gives the epoch the numbers that the program is expected to give it."""
         self._numbers.tell_next(iterator, loader)
         self._number, self._named = epochs.next_of(loader), iterator._epoch_to_tell
+
+    def tell(self, iterator: OurWorkersIterator, worker: int) -> None:
+        """Tells a worker that was started after the others were told."""
+        plan = None if self._after is None else self._after.plan
+        if plan is not None and plan.of_tasks is not None:
+            iterator._transport.send(worker, iterator._start_of(worker, plan))
 
     def put_aside(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
         """Makes the loader and its iterator show the epoch that is under way."""

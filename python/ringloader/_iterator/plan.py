@@ -17,6 +17,7 @@ class EpochPlan(NamedTuple):
         last_told: That epoch, or the last one before it; None: it was never called. A worker that begins
             anew in mid-epoch is told it.
         epoch: The epoch as a state knows it; None for a loader without states.
+        of_tasks: The epoch in the numbers of its tasks; None for the first one, and until workers are told.
     """
 
     number: int | None = None
@@ -24,3 +25,4 @@ class EpochPlan(NamedTuple):
     told: int | None = None
     last_told: int | None = None
     epoch: states.Epoch | None = None
+    of_tasks: int | None = None

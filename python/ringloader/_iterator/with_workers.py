@@ -11,6 +11,7 @@ import ringloader._native as _native
 from ringloader._common import states
 from ringloader._iterator.base import LoaderIterator
 from ringloader._iterator.next_epoch import NextEpoch
+from ringloader._iterator.plan import EpochPlan
 from ringloader._iterator.stages import Stages
 from ringloader._late import overdue
 from ringloader._options import epochs
@@ -104,7 +105,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
-            self._most_tasks = transport.shared_tasks or self._prefetch_factor * self._workers_to_begin_with
             self._in_order = loader.in_order
             self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
             self._start_workers()
@@ -119,6 +119,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _workers_to_begin_with(self) -> int:
         """The number of workers that get tasks when an epoch begins."""
         return self._num_workers if self._changing is None else self._changing.number
+
+    @property
+    def _tasks_to_begin_with(self) -> int:
+        """The number of tasks that are sent when an epoch begins."""
+        return self._transport.shared_tasks or self._prefetch_factor * self._workers_to_begin_with
 
     def _start_workers(self) -> None:
         for worker in range(self._workers_to_begin_with):
@@ -165,7 +170,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._restarting.begin_epoch()
             if self._changing is not None:
                 self._changing.begin_epoch(self)
-                self._most_tasks = self._prefetch_factor * self._changing.number
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
             if source is not None:
@@ -173,7 +177,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = [True] * self._num_workers
         self._put_stages()
         if first_iter or source is not None:
-            for _ in range(self._most_tasks):
+            for _ in range(self._tasks_to_begin_with):
                 self._scheduler.put_index(self)
         kept = states.of(loader)
         if kept is not None:
@@ -195,6 +199,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Tells the workers of another epoch, and returns the source of its tasks."""
         # After the tasks of an abandoned epoch, which still run, as torch's do. Nothing waits for them:
         # their results are told by their epoch.
+        self._plan = self._plan._replace(of_tasks=self._scheduler.number_next())
         for worker in range(self._workers_to_begin_with):
             self._transport.send(worker, self._start_of(worker))
         # Not before: where an epoch cannot begin, the workers are told with the next one.
@@ -206,10 +211,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Returns the states of the dataset in this epoch, if it may have any."""
         return None if self._plan.epoch is None else self._plan.epoch.dataset
 
-    def _start_of(self, worker: int) -> EpochStart:
-        """Returns the beginning of a worker's part of the epoch."""
-        position = None if self._plan.epoch is None else self._plan.epoch.start_of(worker)
-        return EpochStart(self._plan.number, self._plan.told, self._shared_seed, position=position)
+    def _start_of(self, worker: int, plan: EpochPlan | None = None) -> EpochStart:
+        """Returns the beginning of a worker's part of an epoch: this one, or that of a plan."""
+        plan = plan or self._plan
+        position = None if plan.epoch is None else plan.epoch.start_of(worker)
+        return EpochStart(
+            plan.number, plan.told, self._shared_seed, position=position, of_tasks=plan.of_tasks or 0
+        )
 
     def _late_start_of(self, worker: int) -> EpochStart:
         """Returns the beginning of a part of the epoch for a worker that starts in it."""
@@ -235,7 +243,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if self._restarting is not None:
             made.keep_sent()
         if self._transport.shared_tasks:
-            made.share_tasks(self._most_tasks)
+            made.share_tasks(self._transport.shared_tasks)
         elif self._keys is not None and self._keys.balances:
             made.balance()
         if self._changing is not None:
@@ -357,6 +365,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if successor is None:
             return False
         self._workers[worker_id] = successor
+        if self._next_epoch is not None and self._transport.shared_tasks:
+            self._next_epoch.tell(self, worker_id)
         return True
 
     def _raise_lost(self, worker_id: int, in_hand: overdue.Late | None) -> NoReturn:

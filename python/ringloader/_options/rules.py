@@ -140,9 +140,6 @@ _OF_OPTIONS = (
         _AS_SAMPLES,
     ),
     _with_sharing("reseed_workers", bool, "the generators are set before each sample anyway"),
-    _with_sharing(
-        "prefetch_epochs", bool, "a worker that has begun the next epoch could make no samples of this one"
-    ),
     of_options(
         "worker_task",
         "with `Workers` on a cluster",

@@ -104,11 +104,6 @@ class ProcessTransport(Transport):
     def scheduled(self) -> Any:
         return self.engine if self._shared_tasks is None else self._shared_tasks.engine
 
-    def begin_epoch(self) -> None:
-        super().begin_epoch()
-        if self._shared_tasks is not None:
-            self._shared_tasks.option.epoch += 1
-
     def start(self, work: Work) -> Any:
         """Starts the process of a worker."""
         if self._dispatching is not None:

@@ -324,6 +324,13 @@ class ThreadTransport(Transport):
         """True once the thread of a worker that was told to end has ended."""
         return not self._threads[worker].is_alive()
 
+    def send(self, worker: int, message: EpochStart | None) -> None:
+        """Sends a message after the tasks of a worker: None to end it. Never waits."""
+        if message is not None and self.shared_tasks:
+            self.engine.begin(worker, message, message.of_tasks)
+        else:
+            super().send(worker, message)
+
     def process_of(self, worker: int) -> Any:
         """Returns the thread that was started last as a worker; None before."""
         return self._threads.get(worker)

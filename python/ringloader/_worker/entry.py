@@ -101,16 +101,17 @@ def run_at(
     stand_ins.port = port
     for option in worker_end.options:
         option.join(work.worker, port)
-    channel = _channel_maker(worker_end.options, make_channel)(port, work.worker, trimming)
+    channel = _channel_maker(worker_end.options, work, make_channel)(port, work.worker, trimming)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
     _run_as_torchs(channel, work)
     return trimming
 
 
-def _channel_maker(options: Iterable[WorkerOption], usual: ChannelMaker) -> ChannelMaker:
+def _channel_maker(options: Iterable[WorkerOption], work: loop.Work, usual: ChannelMaker) -> ChannelMaker:
     for option in options:
         if isinstance(option, process_sharing.ProcessSharing):
-            return functools.partial(process_sharing.SharingChannel, sharing=option)
+            epoch = work.start.of_tasks
+            return functools.partial(process_sharing.SharingChannel, sharing=option, epoch=epoch)
     return usual
 
 

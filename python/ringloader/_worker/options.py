@@ -67,6 +67,7 @@ class EpochStart:
         shared_seed: The seed of DataPipes that all workers share; None for other datasets.
         base_seed: torch's base seed, where there are no workers and torch tells none of it.
         position: Where the worker goes on, as the option that takes states has it; None: at the beginning.
+        of_tasks: The epoch in the numbers of its tasks, where all workers share them.
     """
 
     number: int | None = None
@@ -74,6 +75,7 @@ class EpochStart:
     shared_seed: int | None = None
     base_seed: int | None = None
     position: Any = None
+    of_tasks: int = 0
 
 
 class Position(enum.IntEnum):

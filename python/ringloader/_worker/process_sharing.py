@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 from multiprocessing import reduction
 from typing import Any
@@ -24,7 +25,6 @@ class ProcessSharing(Sharing):
         window: Bytes of one, at most.
         keeps_whole: True if each batch is made by one worker.
         timed: True if runs are timed.
-        epoch: Epochs that the iterator has begun, without the first.
     """
 
     def __init__(
@@ -34,22 +34,19 @@ class ProcessSharing(Sharing):
         window: int,
         keeps_whole: bool,
         timed: bool,
-        epoch: int = 0,
     ) -> None:
         super().__init__(keeps_whole)
         self._fds = fds
         self._places = places
         self._window = window
         self._timed = timed
-        self.epoch = epoch
         self.port: _native.SharingPort
         # Makes batches of rows; None where a batch is something else.
         self.rows: _native.SampleRows | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = tuple(map(reduction.DupFd, self._fds))
-        made = sent, self._places, self._window, self._keeps_whole, self._timed, self.epoch
-        return ProcessSharing, made
+        return ProcessSharing, (sent, self._places, self._window, self._keeps_whole, self._timed)
 
     def meet(self, fetcher: Any) -> None:
         super().meet(fetcher)
@@ -75,38 +72,63 @@ class ProcessSharing(Sharing):
 class SharingChannel(ProcessChannel):
     """A :class:`~ringloader._worker.loop.Channel` over tasks that all workers share.
 
+    The worker begins an epoch once all batches of the one before are sent, whoever has made them. Until then
+    it makes samples of those: a dataset is in one epoch at a time.
+
     Args:
         port: The process's end.
         worker: The worker's number.
         trimming: Gives back memory of the allocator while the worker is idle.
         sharing: The option, which has joined.
+        epoch: The epoch that the worker begins with, in the numbers of its tasks.
     """
 
     def __init__(
-        self, port: _native.Port, worker: int, trimming: malloc.Trimming, sharing: ProcessSharing
+        self,
+        port: _native.Port,
+        worker: int,
+        trimming: malloc.Trimming,
+        sharing: ProcessSharing,
+        epoch: int,
     ) -> None:
         super().__init__(port, worker, trimming)
         self._take = self._take_shared
         self._sharing = sharing
         self._shared = sharing.port
-        self._epoch = sharing.epoch
+        self._epoch = epoch
+        # Epochs that the worker was told to begin.
+        self._starts: collections.deque[EpochStart] = collections.deque()
         # The last claim, until its samples are sent, or kept for its batch.
         self._claimed: _native.Claimed | None = None
+        # The claim of the batch that this worker collates.
+        self._collating: _native.Claimed | None = None
         sharing.channel = self
 
     def _take_shared(self, timeout: float | None) -> tuple[Any] | None:
-        found = self._shared.get(timeout, self._epoch)
-        if isinstance(found, _native.Claimed):
-            self._claimed = found
-            return ((found.seq, found),)
-        if found is not None and isinstance(found[0], EpochStart):
-            self._epoch += 1
-        return found
+        while True:
+            following = self._starts[0].of_tasks if self._starts else None
+            if following is not None and self._shared.are_over_before(following):
+                self._epoch = following
+                return (self._starts.popleft(),)
+            found = self._shared.get(timeout, self._epoch, following)
+            if isinstance(found, _native.Claimed):
+                self._claimed = found
+                return ((found.seq, found),)
+            if found is None or not isinstance(found[0], EpochStart):
+                return found
+            self._starts.append(found[0])
 
     def put(self, message: tuple[Any, Any]) -> None:
         number, data = message
         if data is NOTHING:
             return
+        self._put(number, data)
+        collating, self._collating = self._collating, None
+        if collating is not None:
+            self._shared.note_sent(collating)
+
+    def _put(self, number: Any, data: Any) -> None:
+        message = number, data
         claimed = self._claimed
         if claimed is not None and isinstance(number, int):
             # The worker cannot make samples: the error is the run's.
@@ -123,7 +145,14 @@ class SharingChannel(ProcessChannel):
 
     def finish(self, claimed: _native.Claimed, samples: Any) -> bool:
         """Sends the samples of a run, or their error. Returns True if this worker collates the batch."""
+        return self._is_last(claimed, self._finish(claimed, samples))
+
+    def _is_last(self, claimed: _native.Claimed, is_last: bool) -> bool:
         self._claimed = None
+        self._collating = claimed if is_last else None
+        return is_last
+
+    def _finish(self, claimed: _native.Claimed, samples: Any) -> bool:
         if self._shared.begin_last(claimed):
             return True
         rows = self._sharing.rows
@@ -143,8 +172,8 @@ class SharingChannel(ProcessChannel):
 
     def finish_without(self, claimed: _native.Claimed) -> bool:
         """Finishes a run without samples. Returns True if this worker answers for the batch."""
-        self._claimed = None
-        return self._shared.begin_last(claimed) or self._shared.put_nothing(claimed)
+        is_last = self._shared.begin_last(claimed) or self._shared.put_nothing(claimed)
+        return self._is_last(claimed, is_last)
 
     def note_time(self, claimed: _native.Claimed, seconds: float) -> None:
         self._shared.note_time(claimed, seconds)

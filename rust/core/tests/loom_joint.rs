@@ -5,7 +5,7 @@
 mod support;
 
 use ringloader_core::{
-    joint::{Batch, Claim, Part, Plan, Room, WORDS},
+    joint::{Batch, Claim, Part, Pending, Plan, Room, WORDS},
     sync::{Arc, AtomicU64, Ordering, thread},
     testing::{crash::killed_after, fault::fault},
 };
@@ -26,6 +26,9 @@ struct Shared {
     /// Of which form the samples of each run are; `None`: they go as parts.
     forms: [Option<u64>; RUNS as usize],
     collated: AtomicU64,
+    /// The result of a batch, in models of epochs.
+    result: Payload,
+    pending: AtomicU64,
 }
 
 impl Shared {
@@ -41,6 +44,8 @@ impl Shared {
             rows: Payload::cells(RUNS as usize),
             forms,
             collated: AtomicU64::new(0),
+            result: Payload::new(),
+            pending: AtomicU64::new(0),
         })
     }
 
@@ -238,6 +243,52 @@ fn a_place_is_used_again_once_a_lost_worker_has_ended() {
         shared.batch().close();
         shared.lay_out(2);
         assert_eq!(shared.finish(1), 1, "not collated once");
+    });
+}
+
+/// Makes the batch that is laid out, and sends it.
+fn send(shared: &Shared) {
+    let [first, last] = [0, 0].map(|worker| shared.batch().claim(worker).expect("a run is free"));
+    assert!(!shared.batch().finish(first, Part::Unsent) && shared.batch().finish(last, Part::Unsent));
+    if fault("joint_sent_before_result") {
+        shared.batch().note_sent(last);
+        return shared.result.write(1);
+    }
+    shared.result.write(1);
+    shared.batch().note_sent(last);
+}
+
+#[test]
+fn an_epoch_begins_once_each_result_is_committed() {
+    explore("an_epoch_begins_once_each_result_is_committed", || {
+        let shared = Shared::new();
+        shared.lay_out(1);
+        let peer = Arc::clone(&shared);
+        let peer = thread::spawn(move || {
+            if !peer.batch().is_left() {
+                assert_eq!(peer.result.read(), 1);
+            }
+        });
+        send(&shared);
+        peer.join().expect("no panic");
+        assert!(!shared.batch().is_left());
+    });
+}
+
+#[test]
+fn an_epoch_begins_once_each_task_has_a_place_and_is_sent() {
+    explore("an_epoch_begins_once_each_task_has_a_place_and_is_sent", || {
+        let shared = Shared::new();
+        Pending::new(&shared.pending).set(Some(0));
+        let peer = Arc::clone(&shared);
+        let peer = thread::spawn(move || {
+            peer.lay_out(1);
+            Pending::new(&peer.pending).set(None);
+        });
+        if Pending::new(&shared.pending).first().is_none() {
+            assert!(shared.batch().is_left(), "an epoch begins over a task of the one before");
+        }
+        peer.join().expect("no panic");
     });
 }
 

@@ -10,7 +10,7 @@
 //!  claim of a run:    CLOSED --lay_out--> FREE --claim--> worker w --(bit of the run in `made`)--> made
 //!                                          ^                 | lose(w): w has ended
 //!                                          +-----------------+
-//!  the collation's:   CLOSED --last run--> worker w --its result is taken--> CLOSED (close)
+//!  the collation's:   CLOSED --last run--> worker w --its result is committed--> SENT --it is taken--> CLOSED (close)
 //!                        | lose               | lose(w)
 //!                        +------> FREE <------+ --claim--> worker v
 //! ```
@@ -56,6 +56,16 @@
 //! | while it collated, the last run written | all parts | `lose` frees the claim of the collation |
 //! | while it collated, its own run not written | all other parts | `lose` closes the collation, and frees the run |
 //! | after it committed the batch | a whole batch | its result is taken first, and the batch closed |
+//!
+//! # From one epoch to the next
+//!
+//! A worker can make samples of one epoch only, that of its dataset. It begins the next one when each task before has a
+//! place ([`Pending`]), and no batch before [is left](Batch::is_left): each was committed, so no death makes anything of it
+//! be made again.
+
+mod pending;
+
+pub use pending::Pending;
 
 use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
@@ -87,7 +97,9 @@ pub const WORDS: usize = (PARTS + 2 * MOST_RUNS as usize).next_multiple_of(8);
 
 const CLOSED: u64 = 0;
 const FREE: u64 = 1;
-const FIRST_WORKER: u64 = 2;
+/// Of the collation's claim alone: the result is committed.
+const SENT: u64 = 2;
+const FIRST_WORKER: u64 = 3;
 const GENERATION: u32 = 32;
 
 /// The length of a part that could not be written: its samples cannot be sent.
@@ -399,6 +411,24 @@ impl<'a> Batch<'a> {
         let taken = word.compare_exchange(closed, claim.claim, Ordering::Relaxed, Ordering::Relaxed).is_ok();
         failpoint("joint-collates");
         taken
+    }
+
+    /// The batch's result is committed by this worker, which has collated it.
+    pub fn note_sent(&self, claim: Claim) {
+        failpoint("joint-committed");
+        let sent = with_code(claim.claim, SENT);
+        // ORDERING joint-sent: the result is committed before the batch is seen to be sent.
+        let order = release_unless("joint_sent_relaxed");
+        // The main process may have taken the result meanwhile, and laid out another batch.
+        let _ = self.claim_word(COLLATION).compare_exchange(claim.claim, sent, order, Ordering::Relaxed);
+    }
+
+    /// Returns true if something of the batch is left to be made, or to be sent.
+    #[must_use]
+    pub fn is_left(&self) -> bool {
+        // ORDERING joint-sent: as above.
+        let collation = self.claim_word(COLLATION).load(acquire_unless("joint_left_relaxed"));
+        code(collation) != SENT && code(self.claim_word(0).load(Ordering::Relaxed)) != CLOSED
     }
 
     /// The part of a run that is made; `None` of one that is not. For the worker that collates.

@@ -130,6 +130,49 @@ fn a_claim_that_is_given_back_is_free() {
 }
 
 #[test]
+fn a_batch_is_left_until_it_is_sent_or_its_result_is_taken() {
+    let words = words();
+    let batch = Batch::new(&words);
+    assert!(!batch.is_left());
+    for is_noted in [true, false] {
+        batch.lay_out(&plan(0, 2, 1), 1000);
+        let [first, last] = [0, 1].map(|worker| batch.claim(worker).unwrap());
+        assert!(!batch.finish(first, PART) && batch.is_left());
+        assert!(batch.finish(last, PART) && batch.is_left());
+        if is_noted {
+            batch.note_sent(last);
+            assert!(!batch.is_left() && !batch.is_with(1));
+            // It has died since.
+            batch.lose(1);
+            assert!(!batch.is_open() && !batch.is_left());
+        }
+        batch.close();
+        assert!(!batch.is_left());
+        batch.lay_out(&plan(1, 2, 1), 1000);
+        // Late, of the batch before.
+        batch.note_sent(last);
+        assert!(batch.is_left());
+        batch.close();
+    }
+}
+
+#[test]
+fn a_lost_collation_is_left() {
+    let words = words();
+    let batch = Batch::new(&words);
+    batch.lay_out(&plan(0, 1, 1), 1000);
+    let lost = batch.claim(0).unwrap();
+    assert!(batch.finish(lost, PART));
+    batch.lose(0);
+    assert!(batch.is_left());
+    let again = batch.claim(1).unwrap();
+    batch.note_sent(lost);
+    assert!(batch.is_left());
+    batch.note_sent(again);
+    assert!(!batch.is_left());
+}
+
+#[test]
 fn parts_and_rows_have_bytes_of_their_own() {
     let words = words();
     let batch = Batch::new(&words);

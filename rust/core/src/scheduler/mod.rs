@@ -32,14 +32,12 @@ use crate::plan::{Next, ReorderBuffer, ResultOrder, WorkerSelector};
 use crate::testing::fault::fault;
 use crate::transport::Transport;
 use crate::transport::message::ResultKind;
+pub use crate::transport::task_number::EPOCH_SHIFT;
+use crate::transport::task_number::{EPOCHS, epoch_of};
 
-/// The lowest bit of the epoch in a task's number, above torch's `send_idx`. By the epoch, a result of an abandoned
-/// epoch is told from the others.
-pub const EPOCH_SHIFT: u32 = 40;
 const SEQ_MASK: u64 = (1 << EPOCH_SHIFT) - 1;
-/// Epochs are counted modulo this many. INVARIANT: no result is so late that its number comes again: all that an
-/// epoch left in a ring stands before the tasks of the next, and a ring holds fewer.
-const EPOCHS: u64 = 1 << (u64::BITS - EPOCH_SHIFT);
+// INVARIANT: no result is so late that the number of its epoch comes again: all that an epoch left in a ring stands
+// before the tasks of the next, and a ring holds fewer.
 
 /// The longest time for which a loss goes unreported because the lost worker's results wait for another worker's.
 pub const PATIENCE: Duration = Duration::from_millis(50);
@@ -62,8 +60,12 @@ pub struct Scheduler<T> {
     behind: Option<Instant>,
     /// Memory in which [`balance`](Self::balance) counts each worker's unanswered tasks; `None` without balancing.
     loads: Option<Box<[u64]>>,
-    /// True once tasks of the next epoch may be out, after all tasks of this one.
-    is_followed: bool,
+    /// The epoch that follows, once its tasks may be out, after all tasks of this one.
+    follower: Option<u64>,
+    /// The last number that an epoch got, also one that never began.
+    last_number: u64,
+    /// The number of the epoch that begins next, if it has one already.
+    told: Option<u64>,
     /// True if the number of workers that get tasks may change.
     varies: bool,
 }
@@ -144,7 +146,9 @@ impl<T> Scheduler<T> {
             ended: Vec::new(),
             behind: None,
             loads: None,
-            is_followed: false,
+            follower: None,
+            last_number: 0,
+            told: None,
             varies: false,
         }
     }
@@ -201,21 +205,25 @@ impl<T> Scheduler<T> {
         self.selector.reset();
         self.tasks.reset();
         self.behind = None;
-        self.epoch = (self.epoch + 1 + u64::from(self.is_followed)) % EPOCHS;
-        self.is_followed = false;
+        self.epoch = self.next_number();
+        self.follower = None;
     }
 
     /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. The caller
     /// sends nothing more in this one, and polls nothing in the next one before it [continues](Self::continue_from)
     /// from this one. Until then the tasks of the next one go to the workers in turn.
     ///
-    /// INVARIANT: a worker answers in the order of its tasks. So in its ring nothing of this epoch comes after anything
-    /// of the next.
+    /// INVARIANT: a worker answers in the order of its tasks, and where all workers share them, it begins an epoch once all
+    /// tasks of the one before are answered. So in its ring nothing of this epoch comes after anything of the next.
     #[must_use]
     pub fn follow(&mut self) -> Self {
-        self.is_followed = true;
+        let number = self.next_number();
+        self.follower = Some(number);
         let mut next = Self::new(self.selector.workers() as u32, self.selector.prefetch_factor(), self.order);
-        next.epoch = (self.epoch + 1) % EPOCHS;
+        next.epoch = number;
+        if self.shares {
+            next.share_tasks(self.most_tasks());
+        }
         if self.varies {
             next.use_first(self.selector.used());
         }
@@ -226,12 +234,42 @@ impl<T> Scheduler<T> {
     pub fn continue_from(&mut self, before: &mut Self) {
         self.ended = std::mem::take(&mut before.ended);
         self.loads = before.loads.take();
+        (self.last_number, self.told) = (before.last_number, before.told);
+    }
+
+    /// Returns the number of this epoch in the numbers of its tasks.
+    #[must_use]
+    pub fn epoch(&self) -> u64 {
+        self.epoch
+    }
+
+    /// Returns a number for the epoch that begins next, by [`reset`](Self::reset) or [`follow`](Self::follow). No epoch
+    /// before has it, also none that was given a number here and never began.
+    pub fn number_next(&mut self) -> u64 {
+        self.last_number = (self.last_number + 1) % EPOCHS;
+        self.told = Some(self.last_number);
+        self.last_number
+    }
+
+    fn next_number(&mut self) -> u64 {
+        let told = self.told.take();
+        told.unwrap_or_else(|| {
+            self.last_number = (self.last_number + 1) % EPOCHS;
+            self.last_number
+        })
+    }
+
+    /// Returns true if all workers share all tasks.
+    #[must_use]
+    pub fn shares(&self) -> bool {
+        self.shares
     }
 
     /// Numbers this epoch as if `epochs` epochs had begun and ended before. For tests of the numbers.
     #[must_use]
     pub fn after_epochs(mut self, epochs: u64) -> Self {
         self.epoch = epochs % EPOCHS;
+        self.last_number = self.epoch;
         self
     }
 
@@ -247,9 +285,21 @@ impl<T> Scheduler<T> {
     /// # Errors
     /// As [`Transport::put_task`].
     pub fn send<C: Transport>(&mut self, transport: &C, index: C::Index) -> Result<Option<u32>> {
+        self.send_by(transport, |worker, seq| transport.put_task(worker, seq, index))
+    }
+
+    /// As [`send`](Self::send), where `put` gets the worker and the task's number, and sees to it that
+    /// [`Transport::put_task`] is called with them.
+    ///
+    /// # Errors
+    /// The error of `put`.
+    pub fn send_by(
+        &mut self,
+        transport: &impl Transport,
+        put: impl FnOnce(u32, u64) -> Result<()>,
+    ) -> Result<Option<u32>> {
         let Some(worker) = self.choose(transport) else { return Ok(None) };
-        let seq = (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx();
-        transport.put_task(worker, seq, index)?;
+        put(worker, (self.epoch << EPOCH_SHIFT) | self.tasks.send_idx())?;
         self.tasks.send(worker);
         self.selector.record_sent(worker);
         Ok(Some(worker))
@@ -371,12 +421,12 @@ impl<T> Scheduler<T> {
 
     /// Returns true if a result answers a task of an epoch before, or only says that a worker is ready for a new epoch.
     fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
-        kind == ResultKind::Object || seq >> EPOCH_SHIFT != self.epoch && !fault("epoch_ignored")
+        kind == ResultKind::Object || epoch_of(seq) != self.epoch && !fault("epoch_ignored")
     }
 
     /// Returns true if a result answers a task of the epoch that follows.
     fn is_early(&self, seq: u64, kind: ResultKind) -> bool {
-        self.is_followed && kind != ResultKind::Object && seq >> EPOCH_SHIFT == (self.epoch + 1) % EPOCHS
+        kind != ResultKind::Object && self.follower == Some(epoch_of(seq))
     }
 
     /// Workers that have ended and owe a result, which may still be in their rings.
@@ -400,11 +450,12 @@ impl<T> Scheduler<T> {
     }
 
     /// Drops the results at the head of a worker's ring that no epoch waits for. Returns true if nothing of this
-    /// epoch comes after them.
+    /// epoch comes after them. Where all workers share all tasks, the next epoch is not lost with a worker: then also
+    /// nothing of that one.
     fn drop_stale(&self, transport: &impl Transport, worker: u32) -> Result<bool> {
         loop {
             match transport.peek_of(worker)? {
-                Some((seq, kind)) if self.is_early(seq, kind) => return Ok(true),
+                Some((seq, kind)) if self.is_early(seq, kind) => return Ok(!self.shares),
                 Some((seq, kind)) if self.is_stale(seq, kind) => match transport.try_next_of(worker) {
                     Ok(_) | Err(Error::Arrival { .. }) => {}
                     Err(error) => return Err(error),
@@ -514,7 +565,7 @@ impl<T> Scheduler<T> {
     /// The number in this epoch of a task that was sent as `seq`, if its result has not come.
     #[must_use]
     pub fn awaited_task(&self, seq: u64) -> Option<u64> {
-        let of_epoch = seq >> EPOCH_SHIFT == self.epoch;
+        let of_epoch = epoch_of(seq) == self.epoch;
         (of_epoch && self.tasks.awaited_tasks().any(|(awaited, _)| awaited == seq & SEQ_MASK))
             .then_some(seq & SEQ_MASK)
     }

@@ -42,6 +42,9 @@ pub trait Transport {
     /// The errors of [`try_next`](Self::try_next), except [`Error::Arrival`](crate::Error::Arrival).
     fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>>;
 
+    /// From now on only results of tasks of `epoch` and of later ones are awaited.
+    fn begin_epoch(&self, _epoch: u64) {}
+
     /// Returns how many results of `worker` are there: so often [`try_next_of`](Self::try_next_of) would take one.
     ///
     /// # Errors

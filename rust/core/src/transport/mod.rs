@@ -65,6 +65,7 @@ pub mod relay;
 pub mod run_times;
 pub mod shared_tasks;
 pub mod slot_memory;
+pub mod task_number;
 mod worker_handle;
 
 use std::time::Duration;

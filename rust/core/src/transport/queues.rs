@@ -1,14 +1,18 @@
 //! A transport between threads of one process: queues of what they hand to each other. Nothing is copied.
 //!
+//! Where all workers share all tasks, a worker is told of another epoch by [`Request::Epoch`]. It takes that request, and
+//! then tasks of the epoch, once all tasks before have their replies, or nobody wants them any more.
+//!
 //! INVARIANT: no value is dropped while the lock is held, for the end of one may run any code.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::interface::Transport;
 use super::message::ResultKind;
+use super::task_number::{epoch_of, is_before};
 use crate::error::{Error, Result};
 use crate::joint::{self, Cost};
 use crate::process::{self, Process};
@@ -28,6 +32,13 @@ pub enum Request<I> {
     },
     /// Another message of torch's protocol.
     Object(I),
+    /// The message that begins an epoch, where all workers share all tasks.
+    Epoch {
+        /// The number of the epoch in those of its tasks.
+        number: u64,
+        /// The message.
+        message: I,
+    },
 }
 
 /// A task that all workers share: each takes a run of its samples, and the one that makes the last run answers it.
@@ -109,6 +120,8 @@ impl<I, R> SharedTask<I, R> {
 struct Sharing<I, R> {
     /// Runs that no worker has taken, in the order of their tasks.
     runs: VecDeque<TaskRun<I, R>>,
+    /// Tasks that have no reply.
+    unanswered: BTreeSet<u64>,
     /// Returns the number of an index's samples; `None`: a task is never cut.
     samples_of: Option<fn(&I) -> u64>,
     /// The time that a sample takes; 0: not known.
@@ -150,6 +163,8 @@ struct Worker<I, R> {
     /// odd one.
     epoch: u64,
     batches: [u64; 2],
+    /// The epoch of the tasks that it may take, and of those before.
+    entered: u64,
 }
 
 #[derive(Debug)]
@@ -190,8 +205,21 @@ impl<I, R> State<I, R> {
             }
     }
 
-    fn has_runs(&self) -> bool {
-        self.sharing.as_ref().is_some_and(|sharing| !sharing.runs.is_empty())
+    fn is_run_for(&self, worker: u32) -> bool {
+        let entered = self.workers[worker as usize].entered;
+        let first = self.sharing.as_ref().and_then(|sharing| sharing.runs.front());
+        first.is_some_and(|run| !is_before(entered, epoch_of(run.task.seq)))
+    }
+
+    /// The place of the first request that a worker may take: one that begins an epoch has to wait.
+    fn request_for(&self, worker: u32) -> Option<usize> {
+        let unanswered = self.sharing.as_ref().map(|sharing| &sharing.unanswered);
+        self.workers[worker as usize].requests.iter().position(|request| match request {
+            Request::Epoch { number, .. } => {
+                unanswered.is_none_or(|all| all.iter().all(|&seq| !is_before(epoch_of(seq), *number)))
+            }
+            _ => true,
+        })
     }
 
     /// Returns true if a thread that waits may be glad of news of `worker`.
@@ -210,6 +238,7 @@ impl<I, R> Queues<I, R> {
             replies: VecDeque::new(),
             epoch: 0,
             batches: [0; 2],
+            entered: 0,
         };
         let state = State {
             workers: (0..workers).map(worker).collect(),
@@ -238,7 +267,8 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn share_tasks(&self, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
-        self.lock()?.sharing = Some(Sharing { runs: VecDeque::new(), samples_of, nanoseconds: 0 });
+        self.lock()?.sharing =
+            Some(Sharing { runs: VecDeque::new(), unanswered: BTreeSet::new(), samples_of, nanoseconds: 0 });
         self.shares.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -252,7 +282,8 @@ impl<I, R> Queues<I, R> {
             return Ok(None);
         }
         let mut state = self.lock()?;
-        let found = state.sharing.as_mut().and_then(|sharing| sharing.runs.pop_front());
+        let is_there = state.is_run_for(worker);
+        let found = state.sharing.as_mut().filter(|_| is_there).and_then(|sharing| sharing.runs.pop_front());
         let before = std::mem::replace(&mut state.workers[worker as usize].in_hand, found.clone());
         drop(state);
         drop(before);
@@ -299,6 +330,7 @@ impl<I, R> Queues<I, R> {
         task.parts = Mutex::new((0..runs).map(|_| None).collect());
         let task = Arc::new(task);
         sharing.runs.extend((0..runs).map(|run| TaskRun { task: task.clone(), run }));
+        sharing.unanswered.insert(seq);
         drop(state);
         self.requested.iter().for_each(Condvar::notify_one);
         Ok(())
@@ -334,7 +366,7 @@ impl<I, R> Queues<I, R> {
     pub fn wait_for_request(&self, worker: u32, limit: Duration) -> Result<()> {
         let deadline = Instant::now().checked_add(limit);
         let mut state = self.lock()?;
-        while state.workers[worker as usize].requests.is_empty() && !state.has_runs() && !state.is_closed {
+        while state.request_for(worker).is_none() && !state.is_run_for(worker) && !state.is_closed {
             let Some(left) = left(deadline) else { break };
             let wait = self.requested[worker as usize].wait_timeout(state, left);
             state = wait.unwrap_or_else(PoisonError::into_inner).0;
@@ -351,7 +383,13 @@ impl<I, R> Queues<I, R> {
         if state.is_closed {
             return Ok(Some(Request::End));
         }
-        Ok(state.workers[worker as usize].requests.pop_front())
+        let Some(first) = state.request_for(worker) else { return Ok(None) };
+        let worker = &mut state.workers[worker as usize];
+        let found = worker.requests.remove(first);
+        if let Some(Request::Epoch { number, .. }) = &found {
+            worker.entered = *number;
+        }
+        Ok(found)
     }
 
     /// A worker sends something, which is counted if it is a batch. Any object begins the worker's next epoch. After
@@ -370,8 +408,16 @@ impl<I, R> Queues<I, R> {
             sender.batches[(sender.epoch % 2) as usize] = 0;
         }
         sender.batches[(sender.epoch % 2) as usize] += u64::from(is_batch);
+        let (kind, seq) = (reply.kind, reply.seq);
         sender.replies.push_back(reply);
+        let was_awaited = kind == ResultKind::Batch
+            && state.sharing.as_mut().is_some_and(|sharing| sharing.unanswered.remove(&seq));
+        // Others may wait for it to begin an epoch.
+        let may_begin = was_awaited && state.workers.iter().any(|worker| !worker.requests.is_empty());
         self.notify_of(worker, state);
+        if may_begin {
+            self.requested.iter().for_each(Condvar::notify_one);
+        }
         Ok(None)
     }
 
@@ -477,6 +523,7 @@ impl<I, R> Queues<I, R> {
             replies: std::mem::take(&mut worker.replies),
             epoch: worker.epoch,
             batches: worker.batches,
+            entered: worker.entered,
         };
         let remains = Remains { _workers: state.workers.iter_mut().map(take).collect(), _sharing: runs };
         drop(state);
@@ -490,12 +537,7 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn begin_epoch(&self) -> Result<()> {
-        let mut state = self.lock()?;
-        state.epoch += 1;
-        // Nobody waits for what an epoch that was given up has left.
-        let runs = state.sharing.as_mut().map(|sharing| std::mem::take(&mut sharing.runs));
-        drop(state);
-        drop(runs);
+        self.lock()?.epoch += 1;
         Ok(())
     }
 
@@ -554,6 +596,24 @@ impl<I, R> Transport for Queues<I, R> {
 
     fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
         Ok(self.lock()?.workers[worker as usize].replies.front().map(Self::answered))
+    }
+
+    fn begin_epoch(&self, epoch: u64) {
+        if !self.shares.load(Ordering::Relaxed) {
+            return;
+        }
+        let Ok(mut state) = self.lock() else { return };
+        let mut stale = VecDeque::new();
+        if let Some(sharing) = &mut state.sharing {
+            // Nobody waits for what an epoch that was given up has left.
+            sharing.unanswered.retain(|&seq| !is_before(epoch_of(seq), epoch));
+            (stale, sharing.runs) = std::mem::take(&mut sharing.runs)
+                .into_iter()
+                .partition(|run| is_before(epoch_of(run.task.seq), epoch));
+        }
+        drop(state);
+        drop(stale);
+        self.requested.iter().for_each(Condvar::notify_one);
     }
 
     fn there_of(&self, worker: u32) -> Result<u64> {

@@ -4,6 +4,7 @@ use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
 
 use crate::fleet::{Backend, Fleet};
+use crate::rings::Rings;
 
 over_both!(
     each_epoch_gets_its_own_results,
@@ -127,4 +128,49 @@ fn no_task_is_counted_as_load_of_the_epoch_before<B: Backend>() {
     fleet.scheduler = next;
     assert_eq!(fleet.backend.take_task(0).unwrap() >> EPOCH_SHIFT, 1);
     assert_eq!(fleet.backend.take_task(1).unwrap() >> EPOCH_SHIFT, 1);
+}
+
+/// Where all workers share all tasks, the next epoch is not lost with a worker: its results there are taken too.
+#[test]
+fn results_of_the_next_epoch_are_taken_of_a_lost_worker_before_the_loss_is_told() {
+    let mut fleet = Fleet::<Rings>::new(2, 2, ResultOrder::InOrder);
+    fleet.scheduler.share_tasks(2);
+    fleet.fill();
+    let mut next = fleet.scheduler.follow();
+    assert!(next.shares() && next.epoch() == 1);
+    while !next.is_full() {
+        next.send(fleet.backend.transport(), Rings::index()).unwrap();
+    }
+    fleet.answer(0, 2);
+    fleet.backend.end(0);
+    let mut seen = Vec::new();
+    loop {
+        match fleet.poll() {
+            Poll::Arrived { seq, .. } => {
+                fleet.accept(seq);
+                seen.push((0, seq));
+            }
+            Poll::Early { seq, .. } => {
+                next.buffer(seq, seq).unwrap();
+                seen.push((1, seq));
+            }
+            Poll::Lost { worker } => break assert_eq!(worker, 0),
+            other => panic!("{other:?}"),
+        }
+    }
+    assert_eq!(seen, [(0, 0), (1, 0)]);
+}
+
+#[test]
+fn a_number_that_was_told_is_no_other_epochs() {
+    let mut fleet = Fleet::<Rings>::new(1, 1, ResultOrder::InOrder);
+    let scheduler = &mut fleet.scheduler;
+    assert_eq!((scheduler.number_next(), scheduler.number_next()), (1, 2));
+    let mut next = scheduler.follow();
+    assert_eq!((next.epoch(), scheduler.number_next()), (2, 3));
+    next.continue_from(scheduler);
+    next.reset();
+    assert_eq!(next.epoch(), 3);
+    next.reset();
+    assert_eq!(next.epoch(), 4);
 }

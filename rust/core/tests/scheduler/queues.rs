@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::queues::{Queues, Reply, Request};
+use ringloader_core::transport::task_number::EPOCH_SHIFT;
 
 use crate::fleet::Backend;
 
@@ -149,4 +150,40 @@ fn what_is_dropped_at_the_end_is_dropped_outside_of_the_lock() {
     assert!(queues.reply(0, reply(Curious(queues.clone())), true).unwrap().is_some());
     assert!(matches!(queues.take_request(0).unwrap(), Some(Request::End)));
     assert_eq!(Arc::strong_count(&queues), 1);
+}
+
+#[test]
+fn a_worker_begins_an_epoch_once_all_tasks_before_are_answered() {
+    let queues = Queues::<(), ()>::new(2);
+    queues.share_tasks(None).unwrap();
+    let of = |epoch: u64, task: u64| epoch << EPOCH_SHIFT | task;
+    let begin = |worker, number| queues.put(worker, Request::Epoch { number, message: () }).unwrap();
+    let begins = |worker| matches!(queues.take_request(worker).unwrap(), Some(Request::Epoch { .. }));
+    let run = |worker| queues.take_run(worker).unwrap().map(|run| run.task.seq);
+    let answer = |worker, seq| {
+        let reply = Reply { seq, kind: ResultKind::Batch, content: () };
+        assert!(queues.reply(worker, reply, true).unwrap().is_none());
+    };
+    (0..2).for_each(|task| queues.put_task(0, task, ()).unwrap());
+    (0..2).for_each(|worker| begin(worker, 1));
+    (0..2).for_each(|task| queues.put_task(0, of(1, task), ()).unwrap());
+    assert!(!begins(0));
+    assert_eq!([run(0), run(1)], [Some(0), Some(1)]);
+    assert_eq!([begins(0), begins(1)], [false; 2]);
+    assert_eq!([run(0), run(1)], [None; 2]);
+    answer(1, 1);
+    assert!(!begins(1));
+    answer(0, 0);
+    assert_eq!((begins(0), run(0), run(1)), (true, Some(of(1, 0)), None));
+    // Nobody wants that epoch any more.
+    (0..2).for_each(|worker| begin(worker, 2));
+    queues.put_task(0, of(2, 0), ()).unwrap();
+    assert_eq!([begins(0), begins(1), begins(1)], [false, true, false]);
+    Transport::begin_epoch(&queues, 2);
+    assert_eq!([begins(0), begins(1)], [true; 2]);
+    assert_eq!([run(1), run(0)], [Some(of(2, 0)), None]);
+    // The end comes past an epoch that cannot begin.
+    begin(0, 3);
+    queues.put(0, Request::End).unwrap();
+    assert!(matches!(queues.take_request(0).unwrap(), Some(Request::End)));
 }

@@ -7,6 +7,7 @@ use ringloader_core::os::clock::monotonic;
 use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::Ordering;
 use ringloader_core::timing::MainWork;
+use ringloader_core::transport::Transport;
 
 use super::following::Reading;
 use super::late::Watched;
@@ -95,7 +96,8 @@ impl<E: ParentEnd> Scheduling<E> {
                         return Err(invalid_state());
                     }
                     let Some(core) = &engine else { return Err(invalid_state()) };
-                    if let Some(following) = &mut state.following {
+                    // Where all workers share all tasks, the others make this one's.
+                    if let Some(following) = state.following.as_mut().filter(|_| !state.core.shares()) {
                         following.lose();
                     }
                     let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
@@ -278,6 +280,16 @@ impl<E: ParentEnd> Scheduling<E> {
         state: &mut State<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
     ) -> PyResult<()> {
+        self.send_one_by(state, callbacks, |engine, worker, seq, index| engine.put_task(worker, seq, index))
+    }
+
+    /// As [`send_one`](Self::send_one), with a way to send the task to a worker.
+    pub(super) fn send_one_by(
+        &self,
+        state: &mut State<IndexOf<E>>,
+        callbacks: &Callbacks<'_, '_>,
+        put: impl FnOnce(&E::Core, u32, u64, IndexOf<E>) -> ringloader_core::Result<()>,
+    ) -> PyResult<()> {
         if state.core.is_full() {
             if state.core.varies() {
                 return Ok(());
@@ -287,6 +299,11 @@ impl<E: ParentEnd> Scheduling<E> {
             ));
         }
         if state.reading == Reading::Closed {
+            if let Some(following) = &mut state.following
+                && let Ok(engine) = E::of(&self.engine).core()
+            {
+                following.send_held(&*engine);
+            }
             return Ok(());
         }
         // Two looks at the clock take longer than to read from a native stream, so that is not timed.
@@ -309,7 +326,8 @@ impl<E: ParentEnd> Scheduling<E> {
         if state.keeps_sent {
             state.sent.insert(&state.core, E::clone_index(&index, callbacks.py()));
         }
-        let sent = state.core.send(&*engine, index).map_err(exception);
+        let put = |worker, seq| put(&engine, worker, seq, index);
+        let sent = state.core.send_by(&*engine, put).map_err(exception);
         match sent {
             Ok(Some(worker)) => state.source.get().record_sent(worker),
             _ => state.source.get().lose_last(),

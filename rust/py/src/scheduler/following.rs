@@ -1,10 +1,13 @@
 //! The epoch that follows: its first tasks go out while batches of this one still come.
 
+use std::collections::VecDeque;
+
 use pyo3::prelude::*;
-use ringloader_core::timing::Stamps;
+use ringloader_core::transport::Transport;
 
 use super::late::SentTasks;
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
+use super::timed::Made;
 use super::{Core, Scheduling, State};
 use crate::gil::exception;
 use crate::python::Callbacks;
@@ -28,8 +31,11 @@ pub(super) struct Following<I> {
     source: Py<IndexSource>,
     sent: SentTasks<I>,
     reading: Reading,
-    /// The stamps of results that have come.
-    early: Vec<(u64, (u32, Stamps))>,
+    /// Tasks that are sent as batches of the epoch before are handed out: each with its worker and its number. So no more
+    /// are out than in the middle of an epoch. Only where all workers share all tasks.
+    held: VecDeque<(u32, u64, I)>,
+    /// The moments of results that have come.
+    early: Vec<(u64, Made)>,
     /// True once a worker was lost with some of its tasks: then this epoch never begins.
     is_lost: bool,
 }
@@ -50,6 +56,15 @@ impl<I> Following<I> {
         std::mem::swap(&mut self.sent, &mut state.sent);
         std::mem::swap(&mut self.reading, &mut state.reading);
     }
+
+    /// Sends the next task that was held. One that cannot be sent is met again where this epoch begins anew.
+    pub(super) fn send_held(&mut self, transport: &impl Transport<Index = I>) {
+        if let Some((worker, seq, index)) = self.held.pop_front()
+            && transport.put_task(worker, seq, index).is_err()
+        {
+            self.lose();
+        }
+    }
 }
 
 impl<E: ParentEnd> Scheduling<E> {
@@ -69,6 +84,7 @@ impl<E: ParentEnd> Scheduling<E> {
             source,
             sent: SentTasks::default(),
             reading: Reading::Open,
+            held: VecDeque::new(),
             early: Vec::new(),
             is_lost: false,
         };
@@ -78,14 +94,23 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(())
     }
 
-    /// Reads one index of the epoch that follows and sends it.
+    /// Reads one index of the epoch that follows and sends it, or holds it.
     pub(super) fn put_following(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
         let mut state = self.lock(callbacks.py())?;
         let Some(mut following) = state.following.take_if(|following| !following.is_lost) else {
             return Ok(());
         };
+        let out = state.outstanding() + following.core.positions().2;
+        let is_held = state.core.shares() && out >= state.core.most_tasks();
         following.swap(&mut state);
-        let sent = self.send_one(&mut state, &Callbacks(callbacks));
+        let held = &mut following.held;
+        let sent = self.send_one_by(&mut state, &Callbacks(callbacks), |engine, worker, seq, index| {
+            if is_held {
+                held.push_back((worker, seq, index));
+                return Ok(());
+            }
+            engine.put_task(worker, seq, index)
+        });
         following.swap(&mut state);
         state.following = Some(following);
         sent
@@ -98,6 +123,17 @@ impl<E: ParentEnd> Scheduling<E> {
         let Some(mut following) = state.following.take_if(|following| !following.is_lost) else {
             return Ok(false);
         };
+        if let Ok(engine) = E::of(&self.engine).core() {
+            engine.begin_epoch(following.core.epoch());
+            while !following.held.is_empty() {
+                following.send_held(&*engine);
+            }
+        }
+        if following.is_lost {
+            // Its tasks that are out count among those that are thrown away.
+            state.following = Some(following);
+            return Ok(false);
+        }
         following.core.continue_from(&mut state.core);
         following.swap(&mut state);
         let left = state.forget();
@@ -121,7 +157,9 @@ impl<E: ParentEnd> Scheduling<E> {
         unpack: impl FnOnce(DeliveryOf<E>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<()> {
         let Some(following) = following.filter(|following| !following.is_lost) else { return Ok(()) };
-        if let Some(made) = found.as_ref().ok().and_then(|delivery| self.early_stamps(delivery)) {
+        if let Ok(delivery) = &found
+            && let Some(made) = self.moments(delivery)
+        {
             following.early.push((seq, made));
         }
         let (data, interrupt) = match found.map_err(exception).and_then(unpack) {

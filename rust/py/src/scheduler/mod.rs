@@ -19,10 +19,12 @@ use ringloader_core::plan::ResultOrder as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::{AtomicU64, Ordering};
-use ringloader_core::timing::{MainWork, Stamps};
+use ringloader_core::timing::MainWork;
+use ringloader_core::transport::Transport;
 
 use self::late::SentTasks;
 use self::parent_end::{IndexOf, ParentEnd};
+use self::timed::Made;
 use crate::caught::caught;
 use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
@@ -170,6 +172,10 @@ macro_rules! scheduler_class {
                 self.0.take_over(py)
             }
 
+            fn number_next(&self, py: Python<'_>) -> PyResult<u64> {
+                self.0.number_next(py)
+            }
+
             fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
                 self.0.next(callbacks)
             }
@@ -251,8 +257,8 @@ struct State<I> {
     keeps_sent: bool,
     /// The indices that are kept.
     sent: SentTasks<I>,
-    /// The stamps of results that came before this epoch began, for the recorder.
-    early: Vec<(u64, (u32, Stamps))>,
+    /// The moments of results that came before this epoch began, for the recorder.
+    early: Vec<(u64, Made)>,
     /// The time after which a wait for a batch is reported.
     watch: Option<Duration>,
 }
@@ -266,6 +272,12 @@ impl<I> State<I> {
         self.ends_stored.clear();
         self.early.clear();
         (self.interrupted.take(), self.unqueued.take(), self.following.take())
+    }
+
+    /// Returns the number of tasks that were sent and whose batches were not handed out.
+    fn outstanding(&self) -> u64 {
+        let taken = self.taken.len() + usize::from(self.unqueued.is_some());
+        self.core.positions().2 + taken as u64 + u64::from(self.interrupted.is_some())
     }
 }
 
@@ -414,6 +426,9 @@ impl<E: ParentEnd> Scheduling<E> {
     fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         state.core.reset();
+        if let Ok(engine) = E::of(&self.engine).core() {
+            engine.begin_epoch(state.core.epoch());
+        }
         state.core.begin_at(source.get().first_worker());
         state.reading = Reading::Open;
         state.sent = SentTasks::default();
@@ -423,6 +438,11 @@ impl<E: ParentEnd> Scheduling<E> {
         // After the lock is released: the end of a sampler, or of a batch, may run any code.
         drop((left, before));
         Ok(())
+    }
+
+    /// Returns a number for the epoch that begins next, which its tasks then have in their numbers.
+    fn number_next(&self, py: Python<'_>) -> PyResult<u64> {
+        Ok(self.lock(py)?.core.number_next())
     }
 
     /// Reads one index and sends it: torch's `_try_put_index`.
@@ -527,13 +547,12 @@ impl<E: ParentEnd> Scheduling<E> {
     /// torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
     fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
         let state = self.lock(py)?;
-        let (sent, received, outstanding) = state.core.positions();
+        let (sent, received, _) = state.core.positions();
+        let unqueued = state.unqueued.as_ref().map(|(taken, _)| taken);
+        let first = state.taken.front().or(unqueued);
         let interrupted = u64::from(state.interrupted.is_some());
-        let unqueued = state.unqueued.iter().map(|(taken, _)| taken);
-        let first = state.taken.front().or(unqueued.clone().next());
         let received = first.map_or(received, |first| first.received).saturating_sub(interrupted);
-        let outstanding = outstanding + (state.taken.len() + unqueued.count()) as u64 + interrupted;
-        Ok(Positions { sent, received, outstanding })
+        Ok(Positions { sent, received, outstanding: state.outstanding() })
     }
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {

@@ -10,45 +10,54 @@ use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::{Scheduling, State};
 use crate::sampling::codec::decode_index;
 
-/// A batch that has arrived and is not yet unpacked.
-pub(super) struct Timed {
-    made: Option<(u32, Stamps)>,
+/// The moments of a batch where it was made.
+pub(super) struct Made {
+    stamps: Option<(u32, Stamps)>,
     /// The runs of a batch that all workers make.
     runs: Vec<TimedRun>,
+}
+
+/// A batch that has arrived and is not yet unpacked.
+pub(super) struct Timed {
+    made: Made,
     begun: u64,
 }
 
 impl<E: ParentEnd> Scheduling<E> {
     /// Begins to note a batch that has arrived, where that is wanted.
     pub(super) fn begin_timed(&self, delivery: &DeliveryOf<E>) -> Option<Timed> {
-        self.recorder.get().map(|_| {
-            let core = E::of(&self.engine).core();
-            let runs = core.map_or_else(|_| Vec::new(), |core| E::take_runs(&core, delivery));
-            Timed { made: E::stamps(delivery), runs, begun: monotonic() }
-        })
+        self.moments(delivery).map(|made| Timed { made, begun: monotonic() })
+    }
+
+    /// Returns the moments of a batch that has arrived, where they are wanted: also of one whose epoch has not begun, and
+    /// whose decoding is of no epoch.
+    pub(super) fn moments(&self, delivery: &DeliveryOf<E>) -> Option<Made> {
+        self.recorder.get()?;
+        let core = E::of(&self.engine).core();
+        let runs = core.map_or_else(|_| Vec::new(), |core| E::take_runs(&core, delivery));
+        Some(Made { stamps: E::stamps(delivery), runs })
     }
 
     /// Notes a batch, which is unpacked now.
     pub(super) fn end_timed(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, timed: Timed) {
         let Some((recorder, _)) = self.recorder.get() else { return };
         recorder.get().note_main(MainWork::Decode, batch, timed.begun);
-        for run in timed.runs {
-            self.note_run(py, state, batch, run);
-        }
-        if let Some(made) = timed.made {
-            self.note_fetch(py, state, batch, made);
-        }
+        self.note_made(py, state, batch, timed.made);
     }
 
-    /// Returns the stamps of a batch whose epoch has not begun, where they are wanted. Its decoding is of no epoch.
-    pub(super) fn early_stamps(&self, delivery: &DeliveryOf<E>) -> Option<(u32, Stamps)> {
-        self.recorder.get().and_then(|_| E::stamps(delivery))
+    fn note_made(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, made: Made) {
+        for run in made.runs {
+            self.note_run(py, state, batch, run);
+        }
+        if let Some(stamps) = made.stamps {
+            self.note_fetch(py, state, batch, stamps);
+        }
     }
 
     /// Notes the batches that had arrived before their epoch began.
     pub(super) fn note_early(&self, py: Python<'_>, state: &mut State<IndexOf<E>>) {
         for (batch, made) in std::mem::take(&mut state.early) {
-            self.note_fetch(py, state, batch, made);
+            self.note_made(py, state, batch, made);
         }
     }
 

@@ -81,6 +81,13 @@ impl ThreadQueues {
         self.core()?.put(worker, request).map_err(exception)
     }
 
+    /// Sends a worker the message that begins an epoch, where all workers share all tasks. `number`: the epoch in the
+    /// numbers of its tasks.
+    fn begin(&self, worker: u32, message: Py<PyAny>, number: u64) -> PyResult<()> {
+        let message = Index::Object(message);
+        self.core()?.put(worker, Request::Epoch { number, message }).map_err(exception)
+    }
+
     /// Lets `clocks`, one for each worker, note the moments of each batch from now on. The moments travel with the
     /// batch.
     fn time(&self, clocks: Vec<Py<WorkerClock>>) {
@@ -165,7 +172,9 @@ impl ThreadQueues {
             let Ok(core) = self.core() else { return Ok(None) };
             match core.take_request(worker).map_err(exception)? {
                 Some(Request::End) => return Ok(None),
-                Some(Request::Object(index)) => return index.decode(py).map(Some),
+                Some(Request::Object(index) | Request::Epoch { message: index, .. }) => {
+                    return index.decode(py).map(Some);
+                }
                 Some(Request::Task { seq, index }) => {
                     if let Some(clock) = self.clock(worker) {
                         clock.note_task();

@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
@@ -18,6 +19,7 @@ use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
 use ringloader_core::transport::port::Wake;
 use ringloader_core::transport::received::Received;
 use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, Rows, SharedTasks, TaskSharing};
+use ringloader_core::transport::task_number::{epoch_of, is_before};
 use ringloader_core::{Error, Result};
 
 use super::engine::Engine;
@@ -40,8 +42,9 @@ const MOST_LOOKS: u32 = 100;
 const GENERATION: u64 = 0;
 /// Bytes at the start of a part, of which the first eight say where its table begins.
 const HEADER: u64 = 64;
-/// The bit of a task's number from which on it has its epoch. MIRRORS core::scheduler::EPOCH_SHIFT.
-const EPOCH_SHIFT: u32 = ringloader_core::scheduler::EPOCH_SHIFT;
+/// The first and the longest sleep of a worker that waits for the others, who cannot wake it, to begin an epoch.
+const FIRST_NAP: Duration = Duration::from_millis(1);
+const LONGEST_NAP: Duration = Duration::from_millis(50);
 
 /// The parent's end of an engine whose workers share all tasks.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -169,6 +172,11 @@ impl Transport for Sharing {
         self.engine.take_ended()
     }
 
+    fn begin_epoch(&self, epoch: u64) {
+        self.sharing.begin_epoch(epoch);
+        self.engine.wake_workers();
+    }
+
     fn lose(&self, worker: u32) {
         self.sharing.lose(worker);
         self.engine.wake_workers();
@@ -279,18 +287,21 @@ impl SharingPort {
         Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default(), joint: Mutex::default() })
     }
 
-    /// As `Port.get`, for messages, and for tasks of `epoch`, of which a `Claimed` comes.
+    /// As `Port.get`, for messages, and for tasks of `epoch` and those before, of which a `Claimed` comes. `next`: the
+    /// epoch that the worker was told to begin; None comes too once it may.
+    #[pyo3(signature = (timeout, epoch, next = None))]
     fn get<'py>(
         &self,
         py: Python<'py>,
         timeout: Option<f64>,
         epoch: u64,
+        next: Option<u64>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let deadline = Deadline::after(timeout)?;
         let port = self.port.get();
-        // Tasks of later epochs wait until this worker has its message of them. Epochs before have been given up.
-        let ago = |seq: u64| (epoch.wrapping_sub(seq >> EPOCH_SHIFT)) << EPOCH_SHIFT >> EPOCH_SHIFT;
-        let is_wanted = |seq: u64| ago(seq) < 1 << (u64::BITS - EPOCH_SHIFT - 1);
+        let is_wanted = |seq: u64| !is_before(epoch, epoch_of(seq));
+        let may_begin = || next.is_some_and(|next| self.tasks.are_over_before(next));
+        let mut nap = FIRST_NAP;
         loop {
             if let Some(message) = port.get(py, Some(0.0))? {
                 return Ok(Some(message.into_any()));
@@ -305,15 +316,29 @@ impl SharingPort {
                 }
                 let index = self.tasks.index(&claimed).map_err(exception)?;
                 let seq = claimed.plan.seq;
-                let claimed = Claimed { core: claimed, index, seq, is_stale: ago(seq) != 0 };
+                let claimed = Claimed { core: claimed, index, seq, is_stale: self.tasks.is_stale(seq) };
                 return Ok(Some(Bound::new(py, claimed)?.into_any()));
             }
-            let Some(left) = deadline.left() else { return Ok(None) };
-            let is_open = || self.tasks.is_open(is_wanted);
+            let Some(mut left) = deadline.left().filter(|_| !may_begin()) else { return Ok(None) };
+            if next.is_some() {
+                left = left.min(nap);
+                nap = LONGEST_NAP.min(2 * nap);
+            }
+            let is_open = || self.tasks.is_open(is_wanted) || may_begin();
             if detached(py, || port.core().wait_for_any(left, is_open))? == Wake::ParentEnded {
                 port.note_parent_ended();
             }
         }
+    }
+
+    /// Returns true if no batch that anybody wants is left to be made of the epochs before `epoch`.
+    fn are_over_before(&self, epoch: u64) -> bool {
+        self.tasks.are_over_before(epoch)
+    }
+
+    /// Says that the batch's result was sent by this worker, which has collated it.
+    fn note_sent(&self, claimed: &Claimed) {
+        self.tasks.note_sent(&claimed.core);
     }
 
     /// Takes the collation of a batch if the samples of all other runs are there. The caller then collates.

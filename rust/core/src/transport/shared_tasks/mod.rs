@@ -22,7 +22,7 @@ pub use sharing::TaskSharing;
 use self::windows::Windows;
 use crate::batch::rows::{Form, Place};
 use crate::error::{Error, Result};
-use crate::joint::{Batch, Claim, Cost, Part, Plan, WORDS, mean, per_run};
+use crate::joint::{Batch, Claim, Cost, Part, Pending, Plan, WORDS, mean, per_run};
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::word_file::WordFile;
@@ -30,6 +30,7 @@ use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timing::Stamps;
 use crate::transport::message::{TaskIndex, TaskKind};
 use crate::transport::run_times;
+use crate::transport::task_number::{epoch_of, is_before};
 
 /// Words before those of the batches.
 const HEADER: usize = 8;
@@ -38,6 +39,10 @@ const MAKING: usize = 0;
 const SENDING: usize = 1;
 /// Runs whose samples could not be sent.
 const UNSENT: usize = 2;
+/// The epoch of which the main process awaits batches. Nobody wants those before.
+const AWAITED: usize = 3;
+/// The word of [`Pending`].
+const PENDING: usize = 4;
 
 /// After this many runs that cannot be sent, batches are cut no more.
 const FEW: u64 = 4;
@@ -131,6 +136,30 @@ impl SharedTasks {
 
     fn start(&self, window: u32) -> u64 {
         u64::from(window) * self.window
+    }
+
+    /// Returns true if nobody wants the batch of a task any more: its epoch was given up.
+    #[must_use]
+    pub fn is_stale(&self, seq: u64) -> bool {
+        // Relaxed: what is made of such a batch is only thrown away.
+        is_before(epoch_of(seq), self.word(AWAITED).load(Ordering::Relaxed))
+    }
+
+    /// Returns true if no batch is left to be made of the epochs before `epoch` that anybody wants, so that a worker may
+    /// begin it, which was told so after their last task was sent.
+    #[must_use]
+    pub fn are_over_before(&self, epoch: u64) -> bool {
+        let pending = self.pending().first();
+        let is_over = |place| {
+            let batch = self.batch(place);
+            let seq = batch.seq();
+            !is_before(epoch_of(seq), epoch) || self.is_stale(seq) || !batch.is_left()
+        };
+        pending.is_none_or(|pending| !is_before(pending, epoch)) && self.places().all(is_over)
+    }
+
+    fn pending(&self) -> Pending<'_> {
+        Pending::new(self.word(PENDING))
     }
 
     /// Returns true if `worker` may claim something of a task that `is_wanted`.
@@ -329,6 +358,11 @@ impl SharedTasks {
     /// The run was made, and its part is written, or its rows are. Returns true if this worker is to collate the batch.
     pub fn finish(&self, claimed: &Claimed, part: Part) -> bool {
         self.batch(claimed.place).finish(claimed.claim, part)
+    }
+
+    /// The batch's result is committed by this worker, which has collated it.
+    pub fn note_sent(&self, claimed: &Claimed) {
+        self.batch(claimed.place).note_sent(claimed.claim);
     }
 
     /// The part of a run; `None` of one that is not made.

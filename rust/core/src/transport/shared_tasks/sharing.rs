@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::windows::Windows;
-use super::{SharedTasks, samples_of};
+use super::{AWAITED, SharedTasks, samples_of};
 use crate::error::{Error, Result};
 use crate::joint::Plan;
-use crate::sync::Arc;
+use crate::sync::{Arc, Ordering};
 use crate::transport::message::TaskIndex;
 use crate::transport::run_times::{self, TimedRun};
+use crate::transport::task_number::{epoch_of, is_before};
 
 /// The main process's end.
 #[derive(Debug)]
@@ -72,7 +73,12 @@ impl TaskSharing {
         }
         let state = &mut *self.lock();
         state.pending.push_back((seq, index, samples));
-        self.flush(state)
+        let flushed = self.flush(state);
+        if flushed.is_err() {
+            // The caller says that it was not sent.
+            state.pending.retain(|&(pending, ..)| pending != seq);
+        }
+        flushed
     }
 
     /// Takes note that a task has its result, which lies `in_window` of its own or elsewhere. Returns true if workers are
@@ -102,16 +108,37 @@ impl TaskSharing {
         timed.map_or_else(Vec::new, |(_, runs)| runs)
     }
 
+    /// From now on only batches of `epoch` and of later ones are awaited.
+    pub fn begin_epoch(&self, epoch: u64) {
+        let state = &mut *self.lock();
+        self.memory.word(AWAITED).store(epoch, Ordering::Relaxed);
+        state.pending.retain(|&(seq, ..)| !is_before(epoch_of(seq), epoch));
+        self.note_pending(state);
+    }
+
+    fn note_pending(&self, state: &Sent) {
+        self.memory.pending().set(state.pending.front().map(|&(seq, ..)| epoch_of(seq)));
+    }
+
     fn flush(&self, state: &mut Sent) -> Result<bool> {
+        let laid_out = self.lay_out_pending(state);
+        self.note_pending(state);
+        laid_out
+    }
+
+    fn lay_out_pending(&self, state: &mut Sent) -> Result<bool> {
         let mut laid_out = false;
         while let Some(place) = state.laid_out.iter().position(Option::is_none)
-            && !state.pending.is_empty()
+            && let Some((_, (_, bytes), _)) = state.pending.front()
             // INVARIANT: one is free. All places together and the batches that the user keeps take fewer than all windows.
             && let Some(window) = self.windows.take()
-            && let Some((seq, index, samples)) = state.pending.pop_front()
         {
+            if let Err(error) = self.memory.bytes.copy_in(self.memory.start(window), bytes) {
+                self.windows.put_back(window);
+                return Err(error);
+            }
+            let Some((seq, index, samples)) = state.pending.pop_front() else { break };
             let (kind, bytes) = &index;
-            self.memory.bytes.copy_in(self.memory.start(window), bytes)?;
             let per_run = if self.keeps_whole { samples } else { self.memory.per_run(samples, self.workers) };
             let plan = Plan { seq, samples, per_run, kind: *kind as u64, len: bytes.len() as u64, window };
             self.memory.batch(place).lay_out(&plan, self.memory.window);
@@ -158,6 +185,54 @@ mod tests {
     use crate::joint::Part;
     use crate::timing::Stamps;
     use crate::transport::message::TaskKind;
+    use crate::transport::task_number::EPOCH_SHIFT;
+
+    #[test]
+    fn a_task_that_cannot_be_written_is_neither_sent_nor_kept_and_its_window_is_free() {
+        let (memory, windows, _fd) = SharedTasks::create(2, 4096, false).unwrap();
+        // The second window begins beyond the memory.
+        let memory = SharedTasks { window: 1 << 40, ..memory };
+        let windows = Arc::new(windows);
+        let sharing = TaskSharing::new(memory, windows.clone(), 1, false);
+        let index = || (TaskKind::Indices, vec![1; 16]);
+        assert_eq!(sharing.put(0, index(), 2), Ok(true));
+        assert!(sharing.put(1, index(), 2).is_err());
+        assert!(sharing.lock().pending.is_empty());
+        assert_eq!(windows.take(), Some(1));
+    }
+
+    #[test]
+    fn an_epoch_is_over_once_each_batch_before_it_is_sent_or_stale() {
+        let (memory, windows, _fd) = SharedTasks::create(2, 4096, false).unwrap();
+        let sharing = TaskSharing::new(memory, Arc::new(windows), 2, false);
+        let of = |epoch: u64, task: u64| epoch << EPOCH_SHIFT | task;
+        let put = |seq| sharing.put(seq, (TaskKind::Indices, vec![1; 8]), 1).unwrap();
+        let memory = sharing.memory();
+        let make = |seq| {
+            let claimed = memory.claim(0, |of| of == seq).unwrap();
+            assert!(memory.finish(&claimed, Part::Rows));
+            claimed
+        };
+        (0..3).for_each(|task| _ = put(of(0, task)));
+        put(of(1, 0));
+        assert!(memory.are_over_before(0) && !memory.are_over_before(1));
+        [0, 1].iter().for_each(|&task| memory.note_sent(&make(of(0, task))));
+        // The last one has no place yet.
+        assert!(!memory.are_over_before(1));
+        sharing.answered(of(0, 0), false).unwrap();
+        assert!(!memory.are_over_before(1));
+        let last = make(of(0, 2));
+        assert!(!memory.are_over_before(1));
+        memory.note_sent(&last);
+        assert!(memory.are_over_before(1) && !memory.are_over_before(2));
+        sharing.answered(of(0, 1), false).unwrap();
+        assert!(memory.claim(0, |seq| seq == of(1, 0)).is_some() && !memory.are_over_before(2));
+        put(of(1, 1));
+        put(of(2, 0));
+        sharing.begin_epoch(2);
+        assert!(memory.is_stale(of(1, 0)) && !memory.is_stale(of(2, 0)) && memory.are_over_before(2));
+        assert_eq!(sharing.lock().pending.iter().map(|&(seq, ..)| seq).collect::<Vec<_>>(), [of(2, 0)]);
+    }
 
     #[test]
     fn tasks_wait_for_a_place_and_the_earliest_is_claimed_first() {
