@@ -159,7 +159,10 @@ def test_a_frozen_worker_is_lost(workers):
 
 
 def test_a_node_that_goes(cluster):
+    handler = signal.getsignal(signal.SIGTERM)
     node = cluster.add_node(num_cpus=NODE_CPUS)
+    # Ray puts one in its place with each node that this process starts.
+    signal.signal(signal.SIGTERM, handler)
     # There, and anywhere once it has gone.
     there = NodeAffinitySchedulingStrategy(node.node_id, soft=True)
     with ringloader.ray.Workers(2, num_cpus=0.1, scheduling_strategy=there) as workers:

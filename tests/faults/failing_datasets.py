@@ -133,8 +133,9 @@ class Waits(Dataset[Any]):
         return self.length
 
     def wait(self) -> None:
-        parent = os.getppid()
-        while not self.released.exists() and os.getppid() == parent:
+        parent, released = os.getppid(), os.fspath(self.released)
+        # Calls of C alone: tests look for this frame at the top of the stack.
+        while not os.access(released, os.F_OK) and os.getppid() == parent:
             time.sleep(0.001)
 
     def __getitem__(self, index: Any) -> Any:

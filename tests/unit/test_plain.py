@@ -16,6 +16,7 @@ from ringloader._iterator.without_workers import (
     IteratorWithOptions,
     SingleProcessIterator,
 )
+from ringloader._report import report
 from ringloader._torch import collating
 from ringloader._worker import gather
 from ringloader._worker.collate import Collation
@@ -92,6 +93,33 @@ def test_a_loader_whose_workers_are_set_between_its_iterators():
         loader.num_workers, loader.prefetch_factor = workers, 2 if workers else None
         iterator = iter(loader)
         assert (ringloader.report(iterator).path, len(list(iterator))) == (path, 6)
+
+
+class RaisesOnce(SequentialSampler):
+    """A sampler whose second iterator raises."""
+
+    asked = 0
+
+    def __iter__(self):
+        self.asked += 1
+        if self.asked == 2:
+            raise LookupError("no order")
+        return super().__iter__()
+
+
+def test_each_iterator_is_noted_once():
+    loader = DataLoader(DATA)
+    alive = [iter(loader) for _ in range(3)]
+    assert (len(alive), report.times(loader)) == (3, 3)
+    alive.clear()
+    list(loader)
+    assert report.times(loader) == 4
+    loader = DataLoader(DATA, batch_size=None, sampler=RaisesOnce(DATA))
+    list(loader)
+    with pytest.raises(LookupError):
+        iter(loader)
+    list(loader)
+    assert report.times(loader) == 2
 
 
 def test_batches_are_counted_over_iterators_that_live_and_that_are_gone():

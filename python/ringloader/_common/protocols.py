@@ -24,7 +24,7 @@ else:
 class OurIterator(TorchIterator, Protocol):
     """An iterator of ringloader's, on any path."""
 
-    # What was noted for a report: of a class of `_report`, which is above.
+    # A record of `_report`, which is above.
     _noted: Any
 
     @property

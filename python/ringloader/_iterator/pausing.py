@@ -31,7 +31,7 @@ class Pausing:
     # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
-    # What was noted of it, with its counts.
+    # Its record, with its counts.
     _noted: report.Record | None = None
 
     def _seconds_waited(self) -> float | None:

@@ -43,20 +43,21 @@ def make(loader: TorchLoader, get_iterator: Any, own: dict[str, Any] | None = No
         read.__dict__ = own
     if read.num_workers != 0 or not select_path.may_be_ours(get_iterator):
         return None
-    before = report.plain(loader)
-    cls = _class_for(loader, read) if before is None else before.plain
+    kept = report.plain(loader)
+    cls = _class_for(loader, read) if kept is None else kept.record.plain
     if cls is None:
         return None
     made = cls(read)
-    if before is None or not before.count.follow_next(made):
+    if kept is None or not kept.record.count.follow_next(made):
         report.record(loader, made, "single-process", REASON, plain=cls)
     else:
-        made._noted = before
+        kept.times += 1
+        made._noted = kept.record
     return made
 
 
 def _class_for(loader: TorchLoader, read: TorchLoader) -> Any:
-    """Returns the class of a loader's iterators; None if it is not plain. That is asked once."""
+    """Returns the class of a loader's iterators; None if it is not plain. Called for the first one only."""
     # One whose epoch was forgotten is told in the log.
     if epochs.distributed_sampler(read) is not None or states.of(loader) is not None or asked.mode():
         return None

@@ -67,7 +67,7 @@ class PathReport:
 
 @dataclasses.dataclass(slots=True)
 class Record:
-    """What is noted when a loader makes an iterator."""
+    """The notes of an iterator: how it gets its batches, and what counts them."""
 
     path: PathName
     reason: str
@@ -81,7 +81,7 @@ class Record:
     plain: Any = None
 
 
-class _Kept:
+class Kept:
     """The record of a loader's last iterator, and how many it has made; or that of another's iterator."""
 
     __slots__ = ("record", "times")
@@ -91,7 +91,7 @@ class _Kept:
         self.times = 1
 
 
-_records: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
+_records: weak_registry.WeakRegistry[Kept] = weak_registry.WeakRegistry()
 
 
 def record(
@@ -121,17 +121,16 @@ def record(
     if _is_ours(iterator):
         iterator._noted = noted
     else:
-        # It counts nothing for us.
-        _records.put(iterator, _Kept(noted))
+        _records.put(iterator, Kept(noted))
 
 
-def plain(loader: object) -> Record | None:
-    """Returns the record of a loader's last iterator, if that was a plain one."""
+def plain(loader: object) -> Kept | None:
+    """Returns the record of a loader's last iterator, if that was a plain one.
+
+    For the next one like it, the caller adds to ``times``.
+    """
     kept = _records.get(loader)
-    if kept is None or kept.record.plain is None:
-        return None
-    kept.times += 1
-    return kept.record
+    return None if kept is None or kept.record.plain is None else kept
 
 
 def record_torchs(loader: object, reason: str) -> None:
@@ -163,7 +162,7 @@ def _begin(
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
     noted = Record(path, reason, counters, recording, counted, count)
     if kept is None:
-        _records.put(loader, _Kept(noted))
+        _records.put(loader, Kept(noted))
     else:
         kept.record = noted
         kept.times += 1

@@ -100,7 +100,7 @@ class Count:
         # Batches of the epochs before, and of this one.
         self._before = self._batches = 0
         self._waited: float | None = None
-        # Has an entry once the iterator has gone, for the one that is counted next.
+        # One entry once the iterator has gone: the next one that is counted takes it.
         self._gone: list[None] = []
 
     def follow(self, iterator: OurIterator) -> None:

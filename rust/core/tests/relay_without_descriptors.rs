@@ -41,7 +41,7 @@ fn the_thread_does_not_spin() {
     assert!(used < Duration::from_millis(300), "{used:?}");
 
     drop(others);
-    // It is let in, heard, and closed, as it names no worker.
+    // The relay lets the caller in, hears it, and closes it, as it names no worker.
     caller.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     match caller.read(&mut [0; 1]) {
         Ok(count) => assert_eq!(count, 0),
