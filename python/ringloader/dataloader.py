@@ -226,8 +226,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
             - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
-            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers``, ``worker_task="sample"`` or
-              ``worker_pool``;
+            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers`` or ``worker_pool``;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.
@@ -310,7 +309,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         elif options.worker_task == "sample" and prefetch_factor is None and self.num_workers > 0:
-            self.prefetch_factor = options_of_samples.default_prefetch(self)
+            options_of_samples.set_default_prefetch(self)
         rollover.apply(self, last_batch)
         kept.put(self, options)
         if _native.SUPPORTED:

@@ -178,12 +178,6 @@ CASES = {
         "num_workers='auto' and reseed_workers=True do not go together",
         "leave reseed_workers out",
     ),
-    ("auto_workers", 'with `worker_task="sample"`'): Case(
-        {"auto_workers": True, "worker_task": "sample"},
-        {},
-        "num_workers='auto' and worker_task='sample' do not go together",
-        "does not change yet; pass a number",
-    ),
     ("auto_workers", "with `worker_pool`"): Case(
         {"auto_workers": True, "worker_pool": POOL},
         {},

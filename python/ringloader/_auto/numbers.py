@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -36,11 +37,11 @@ def most() -> int:
 
 
 def controller_of(loader: object) -> Controller:
-    """Returns what decides for a loader, for all its epochs."""
+    """Returns what decides for an iterator of a loader: it goes on from the one that was made last."""
     found = _controllers.get(loader)
-    if found is None:
-        found = Controller(bound(), most())
-        _controllers.put(loader, found)
+    # Several iterators may run at once, each with workers of its own.
+    found = Controller(bound(), most()) if found is None else copy.deepcopy(found)
+    _controllers.put(loader, found)
     return found
 
 

@@ -104,7 +104,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
-            self._most_tasks = transport.shared_tasks or self._prefetch_factor * self._workers_to_begin_with
+            self._most_tasks = self._most_tasks_of(self._workers_to_begin_with)
             self._in_order = loader.in_order
             self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
             self._start_workers()
@@ -118,7 +118,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     @property
     def _workers_to_begin_with(self) -> int:
         """The number of workers that get tasks when an epoch begins."""
-        return self._num_workers if self._changing is None else self._changing.number
+        return self._num_workers if self._changing is None else self._changing.running(self)
+
+    def _most_tasks_of(self, workers: int) -> int:
+        """Returns how many tasks may be out while so many workers get them."""
+        shared = self._transport.shared_tasks
+        return self._prefetch_factor * workers if shared is None else shared(workers)
 
     def _start_workers(self) -> None:
         for worker in range(self._workers_to_begin_with):
@@ -165,7 +170,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._restarting.begin_epoch()
             if self._changing is not None:
                 self._changing.begin_epoch(self)
-                self._most_tasks = self._prefetch_factor * self._changing.number
+                self._most_tasks = self._most_tasks_of(self._changing.number)
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
             if source is not None:
@@ -234,12 +239,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         )
         if self._restarting is not None:
             made.keep_sent()
-        if self._transport.shared_tasks:
+        if self._transport.shared_tasks is not None:
             made.share_tasks(self._most_tasks)
         elif self._keys is not None and self._keys.balances:
             made.balance()
         if self._changing is not None:
-            made.use_first(self._changing.number)
+            made.use_first(self._changing.number, self._most_tasks)
         if self._stages.recording is not None:
             made.record(self._stages.recording.recorder, self._main_prefetch > 0)
         watchdog = self._transport.watchdog

@@ -164,12 +164,6 @@ _OF_OPTIONS = (
         "the generators are set before each sample or batch anyway; leave reseed_workers out",
     ),
     _with_auto(
-        "worker_task",
-        'with `worker_task="sample"`',
-        lambda value: value == "sample",
-        "the number of workers that share a batch does not change yet; pass a number",
-    ),
-    _with_auto(
         "worker_pool",
         "with `worker_pool`",
         lambda value: value is not None,

@@ -76,7 +76,7 @@ class ProcessTransport(Transport):
         super().__init__(engine, options, watching)
         self._shared_tasks = shared
         if shared is not None:
-            self.shared_tasks = shared.places
+            self.shared_tasks = shared.most_tasks
             self.scheduler = _native.SharingScheduler
         self.timeouts = timeouts
         self._dispatching = dispatching
@@ -172,6 +172,8 @@ class ProcessTransport(Transport):
             BaseException: An error of the start. The worker is not to be started again then.
         """
         self.sound = False
+        # One that was to end is told again.
+        self._ended.discard(worker)
         return self._start_between(self._work[worker]._replace(start=start))
 
     def start_later(self, work: Work) -> Any:
@@ -352,7 +354,9 @@ def make_transport(
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     shares = options.worker_task == "sample"
-    most_tasks = worker_task.most_tasks(loader) + 1 if shares else budget.most_tasks(loader, in_turn)
+    most_tasks = budget.most_tasks(loader, in_turn)
+    if shares:
+        most_tasks = worker_task.most_tasks(loader)(workers) + 1
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     # Of the most workers that there may be, few run at a time.
@@ -366,7 +370,7 @@ def make_transport(
     try:
         if shares:
             with budget.asking(OSError, ValueError):
-                shared = SharedTasks(loader, engine, share, options.stats)
+                shared = SharedTasks(loader, engine, sharers * share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
         dispatching = dispatching_for(loader, context, share)
         if options.sample_timeout is not None:
