@@ -91,7 +91,7 @@ UP_AND_DOWN = {5: 3, 30: 1, 50: 4, 70: 2, 90: 5}
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     found = Scripted(dict(UP_AND_DOWN))
-    monkeypatch.setattr(numbers, "controller_of", lambda _: found)
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: found)
     return found
 
 
@@ -237,7 +237,7 @@ def test_epochs_that_are_begun_before_iter(script: Scripted) -> None:
 
 def test_the_number_is_kept_for_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted({5: 3})
-    monkeypatch.setattr(numbers, "controller_of", lambda _: script)
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
     loader = auto()
     assert loader.num_workers == 2
     list(slowly(loader))
@@ -286,7 +286,7 @@ def test_a_worker_that_is_killed_at_a_change_is_restarted(task: str, at: int) ->
 
 def test_a_worker_that_is_killed_at_its_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted({3: 2})
-    monkeypatch.setattr(numbers, "controller_of", lambda _: script)
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
     loader = auto()
     iterator = iter(loader)
     found = []
@@ -345,7 +345,7 @@ def test_it_goes_on_from_a_state_in_the_middle_of_a_change(task: str, at: int) -
 def test_a_state_has_the_number_to_begin_with() -> None:
     first = made(cls=ringloader.StatefulDataLoader, num_workers="auto")
     assert "auto_workers" not in first.state_dict()
-    numbers.begin_with(first, 4)
+    numbers.begin_with(first, numbers.limits(None), 4)
     iterator = iter(first)
     found = [next(iterator)[0].tolist() for _ in range(3)]
     state = json.loads(json.dumps(first.state_dict()))
@@ -358,7 +358,7 @@ def test_a_state_has_the_number_to_begin_with() -> None:
     found += firsts(iterator)
     assert found == firsts(fixed())
     # Another machine may have room for fewer; a loader with a number of its own keeps it.
-    numbers.begin_with(resumed, 99)
+    numbers.begin_with(resumed, numbers.limits(None), 99)
     assert numbers.found_for(resumed) == MOST
     own = fixed(cls=ringloader.StatefulDataLoader)
     own.load_state_dict(state)
@@ -574,7 +574,7 @@ def test_a_worker_that_dies_where_it_is_to_end_loses_no_sample(
 ) -> None:
     """It has taken samples of a batch, which others wait for."""
     script = Scripted({5: 2, 30: 1})
-    monkeypatch.setattr(numbers, "controller_of", lambda _: script)
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
     dataset = Deadly(480, 120, tmp_path / "killed")
     loader = DataLoader(
         dataset, batch_size=4, seed=3, num_workers="auto", worker_task="sample", restart_workers=restarts
@@ -617,11 +617,101 @@ def test_the_window_of_shared_tasks_follows_the_number(
     assert outstanding == most[2]
 
 
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """A script for a pool of three, which wants more."""
+    found = Scripted({5: 3, 30: 1, 50: 2})
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: found)
+    return found
+
+
+def pids_of(pool: Any) -> set[int]:
+    return {process.process.pid for process in pool._crew._processes}
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [*itertools.product(["batch", "sample"], ["fork"]), ("batch", "spawn"), ("sample", "forkserver")],
+)
+def test_processes_come_from_a_pool_and_go_back(task: str, method: str, limited: Scripted) -> None:
+    other = fixed()
+    with ringloader.WorkerPool(3, start_method=method) as pool:
+        loader = auto(task, worker_pool=pool)
+        assert loader.num_workers == 2
+        pids: set[int] = set()
+        for _ in range(2):
+            found = []
+            for batch in slowly(loader):
+                found.append(batch[0].tolist())
+                pids |= pids_of(pool)
+                # What was given back is idle, for other iterators.
+                lent = sum(process.is_lent for process in pool._crew._processes)
+                assert lent <= 3 and len(pids) <= 3
+            assert found == firsts(other)
+            limited.seen = 0
+        assert limited.changes[:5] == [2, 3, 2, 1, 2]
+        assert pids_of(pool) == pids and len(pids) == 3
+
+
+def test_a_process_that_was_given_back_serves_another_iterator(limited: Scripted) -> None:
+    limited.script = {5: 3, 30: 1}
+    with ringloader.WorkerPool(3, start_method="spawn") as pool:
+        # As in a loop over a loader that nobody else has.
+        iterator = iter(auto(worker_pool=pool))
+        found, most = [], 0
+        for number, batch in enumerate(slowly(iterator)):
+            found.append(batch[0].tolist())
+            most = max(most, len(iterator._workers))
+            if number == 60:
+                before = pids_of(pool)
+                other = fixed(worker_pool=pool)
+                assert firsts(other) == firsts(fixed())
+                assert pids_of(pool) == before, "none was started for it"
+        assert found == firsts(fixed())
+        assert most == 3
+
+
+def test_a_pool_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ringloader.WorkerPool(1) as pool:
+        loader = auto(worker_pool=pool)
+        assert loader.num_workers == 1
+        assert numbers.limits(pool) == (1, 1)
+        iterator = iter(loader)
+        assert next(iterator)[2].tolist() == [1] * 4
+        assert iterator._changing._controller.most == 1
+        del iterator
+    # A loader that has found its number gets a smaller pool, or fewer processors.
+    loader = auto()
+    numbers.begin_with(loader, numbers.limits(None), 4)
+    monkeypatch.setattr(numbers, "most", lambda: 3)
+    iterator = iter(loader)
+    assert len(iterator._workers) == 3
+    assert firsts(iterator) == firsts(fixed())
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("at", [6, 31, 52])
+@both_tasks
+def test_a_pools_process_that_is_killed_at_a_change_is_replaced(task: str, at: int) -> None:
+    with ringloader.WorkerPool(3, start_method="fork") as pool:
+        iterator = iter(auto(task, worker_pool=pool, restart_workers=9))
+        found = []
+        for number, batch in enumerate(slowly(iterator)):
+            found.append(batch[0].tolist())
+            if number in (at, at + 1):
+                with contextlib.suppress(ProcessLookupError, TypeError):
+                    os.kill(iterator._workers[-1].pid, signal.SIGKILL)
+        assert found == firsts(fixed())
+        del iterator, batch
+        # The pool is as before.
+        assert firsts(fixed(worker_pool=pool)) == firsts(fixed())
+
+
 def test_iterators_that_run_at_once_have_workers_of_their_own() -> None:
     loader = auto()
     first = iter(loader)
     next(first)
-    numbers.begin_with(loader, 3)
+    numbers.begin_with(loader, numbers.limits(None), 3)
     second = iter(loader)
     for _ in range(10):
         assert next(second) is not None

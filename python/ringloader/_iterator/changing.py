@@ -17,6 +17,7 @@ from ringloader._log import logger
 from ringloader._options import kept, seeding
 
 if TYPE_CHECKING:
+    from ringloader._auto.numbers import Limits
     from ringloader._common.protocols import OurWorkersIterator
     from ringloader._torch.protocols import TorchLoader
 
@@ -28,8 +29,12 @@ _MOST_CHANGES = 1000
 
 
 @contextlib.contextmanager
-def room_for_most(loader: TorchLoader) -> Iterator[Changing | None]:
+def room_for_most(loader: TorchLoader, limits: Limits) -> Iterator[Changing | None]:
     """Makes a loader have the most workers while its iterator is made, if their number may change.
+
+    Args:
+        loader: The loader.
+        limits: Its limits.
 
     Yields:
         The object that changes the number, or None.
@@ -37,8 +42,8 @@ def room_for_most(loader: TorchLoader) -> Iterator[Changing | None]:
     if not seeding.any_may_make(loader):
         yield None
         return
-    with numbers.with_workers(loader, numbers.most()):
-        yield Changing(loader)
+    with numbers.with_workers(loader, limits.most):
+        yield Changing(loader, limits)
 
 
 class Changing:
@@ -52,15 +57,16 @@ class Changing:
 
     Args:
         loader: The iterator's loader. Its number of workers is kept for its next iterator.
+        limits: Its limits.
     """
 
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _monotonic = staticmethod(time.monotonic)
 
-    def __init__(self, loader: TorchLoader) -> None:
+    def __init__(self, loader: TorchLoader, limits: Limits) -> None:
         self._loader = weakref.ref(loader)
         self._shows = kept.has_options(loader)
-        self._controller = numbers.controller_of(loader)
+        self._controller = numbers.controller_of(loader, limits)
         self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
         # Threads may share an iterator.
         self._lock = threading.Lock()
@@ -192,8 +198,6 @@ class Changing:
     def _add(self, iterator: OurWorkersIterator) -> None:
         worker = self.number - 1
         try:
-            # Answers of the one before may wait for their turn.
-            iterator._take_committed()
             work = iterator._work_of(worker, iterator._late_start_of(worker))
             iterator._workers.append(iterator._transport.start_later(work))
         except BaseException as error:
@@ -227,20 +231,21 @@ class Changing:
     def _has_ended(self, iterator: OurWorkersIterator, unanswered: list[int]) -> bool:
         """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
         shares = iterator._transport.shared_tasks is not None
+        transport = iterator._transport
         while len(iterator._workers) > self.number:
             last = len(iterator._workers) - 1
-            if not iterator._transport.has_been_ended(last):
+            if not transport.has_been_ended(last):
                 if not shares and last < len(unanswered) and unanswered[last]:
                     return False
-                iterator._transport.send(last, None)
-            if not iterator._transport.has_left(last):
+                transport.send(last, None)
+            if not transport.has_left(last):
                 return False
-            if shares:
-                # What it has sent may wait for its turn.
-                iterator._take_committed()
+            # Its results may wait for their turn.
+            iterator._take_committed()
             if not iterator._scheduler.retire(last):
-                # It was lost with a task: that is said where the next batch is taken.
+                # Lost with a task, for which an error, or a successor, comes where the next batch is taken.
                 return False
+            transport.retire(last)
             iterator._workers.pop()
         return True
 

@@ -85,7 +85,8 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
         epochs.inherit_told(at)
     if now.auto_workers and options.get("auto_workers"):
         numbers.forget(at)
-        at.num_workers, at.prefetch_factor = numbers.bound(), at.prefetch_factor or 2
+        at.num_workers = numbers.limits(now.worker_pool).bound
+        at.prefetch_factor = at.prefetch_factor or 2
     if now.worker_task == "sample" and options.get("worker_task") and at.prefetch_factor == 2:
         # torch's constructor has set it, where none was given.
         worker_task.set_default_prefetch(at)

@@ -190,9 +190,17 @@ class ProcessTransport(Transport):
         return self._start_between(work)
 
     def has_left(self, worker: int) -> bool:
-        """True once the process of a worker that was told to end has ended."""
+        """True once the process of a worker that was told to end has ended, or has gone back to its pool."""
         process = self._processes[worker]
-        return self.engine.has_ended(worker) and not process.is_alive()
+        # Asked first: a pool's process may end right after.
+        is_alive = process.is_alive()
+        has_left: bool = self._lease is not None and process.has_left
+        return not is_alive and (has_left or self.engine.has_ended(worker))
+
+    def retire(self, worker: int) -> None:
+        """Notes that a worker has left, and that all its results were taken."""
+        if self._lease is not None and self._processes[worker].has_left:
+            self.engine.note_left(worker)
 
     def _start_between(self, work: Work) -> Any:
         worker = work.worker
@@ -360,7 +368,9 @@ def make_transport(
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     # Of the most workers that there may be, few run at a time.
-    sharers = numbers.bound() if options.auto_workers and options.max_shared_bytes is None else workers
+    sharers = workers
+    if options.auto_workers and options.max_shared_bytes is None:
+        sharers = min(numbers.limits(options.worker_pool).bound, workers)
     share = budget.share_per_worker(sharers, options.max_shared_bytes, available)
     if shares:
         share = sharing.share_of_slots(share)

@@ -324,6 +324,9 @@ class ThreadTransport(Transport):
         """True once the thread of a worker that was told to end has ended."""
         return not self._threads[worker].is_alive()
 
+    def retire(self, worker: int) -> None:
+        """Does nothing: a thread that has ended is nowhere else."""
+
     def process_of(self, worker: int) -> Any:
         """Returns the thread that was started last as a worker; None before."""
         return self._threads.get(worker)
