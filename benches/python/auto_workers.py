@@ -3,7 +3,8 @@
     python -m benches.python.auto_workers
     python -m benches.python.auto_workers --seconds 20 --only graphs,jpeg
 
-All loaders seed each sample. An epoch ends after the given seconds.
+All loaders seed each sample. An epoch ends after the given seconds. Where all workers make
+one batch, they do so with each number.
 """
 
 from __future__ import annotations
@@ -78,6 +79,15 @@ CASES = {
     ),
     "samples that sleep 20 ms, 8": Case(
         lambda: datasets.Sleeping(ENDLESS, 0.02), options={"batch_size": 8}, workers=(8,)
+    ),
+    "samples that sleep 20 ms, 8, all workers make one batch": Case(
+        lambda: datasets.Sleeping(ENDLESS, 0.02),
+        options={"batch_size": 8, "worker_task": "sample"},
+        workers=(8,),
+    ),
+    "images of 600 KB, 64, all workers make one batch": Case(
+        lambda: datasets.Fresh(ENDLESS, 3 * 224 * 224 * 4),
+        options={"batch_size": 64, "worker_task": "sample"},
     ),
     "a step of 50 ms, samples of 1 ms, 16": Case(
         lambda: datasets.Sleeping(ENDLESS, 0.001), step=0.05, options={"batch_size": 16}

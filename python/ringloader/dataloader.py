@@ -193,8 +193,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             waits for batches and processors and memory are left; one that brings too little is ended.
             ``num_workers`` is then the number that runs, and before the first ``iter`` the bound: the
             processors of this process, divided by ``LOCAL_WORLD_SIZE``, less one for the caller where there
-            are more than two. Workers that mostly wait may be four times as many, up to 64. An
-            ``IterableDataset``, a dataset that has a ``state_dict``, and torch's own loader have the bound.
+            are more than two. Workers that mostly wait may be four times as many, up to 64, and no more than
+            a ``worker_pool`` has. An ``IterableDataset``, a dataset that has a ``state_dict``, and torch's
+            own loader have the bound.
         prefetch_epochs: ``True`` to begin the next epoch of persistent workers when the last indices of this
             one have been sent, so that ``iter`` finds its first batches ready (default: ``False``, ``iter``
             begins it). Its sampler then draws earlier than torch's, also after the last epoch of the program.
@@ -225,8 +226,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
             - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
-            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers``, ``worker_task="sample"`` or
-              ``worker_pool``;
+            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers`` or ``Workers`` on a cluster;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.
@@ -294,9 +294,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             devices.resolve(options.device)
         if options.auto_workers:
             # A loader that was made of the attributes of another one is given the number that ran there.
-            arguments["num_workers"] = numbers.bound()
+            arguments["num_workers"] = numbers.limits(worker_pool).bound
         elif worker_pool is not None:
             arguments["num_workers"] = num_workers or worker_pool.num_workers
+        if worker_pool is not None:
             # The next epoch begins in the processes of the one before, which the loader therefore keeps.
             arguments["persistent_workers"] = persistent_workers or prefetch_epochs
             if worker_pool._is_remote:
@@ -309,7 +310,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         elif options.worker_task == "sample" and prefetch_factor is None and self.num_workers > 0:
-            self.prefetch_factor = options_of_samples.default_prefetch(self)
+            options_of_samples.set_default_prefetch(self)
         rollover.apply(self, last_batch)
         kept.put(self, options)
         if _native.SUPPORTED:

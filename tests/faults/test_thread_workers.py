@@ -21,7 +21,8 @@ from torch.utils.data import IterableDataset
 import ringloader
 from faults.script import run_script
 from ringloader import DataLoader
-from ringloader._transport.threads import ThreadTransport, WorkerThread
+from ringloader._transport.threads import ThreadTransport
+from ringloader._worker.thread import WorkerThread
 from small_datasets import Numbers
 
 pytestmark = pytest.mark.rings_only
@@ -445,7 +446,7 @@ def test_exit_is_silent(tmp_path, name):
 
 INTERRUPTED = """
 import random, threading
-from ringloader._transport.threads import WorkerThread
+from ringloader._worker.thread import WorkerThread
 class Numbers(torch.utils.data.Dataset):
     def __len__(self): return 40
     def __getitem__(self, index):

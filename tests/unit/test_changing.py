@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -31,6 +32,7 @@ from small_datasets import Made, Numbers, SharedStream
 pytestmark = pytest.mark.rings_only
 
 MOST = 5
+both_tasks = pytest.mark.parametrize("task", ["batch", "sample"])
 
 
 class Noisy(Dataset[Any]):
@@ -89,7 +91,7 @@ UP_AND_DOWN = {5: 3, 30: 1, 50: 4, 70: 2, 90: 5}
 @pytest.fixture
 def script(monkeypatch: pytest.MonkeyPatch) -> Scripted:
     found = Scripted(dict(UP_AND_DOWN))
-    monkeypatch.setattr(numbers, "controller_of", lambda _: found)
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: found)
     return found
 
 
@@ -118,8 +120,8 @@ def fixed(**options: Any) -> Any:
     return made(**{"num_workers": 2, "seeding": "sample", **options})
 
 
-def auto(**options: Any) -> Any:
-    return made(num_workers="auto", **options)
+def auto(task: str = "batch", **options: Any) -> Any:
+    return made(num_workers="auto", worker_task=task, **options)
 
 
 class NoisyInThreads(Noisy):
@@ -136,11 +138,12 @@ class NoisyInThreads(Noisy):
         )
 
 
+@both_tasks
 @pytest.mark.parametrize("persistent", [False, True])
-def test_threads_too(persistent: bool, script: Scripted) -> None:
+def test_threads_too(task: str, persistent: bool, script: Scripted) -> None:
     options = {"dataset": NoisyInThreads(480), "persistent_workers": persistent, "worker_method": "thread"}
     before = threading.active_count()
-    expected, found = fixed(**options), auto(**options)
+    expected, found = fixed(**options), auto(task, **options)
     for _ in range(3):
         assert firsts(slowly(found)) == firsts(expected)
     assert set(script.changes) >= {1, 2, 3, 4, 5}
@@ -149,11 +152,19 @@ def test_threads_too(persistent: bool, script: Scripted) -> None:
     assert threading.active_count() == before
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
-@pytest.mark.parametrize("persistent", [False, True])
-def test_batches_are_those_of_any_number(method: str, persistent: bool, script: Scripted) -> None:
+@pytest.mark.parametrize(
+    ("task", "method", "persistent"),
+    [
+        *itertools.product(["batch"], ["fork", "spawn", "forkserver"], [False, True]),
+        ("sample", "fork", False),
+        ("sample", "fork", True),
+        ("sample", "spawn", True),
+        ("sample", "forkserver", False),
+    ],
+)
+def test_batches_are_those_of_any_number(task: str, method: str, persistent: bool, script: Scripted) -> None:
     expected = fixed(persistent_workers=persistent)
-    found = auto(persistent_workers=persistent, multiprocessing_context=method)
+    found = auto(task, persistent_workers=persistent, multiprocessing_context=method)
     if method != "fork":
         # Starts take long.
         script.script = {5: 3, 40: 1, 70: 2}
@@ -178,6 +189,12 @@ def test_batches_are_those_of_any_number(method: str, persistent: bool, script: 
         {"timeout": 60},
         {"max_shared_bytes": 1 << 20},
         {"seeding": "batch"},
+        {"task": "sample", "sample_timeout": 60.0},
+        {"task": "sample", "watchdog": 60.0},
+        {"task": "sample", "stats": True},
+        {"task": "sample", "main_prefetch": 2},
+        {"task": "sample", "prefetch_factor": 1},
+        {"task": "sample", "max_shared_bytes": 1 << 20},
     ],
     ids=str,
 )
@@ -187,8 +204,9 @@ def test_other_options_go_with_it(options: dict[str, Any], script: Scripted) -> 
     assert len(script.changes) > 4
 
 
-def test_as_they_come(script: Scripted) -> None:
-    found = sorted(firsts(slowly(auto(in_order=False))))
+@both_tasks
+def test_as_they_come(task: str, script: Scripted) -> None:
+    found = sorted(firsts(slowly(auto(task, in_order=False))))
     assert found == sorted(firsts(fixed()))
     assert len(script.changes) > 4
 
@@ -207,19 +225,36 @@ def test_the_first_workers_run(script: Scripted) -> None:
         assert type(loader.num_workers) is int
 
 
-def test_epochs_that_are_begun_before_iter(script: Scripted) -> None:
-    kept = {"persistent_workers": True, "prefetch_epochs": True}
-    expected, found = fixed(**kept), auto(**kept)
+@both_tasks
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_epochs_that_are_begun_before_iter(task: str, method: str, script: Scripted) -> None:
+    kept = {"persistent_workers": True, "prefetch_epochs": True, "worker_method": method}
+    if method == "thread":
+        kept["dataset"] = NoisyInThreads(480)
+    script.script |= {130: 1, 150: 4, 250: 2, 300: 5, 370: 1}
+    expected, found = fixed(**kept), auto(task, **kept)
     for _ in range(4):
         assert firsts(slowly(found)) == firsts(expected)
-    assert set(script.changes) >= {1, 2, 3, 4}
+    assert script.changes.count(1) == 3 and set(script.changes) == {1, 2, 3, 4, 5}
     found.shutdown()
     expected.shutdown()
 
 
+@both_tasks
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_worker_that_is_added_in_a_later_epoch_makes_samples(
+    task: str, method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: Scripted({130: 3}))
+    loader = auto(task, persistent_workers=True, worker_method=method)
+    makers = [{worker for batch in slowly(loader) for worker in batch[1].tolist()} for _ in range(2)]
+    assert makers == [{0}, {0, 1, 2}]
+    loader.shutdown()
+
+
 def test_the_number_is_kept_for_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted({5: 3})
-    monkeypatch.setattr(numbers, "controller_of", lambda _: script)
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
     loader = auto()
     assert loader.num_workers == 2
     list(slowly(loader))
@@ -249,9 +284,12 @@ def test_worker_init_fn_runs_once_in_each(
 
 
 @pytest.mark.usefixtures("script")
-@pytest.mark.parametrize("at", range(0, 100, 11))
-def test_a_worker_that_is_killed_at_a_change_is_restarted(at: int) -> None:
-    loader = auto(restart_workers=9)
+@pytest.mark.parametrize(
+    ("task", "at"),
+    [*itertools.product(["batch"], range(0, 100, 11)), *(("sample", at) for at in (6, 32, 72))],
+)
+def test_a_worker_that_is_killed_at_a_change_is_restarted(task: str, at: int) -> None:
+    loader = auto(task, restart_workers=9)
     iterator = iter(loader)
     found = []
     for number, batch in enumerate(slowly(iterator)):
@@ -265,7 +303,7 @@ def test_a_worker_that_is_killed_at_a_change_is_restarted(at: int) -> None:
 
 def test_a_worker_that_is_killed_at_its_start_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted({3: 2})
-    monkeypatch.setattr(numbers, "controller_of", lambda _: script)
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
     loader = auto()
     iterator = iter(loader)
     found = []
@@ -284,12 +322,13 @@ def test_a_worker_that_is_killed_at_its_start_is_an_error(monkeypatch: pytest.Mo
 
 
 @pytest.mark.usefixtures("script")
-def test_nothing_is_left_behind() -> None:
-    firsts(auto(length=8))
+@both_tasks
+def test_nothing_is_left_behind(task: str) -> None:
+    firsts(auto(task, length=8))
     before = Snapshot.take()
     pids = set()
     for _ in range(2):
-        loader = auto()
+        loader = auto(task)
         iterator = iter(loader)
         for batch in slowly(iterator):
             pids |= {worker.pid for worker in iterator._workers}
@@ -301,10 +340,13 @@ def test_nothing_is_left_behind() -> None:
 
 
 @pytest.mark.usefixtures("script")
-@pytest.mark.parametrize("at", [6, 7, 31, 32, 33, 51, 71])
-def test_it_goes_on_from_a_state_in_the_middle_of_a_change(at: int) -> None:
+@pytest.mark.parametrize(
+    ("task", "at"),
+    [*itertools.product(["batch"], [6, 7, 31, 32, 33, 51, 71]), *(("sample", at) for at in (7, 32, 51))],
+)
+def test_it_goes_on_from_a_state_in_the_middle_of_a_change(task: str, at: int) -> None:
     def loader() -> Any:
-        return auto(cls=ringloader.StatefulDataLoader)
+        return auto(task, cls=ringloader.StatefulDataLoader)
 
     stopped = loader()
     iterator = iter(stopped)
@@ -320,7 +362,7 @@ def test_it_goes_on_from_a_state_in_the_middle_of_a_change(at: int) -> None:
 def test_a_state_has_the_number_to_begin_with() -> None:
     first = made(cls=ringloader.StatefulDataLoader, num_workers="auto")
     assert "auto_workers" not in first.state_dict()
-    numbers.begin_with(first, 4)
+    numbers.begin_with(first, numbers.limits(None), 4)
     iterator = iter(first)
     found = [next(iterator)[0].tolist() for _ in range(3)]
     state = json.loads(json.dumps(first.state_dict()))
@@ -333,7 +375,7 @@ def test_a_state_has_the_number_to_begin_with() -> None:
     found += firsts(iterator)
     assert found == firsts(fixed())
     # Another machine may have room for fewer; a loader with a number of its own keeps it.
-    numbers.begin_with(resumed, 99)
+    numbers.begin_with(resumed, numbers.limits(None), 99)
     assert numbers.found_for(resumed) == MOST
     own = fixed(cls=ringloader.StatefulDataLoader)
     own.load_state_dict(state)
@@ -342,9 +384,10 @@ def test_a_state_has_the_number_to_begin_with() -> None:
         resumed.load_state_dict({**state, "auto_workers": 0})
 
 
+@both_tasks
 @pytest.mark.parametrize("name", ["start_later", "send"])
 def test_an_interrupt_in_a_change_loses_no_batch(
-    name: str, script: Scripted, monkeypatch: pytest.MonkeyPatch
+    task: str, name: str, script: Scripted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from ringloader._transport.processes import ProcessTransport
 
@@ -361,7 +404,7 @@ def test_an_interrupt_in_a_change_loses_no_batch(
     monkeypatch.setattr(ProcessTransport, name, interrupted)
     before = Snapshot.take()
     found = []
-    iterator = iter(auto())
+    iterator = iter(auto(task))
     batches = slowly(iterator)
     while len(found) < 120:
         try:
@@ -471,8 +514,9 @@ def test_it_does_not_grow_where_other_programs_have_all_processors() -> None:
             process.communicate()
 
 
-def test_samples_that_wait_get_more_workers_than_the_bound() -> None:
-    loader = DataLoader(Sleeps(200), batch_size=1, num_workers="auto")
+@both_tasks
+def test_samples_that_wait_get_more_workers_than_the_bound(task: Any) -> None:
+    loader = DataLoader(Sleeps(200), batch_size=1, num_workers="auto", worker_task=task)
     assert torch.cat(list(loader)).tolist() == list(range(200))
     assert 2 < loader.num_workers <= MOST
 
@@ -521,6 +565,179 @@ def test_another_text_is_an_error(value: Any) -> None:
 def test_install_takes_no_number() -> None:
     with pytest.raises(TypeError, match=r"install\(\) takes no num_workers but 'auto', not 4"):
         ringloader.install(num_workers=4)  # type: ignore[typeddict-item]
+
+
+class Deadly(Noisy):
+    """A sample that kills the last worker of all, once: of the samples from a number on, its first."""
+
+    def __init__(self, length: int, at: int, killed: Path) -> None:
+        super().__init__(length)
+        self.at, self.killed = at, killed
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
+        info = get_worker_info()
+        assert info is not None
+        if info.id == 1 and index >= self.at and not self.killed.exists():
+            # The main process tells this worker to end meanwhile.
+            time.sleep(0.5)
+            self.killed.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_worker_that_dies_where_it_is_to_end_loses_no_sample(
+    restarts: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken samples of a batch, which others wait for."""
+    script = Scripted({5: 2, 27: 1})
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
+    dataset = Deadly(480, 120, tmp_path / "killed")
+    loader = DataLoader(
+        dataset, batch_size=4, seed=3, num_workers="auto", worker_task="sample", restart_workers=restarts
+    )
+    expected = firsts(DataLoader(Noisy(480), batch_size=4, seed=3, seeding="sample", num_workers=1))
+    iterator = iter(loader)
+    found: list[list[float]] = []
+    errors = 0
+    while True:
+        try:
+            found.append(next(iterator)[0].tolist())
+            time.sleep(0.003)
+        except StopIteration:
+            break
+        except RuntimeError as error:
+            errors += "exited unexpectedly" in str(error)
+    assert (tmp_path / "killed").exists()
+    # The others make what the dead one had, also after the error.
+    assert found == expected
+    assert errors == (0 if restarts else 1)
+    # On a busy machine it may die before it is to end.
+    assert script.changes in ([2, 1], [2])
+
+
+@pytest.mark.parametrize(("given", "most"), [(None, [4, 4, 10]), (3, [3, 3, 3])])
+def test_the_window_of_shared_tasks_follows_the_number(
+    given: int | None, most: list[int], script: Scripted
+) -> None:
+    script.script = {0: 1}
+    loader = DataLoader(
+        Noisy(200), batch_size=1, num_workers="auto", worker_task="sample", prefetch_factor=given
+    )
+    iterator = iter(loader)
+    assert [iterator._most_tasks_of(workers) for workers in (1, 2, 5)] == most
+
+    def under_way() -> int:
+        # With those that have come before their turn.
+        return int(iterator._send_idx - iterator._rcvd_idx)
+
+    assert under_way() == most[0]
+    script.script = {0: 5}
+    assert max(under_way() for _ in slowly(iterator)) == most[2]
+
+
+@pytest.fixture
+def limited(monkeypatch: pytest.MonkeyPatch) -> Scripted:
+    """A script for a pool of three, which wants more."""
+    found = Scripted({5: 3, 30: 1, 50: 2})
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: found)
+    return found
+
+
+def pids_of(pool: Any) -> set[int]:
+    return {process.process.pid for process in pool._crew._processes}
+
+
+@pytest.mark.parametrize(
+    ("task", "method"),
+    [*itertools.product(["batch", "sample"], ["fork"]), ("batch", "spawn"), ("sample", "forkserver")],
+)
+def test_processes_come_from_a_pool_and_go_back(task: str, method: str, limited: Scripted) -> None:
+    other = fixed()
+    with ringloader.WorkerPool(3, start_method=method) as pool:
+        loader = auto(task, worker_pool=pool)
+        assert loader.num_workers == 2
+        pids: set[int] = set()
+        for _ in range(2):
+            found = []
+            for batch in slowly(loader):
+                found.append(batch[0].tolist())
+                pids |= pids_of(pool)
+                # What was given back is idle, for other iterators.
+                lent = sum(process.is_lent for process in pool._crew._processes)
+                assert lent <= 3 and len(pids) <= 3
+            assert found == firsts(other)
+            limited.seen = 0
+        assert limited.changes[:5] == [2, 3, 2, 1, 2]
+        assert pids_of(pool) == pids and len(pids) == 3
+
+
+def test_a_process_that_was_given_back_serves_another_iterator(limited: Scripted) -> None:
+    limited.script = {5: 3, 30: 1}
+    with ringloader.WorkerPool(3, start_method="spawn") as pool:
+        # As in a loop over a loader that nobody else has.
+        iterator = iter(auto(worker_pool=pool))
+        found, most = [], 0
+        for number, batch in enumerate(slowly(iterator)):
+            found.append(batch[0].tolist())
+            most = max(most, len(iterator._workers))
+            if number == 60:
+                before = pids_of(pool)
+                other = fixed(worker_pool=pool)
+                assert firsts(other) == firsts(fixed())
+                assert pids_of(pool) == before, "none was started for it"
+        assert found == firsts(fixed())
+        assert most == 3
+
+
+def test_a_pool_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    with ringloader.WorkerPool(1) as pool:
+        loader = auto(worker_pool=pool)
+        assert loader.num_workers == 1
+        assert numbers.limits(pool) == (1, 1)
+        iterator = iter(loader)
+        assert next(iterator)[2].tolist() == [1] * 4
+        assert iterator._changing._controller.most == 1
+        del iterator
+    # A loader that has found its number gets a smaller pool, or fewer processors.
+    loader = auto()
+    numbers.begin_with(loader, numbers.limits(None), 4)
+    monkeypatch.setattr(numbers, "most", lambda: 3)
+    iterator = iter(loader)
+    assert len(iterator._workers) == 3
+    assert firsts(iterator) == firsts(fixed())
+
+
+@pytest.mark.usefixtures("limited")
+@pytest.mark.parametrize("at", [6, 31, 52])
+@both_tasks
+def test_a_pools_process_that_is_killed_at_a_change_is_replaced(task: str, at: int) -> None:
+    with ringloader.WorkerPool(3, start_method="fork") as pool:
+        iterator = iter(auto(task, worker_pool=pool, restart_workers=9))
+        found = []
+        for number, batch in enumerate(slowly(iterator)):
+            found.append(batch[0].tolist())
+            if number in (at, at + 1):
+                with contextlib.suppress(ProcessLookupError, TypeError):
+                    os.kill(iterator._workers[-1].pid, signal.SIGKILL)
+        assert found == firsts(fixed())
+        del iterator, batch
+        # The pool is as before.
+        assert firsts(fixed(worker_pool=pool)) == firsts(fixed())
+
+
+def test_iterators_that_run_at_once_have_workers_of_their_own() -> None:
+    loader = auto()
+    first = iter(loader)
+    next(first)
+    numbers.begin_with(loader, numbers.limits(None), 3)
+    second = iter(loader)
+    for _ in range(10):
+        assert next(second) is not None
+        assert next(first) is not None
+    assert first._changing._controller is not second._changing._controller
+    assert [len(one._workers) >= number for one, number in ((first, 1), (second, 3))] == [True, True]
+    assert numbers.found_for(loader) == second._changing.number
 
 
 def test_without_the_option_nothing_is_put_around_next() -> None:

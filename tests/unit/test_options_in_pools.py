@@ -15,9 +15,9 @@ pytestmark = pytest.mark.rings_only
 
 # Options that a loader has only from its constructor on, and those that say which processes it gets.
 CONSTRUCTED = {"worker_prefetch": 3, "last_batch": "discard"}
-NOT_HERE = {"worker_pool", "worker_method", "auto_workers", "prefetch_epochs", "snapshot_every_n_steps"}
+NOT_HERE = {"worker_pool", "worker_method", "prefetch_epochs", "snapshot_every_n_steps"}
 OPTIONS = {**{name: {name: value} for name, value in CONSTRUCTED.items()}, **CASES}
-del OPTIONS["worker_method"], OPTIONS["auto_workers"]
+del OPTIONS["worker_method"]
 OPTIONS["device_transform"] = {"device": "cpu", "device_transform": lambda batch: batch}
 # Options of which the first loader leaves a handler for good, which does nothing for others.
 STAYS = {"watchdog"}

@@ -172,17 +172,11 @@ CASES = {
         "num_workers='auto' and reseed_workers=True do not go together",
         "leave reseed_workers out",
     ),
-    ("auto_workers", 'with `worker_task="sample"`'): Case(
-        {"auto_workers": True, "worker_task": "sample"},
+    ("auto_workers", "with `Workers` on a cluster"): Case(
+        {"auto_workers": True, "worker_pool": ELSEWHERE},
         {},
-        "num_workers='auto' and worker_task='sample' do not go together",
-        "does not change yet; pass a number",
-    ),
-    ("auto_workers", "with `worker_pool`"): Case(
-        {"auto_workers": True, "worker_pool": POOL},
-        {},
-        "num_workers='auto' and worker_pool=ringloader.WorkerPool(2) do not go together",
-        "for as many as the pool has",
+        "num_workers='auto' and worker_pool=ringloader.WorkerPool(2) do not go together: idle processors",
+        "pass a number",
     ),
     ("seed", "without `worker_reset_fn`, `reseed_workers` or `seeding`"): Case(
         {"seed": 3}, {}, "seed=3 has no effect without worker_reset_fn", "pass torch's generator"

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+import ringloader
 from parity.describe import describe
 from ringloader import DataLoader, Retry, WorkerPool
 
@@ -182,3 +183,33 @@ def test_iterators_pause_have_limits_and_call_their_workers_in_the_middle_of_an_
     assert [[sample[drawn] for sample in batch] for batch in found] == [
         [sample[drawn] for sample in batch] for batch in expected
     ]
+
+
+def test_a_thread_that_ends_while_it_collates_leaves_its_batch_to_the_others() -> None:
+    """It has taken the samples of the others, which are made again."""
+    ended: list[int] = []
+
+    def collate(samples: list[int]) -> list[int]:
+        if samples[0] == 4 and not ended:
+            ended.append(4)
+            raise SystemExit
+        return samples
+
+    loader = DataLoader(
+        range(24), batch_size=4, num_workers=2, worker_method="thread", collate_fn=collate, **SAMPLES
+    )
+    iterator = iter(loader)
+    found: list[list[int]] = []
+    with pytest.raises(RuntimeError, match="exited unexpectedly"):
+        found.extend(iterator)
+    assert [*found, *iterator] == [list(range(first, first + 4)) for first in range(0, 24, 4)]
+
+
+@pytest.mark.parametrize(("prefetch_factor", "expected"), [(None, 4), (3, 3)])
+def test_a_converted_loader_has_the_default_of_its_own(prefetch_factor: int | None, expected: int) -> None:
+    theirs = torch.utils.data.DataLoader(range(80), 4, num_workers=2, prefetch_factor=prefetch_factor)
+    loader = ringloader.convert(theirs, worker_task="sample")
+    assert loader.prefetch_factor == expected
+    iterator = iter(loader)
+    assert iterator._tasks_outstanding == expected
+    assert len(list(iterator)) == 20

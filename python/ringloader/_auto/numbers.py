@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ringloader._auto.controller import Controller
 from ringloader._common import weak_registry
@@ -35,12 +36,41 @@ def most() -> int:
     return max(bound(), min(_TIMES * bound(), _MOST))
 
 
-def controller_of(loader: object) -> Controller:
-    """Returns what decides for a loader, for all its epochs."""
+class Pool(Protocol):
+    """Has the workers of a loader."""
+
+    @property
+    def num_workers(self) -> int:
+        """The most that a loader may have."""
+
+
+class Limits(NamedTuple):
+    """The most workers of a loader.
+
+    Attributes:
+        bound: For work that needs processors.
+        most: For work that waits.
+    """
+
+    bound: int
+    most: int
+
+
+def limits(pool: Pool | None) -> Limits:
+    """Returns the limits of a loader, whose workers may come from a pool."""
+    found = Limits(bound(), most())
+    return found if pool is None else Limits(*(min(number, pool.num_workers) for number in found))
+
+
+def controller_of(loader: object, limits: Limits) -> Controller:
+    """Returns what decides for an iterator of a loader: it goes on from the one that was made last."""
     found = _controllers.get(loader)
-    if found is None:
-        found = Controller(bound(), most())
-        _controllers.put(loader, found)
+    # Several iterators may run at once, each with workers of its own.
+    found = Controller(*limits) if found is None else copy.deepcopy(found)
+    # There may be fewer processors than before, or a smaller pool.
+    found.bound, found.most = min(found.bound, limits.bound), min(found.most, limits.most)
+    found.number = min(found.number, found.most)
+    _controllers.put(loader, found)
     return found
 
 
@@ -50,9 +80,9 @@ def found_for(loader: object) -> int | None:
     return None if controller is None else controller.number
 
 
-def begin_with(loader: object, number: int) -> None:
+def begin_with(loader: object, limits: Limits, number: int) -> None:
     """Makes the next iterator of a loader begin with a number of workers. One that runs is left alone."""
-    controller = Controller(bound(), most())
+    controller = Controller(*limits)
     controller.number = max(1, min(number, controller.most))
     _controllers.put(loader, controller)
 

@@ -17,6 +17,7 @@ from ringloader._log import logger
 from ringloader._options import kept, seeding
 
 if TYPE_CHECKING:
+    from ringloader._auto.numbers import Limits
     from ringloader._common.protocols import OurWorkersIterator
     from ringloader._torch.protocols import TorchLoader
 
@@ -28,8 +29,12 @@ _MOST_CHANGES = 1000
 
 
 @contextlib.contextmanager
-def room_for_most(loader: TorchLoader) -> Iterator[Changing | None]:
+def room_for_most(loader: TorchLoader, limits: Limits) -> Iterator[Changing | None]:
     """Makes a loader have the most workers while its iterator is made, if their number may change.
+
+    Args:
+        loader: The loader.
+        limits: Its limits.
 
     Yields:
         The object that changes the number, or None.
@@ -37,27 +42,31 @@ def room_for_most(loader: TorchLoader) -> Iterator[Changing | None]:
     if not seeding.any_may_make(loader):
         yield None
         return
-    with numbers.with_workers(loader, numbers.most()):
-        yield Changing(loader)
+    with numbers.with_workers(loader, limits.most):
+        yield Changing(loader, limits)
 
 
 class Changing:
     """Changes how many workers of an iterator run.
 
     INVARIANT: the first ones run, and the last of them ends first. The iterator lists them, and until it has
-    ended the one that is to end; no worker is added until then. A worker is told to end when it has no task.
+    ended the one that is to end; no worker is added until then. A worker is told to end when it has no task,
+    or between two runs of tasks that all workers share.
+
+    An interrupt may come anywhere: each step can be taken again, and the next look goes on with it.
 
     Args:
-        loader: The iterator's loader. Its number of workers is kept for all its epochs.
+        loader: The iterator's loader. Its number of workers is kept for its next iterator.
+        limits: Its limits.
     """
 
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _monotonic = staticmethod(time.monotonic)
 
-    def __init__(self, loader: TorchLoader) -> None:
+    def __init__(self, loader: TorchLoader, limits: Limits) -> None:
         self._loader = weakref.ref(loader)
         self._shows = kept.has_options(loader)
-        self._controller = numbers.controller_of(loader)
+        self._controller = numbers.controller_of(loader, limits)
         self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
         # Threads may share an iterator.
         self._lock = threading.Lock()
@@ -69,8 +78,10 @@ class Changing:
         self._looked = 0.0
         # Batches and time at the beginning of the look.
         self._first, self._begun = 0, 0.0
-        # The number of the first task that a worker on trial has.
-        self._settled_at = 0
+        # The number of workers that the scheduler knows of.
+        self._used = self.number
+        # Tasks that are still to be sent because workers were added.
+        self._unsent = 0
         # True once a worker was lost, or could not be started: the number stays. One whose start was
         # interrupted may run unknown.
         self._is_fixed = False
@@ -84,12 +95,19 @@ class Changing:
         """Returns the number of workers, and the last changes of it, the oldest first."""
         return self.number, tuple(self._changes)
 
+    def running(self, iterator: OurWorkersIterator) -> int:
+        """Returns the number of workers that get tasks when an epoch begins."""
+        if iterator._workers:
+            # Fewer run if an interrupt came after a decision.
+            self._controller.number = min(self.number, len(iterator._workers))
+        return self.number
+
     def begin_epoch(self, iterator: OurWorkersIterator) -> None:
         """Begins another epoch of the same workers."""
         self._meter = None
         self._left = self._between = 1
-        self._counted = self._settled_at = 0
-        iterator._scheduler.use_first(self.number)
+        self._counted = 0
+        self._use(iterator)
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take``, which gives an iterator its next batch, before which the number may change."""
@@ -135,15 +153,17 @@ class Changing:
             if self._counted > 1:
                 self._begin_look(iterator, now, waited)
             return
+        if self._used != self.running(iterator):
+            self._use(iterator)
+        if self._unsent:
+            self._fill(iterator)
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
         if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
             return
         controller = self._controller
-        # Fewer run if an interrupt came after the decision.
-        controller.number = min(self.number, len(iterator._workers))
         batches, seconds = self._counted - self._first, now - self._begun
-        is_settling = not controller.is_settled and self._counted > self._settled_at
+        is_settling = not controller.is_settled and iterator._scheduler.has_begun()
         if not is_settling and not controller.is_due(batches, seconds):
             return
         tasks = _tasks_of(iterator)
@@ -162,7 +182,7 @@ class Changing:
             if decision.change > 0:
                 self._add(iterator)
             else:
-                iterator._scheduler.use_first(self.number)
+                self._use(iterator)
                 self._show()
 
     def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
@@ -178,9 +198,6 @@ class Changing:
     def _add(self, iterator: OurWorkersIterator) -> None:
         worker = self.number - 1
         try:
-            if iterator._persistent_workers:
-                # The one before may have answered tasks of an epoch that was given up.
-                iterator._take_committed()
             work = iterator._work_of(worker, iterator._late_start_of(worker))
             iterator._workers.append(iterator._transport.start_later(work))
         except BaseException as error:
@@ -192,26 +209,43 @@ class Changing:
             # The batches of the others come all the same.
             logger.warning("num_workers='auto' stays at %d: another could not be started: %s", worker, error)
             return
-        iterator._scheduler.begin_worker(worker)
-        iterator._scheduler.use_first(self.number)
-        # The worker has the next tasks: it has returned a batch once that of the first of them comes.
-        self._settled_at = iterator._scheduler.positions().sent + 1
+        self._use(iterator)
         self._show()
-        for _ in range(iterator._prefetch_factor):
+        self._fill(iterator)
+
+    def _use(self, iterator: OurWorkersIterator) -> None:
+        """Makes the scheduler use the workers that run."""
+        number, most = self.number, iterator._most_tasks_of(self.number)
+        for worker in range(self._used, number):
+            iterator._scheduler.begin_worker(worker)
+        iterator._scheduler.use_first(number, most)
+        self._unsent = max(most - iterator._most_tasks_of(self._used), 0)
+        self._used = number
+
+    def _fill(self, iterator: OurWorkersIterator) -> None:
+        """Sends the tasks that more workers are to have."""
+        while self._unsent and not iterator._scheduler.is_at_end():
             iterator._try_put_index()
+            self._unsent -= 1
 
     def _has_ended(self, iterator: OurWorkersIterator, unanswered: list[int]) -> bool:
         """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
+        shares = iterator._transport.shared_tasks is not None
+        transport = iterator._transport
         while len(iterator._workers) > self.number:
             last = len(iterator._workers) - 1
-            # Again: an interrupt may have come after the decision.
-            iterator._scheduler.use_first(self.number)
-            if not iterator._transport.has_been_ended(last):
-                if last < len(unanswered) and unanswered[last]:
+            if not transport.has_been_ended(last):
+                if not shares and last < len(unanswered) and unanswered[last]:
                     return False
-                iterator._transport.send(last, None)
-            if not iterator._transport.has_left(last):
+                transport.send(last, None)
+            if not transport.has_left(last):
                 return False
+            # Its results may wait for their turn.
+            iterator._take_committed()
+            if not iterator._scheduler.retire(last):
+                # Lost with a task, for which an error, or a successor, comes where the next batch is taken.
+                return False
+            transport.retire(last)
             iterator._workers.pop()
         return True
 

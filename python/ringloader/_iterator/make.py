@@ -63,7 +63,7 @@ def _make_with_auto(
     loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
 ) -> Any:
     """Makes the iterator of a loader that finds its number of workers."""
-    bound = numbers.bound()
+    bound = numbers.limits(options.worker_pool).bound
     with numbers.with_workers(loader, bound):
         made = _make(loader, options, without_ours, fall_back)
     if kept.has_options(loader):
@@ -279,7 +279,7 @@ def _changing(loader: TorchLoader, options: Options) -> contextlib.AbstractConte
         return contextlib.nullcontext()
     from ringloader._iterator import changing
 
-    return changing.room_for_most(loader)
+    return changing.room_for_most(loader, numbers.limits(options.worker_pool))
 
 
 def _with_threads(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
@@ -330,7 +330,8 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
             if takes:
                 # Before the memory, which a process that is forked now would have too.
                 with budget.asking(OSError):
-                    lease = options.worker_pool._lend(loader)
+                    number = loader.num_workers if changing is None else changing.number
+                    lease = options.worker_pool._lend(loader, number)
             transport = processes.make_transport(
                 loader, options, worker_options, device_type, lease, in_turn=in_turn
             )

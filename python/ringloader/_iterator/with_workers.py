@@ -118,12 +118,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     @property
     def _workers_to_begin_with(self) -> int:
         """The number of workers that get tasks when an epoch begins."""
-        return self._num_workers if self._changing is None else self._changing.number
+        return self._num_workers if self._changing is None else self._changing.running(self)
 
-    @property
-    def _tasks_to_begin_with(self) -> int:
-        """The number of tasks that are sent when an epoch begins."""
-        return self._transport.shared_tasks or self._prefetch_factor * self._workers_to_begin_with
+    def _most_tasks_of(self, workers: int) -> int:
+        """Returns how many tasks may be out while so many workers get them."""
+        shared = self._transport.shared_tasks
+        return self._prefetch_factor * workers if shared is None else shared(workers)
 
     def _start_workers(self) -> None:
         for worker in range(self._workers_to_begin_with):
@@ -177,7 +177,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = [True] * self._num_workers
         self._put_stages()
         if first_iter or source is not None:
-            for _ in range(self._tasks_to_begin_with):
+            for _ in range(self._most_tasks_of(self._workers_to_begin_with)):
                 self._scheduler.put_index(self)
         kept = states.of(loader)
         if kept is not None:
@@ -242,12 +242,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         )
         if self._restarting is not None:
             made.keep_sent()
-        if self._transport.shared_tasks:
-            made.share_tasks(self._transport.shared_tasks)
+        if self._transport.shared_tasks is not None:
+            made.share_tasks(self._most_tasks_of(self._workers_to_begin_with))
         elif self._keys is not None and self._keys.balances:
             made.balance()
         if self._changing is not None:
-            made.use_first(self._changing.number)
+            made.use_first(self._changing.number, self._most_tasks_of(self._changing.number))
         if self._stages.recording is not None:
             made.record(self._stages.recording.recorder, self._main_prefetch > 0)
         watchdog = self._transport.watchdog
@@ -365,7 +365,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if successor is None:
             return False
         self._workers[worker_id] = successor
-        if self._next_epoch is not None and self._transport.shared_tasks:
+        if self._next_epoch is not None and self._transport.shared_tasks is not None:
             self._next_epoch.tell(self, worker_id)
         return True
 

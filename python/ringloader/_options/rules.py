@@ -160,18 +160,12 @@ _OF_OPTIONS = (
         bool,
         "the generators are set before each sample or batch anyway; leave reseed_workers out",
     ),
-    _with_auto(
-        "worker_task",
-        'with `worker_task="sample"`',
-        lambda value: value == "sample",
-        "the number of workers that share a batch does not change yet; pass a number",
-    ),
-    _with_auto(
-        "worker_pool",
-        "with `worker_pool`",
-        lambda value: value is not None,
-        "the number of a pool's processes does not change yet; leave num_workers out for as many as the pool "
-        "has",
+    of_options(
+        "auto_workers",
+        "with `Workers` on a cluster",
+        lambda options: options.auto_workers and _has_remote_pool(options),
+        f"num_workers={AUTO!r} and worker_pool={{options.worker_pool!r}} do not go together: idle processors "
+        "and memory, by which workers are added, are measured on this machine alone; pass a number",
     ),
     of_options(
         "seed",
@@ -216,7 +210,9 @@ _OF_LOADERS = (
         "worker_pool",
         "with more workers than it has",
         "made",
-        lambda options, facts: facts.loader.num_workers > options.worker_pool.num_workers,
+        lambda options, facts: (
+            not options.auto_workers and facts.loader.num_workers > options.worker_pool.num_workers
+        ),
         "num_workers={facts.loader.num_workers} is more than the {options.worker_pool.num_workers} processes "
         "of worker_pool; pass num_workers=0 for as many as the pool has, or make a larger WorkerPool",
     ),

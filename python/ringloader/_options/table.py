@@ -402,8 +402,8 @@ class Options:
         "memory are left; one that brings too little is ended. `num_workers` is then the number that runs, "
         "and before the first `iter` the bound: the processors of this process, divided by "
         "`LOCAL_WORLD_SIZE`, less one for the caller where there are more than two. Workers that mostly wait "
-        "may be four times as many, up to 64. An `IterableDataset`, a dataset that has a `state_dict`, and "
-        "torch's own loader have the bound.",
+        "may be four times as many, up to 64, and no more than a `worker_pool` has. An `IterableDataset`, a "
+        "dataset that has a `state_dict`, and torch's own loader have the bound.",
         page="tuning.md#num_workersauto",
         check=checks.boolean,
         in_threads="works",

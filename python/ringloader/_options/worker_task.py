@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ringloader._options import kept, seeding
 from ringloader._worker import gather
@@ -12,22 +13,34 @@ if TYPE_CHECKING:
 
 # The `prefetch_factor` of a loader with workers that was given none.
 _TORCHS_DEFAULT = 2
+# The attribute of a loader with the default that was set as its `prefetch_factor`.
+_DEFAULT = "_ringloader_default_prefetch"
 
 
-def most_tasks(loader: TorchLoader) -> int:
-    """Returns how many batches may be under way, over all workers."""
+def most_tasks(loader: TorchLoader) -> Callable[[int], int]:
+    """Returns how many batches may be under way over all workers, as a function of their number."""
     factor = loader.prefetch_factor
-    if factor == _TORCHS_DEFAULT and not kept.shows_options(loader):
-        # torch's constructor has set it, where none was given.
-        return default_prefetch(loader)
+    # torch's constructor has set its own, where none was given.
+    is_torchs = factor == _TORCHS_DEFAULT and not kept.shows_options(loader)
+    if is_torchs or (factor is not None and factor == vars(loader).get(_DEFAULT)):
+        return _default_prefetch(loader)
     # torch's constructor refuses anything else that stands there, and has drawn by then.
-    return max(factor, 1) if isinstance(factor, int) else 1
+    given = max(factor, 1) if isinstance(factor, int) else 1
+    return lambda _: given
 
 
-def default_prefetch(loader: TorchLoader) -> int:
-    """Returns the default of ``prefetch_factor``: 4, or as many as give each worker two samples."""
-    samples = 1 if keeps_whole(loader) else loader.batch_size or 2 * loader.num_workers
-    return max(4, -(-2 * loader.num_workers // samples))
+def set_default_prefetch(loader: Any) -> None:
+    """Sets the default of ``prefetch_factor``: 4, or as many as give each worker two samples.
+
+    It follows the number of workers where that changes.
+    """
+    loader.prefetch_factor = vars(loader)[_DEFAULT] = _default_prefetch(loader)(loader.num_workers)
+
+
+def _default_prefetch(loader: TorchLoader) -> Callable[[int], int]:
+    # A batch sampler's batches may be of any size.
+    samples = 1 if keeps_whole(loader) else loader.batch_size
+    return lambda workers: 4 if samples is None else max(4, -(-2 * workers // samples))
 
 
 def keeps_whole(loader: TorchLoader) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar, Unpack, overload
 
 import ringloader.bad_samples as bad_samples
 from ringloader._auto import numbers
-from ringloader._options import conflicts, epochs, kept
+from ringloader._options import conflicts, epochs, kept, worker_task
 from ringloader._options.table import TABLE, Options
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
@@ -85,7 +85,11 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
         epochs.inherit_told(at)
     if now.auto_workers and options.get("auto_workers"):
         numbers.forget(at)
-        at.num_workers, at.prefetch_factor = numbers.bound(), at.prefetch_factor or 2
+        at.num_workers = numbers.limits(now.worker_pool).bound
+        at.prefetch_factor = at.prefetch_factor or 2
+    if now.worker_task == "sample" and options.get("worker_task") and at.prefetch_factor == 2:
+        # torch's constructor has set it, where none was given.
+        worker_task.set_default_prefetch(at)
     replaced = kept.options_of(loader) if was_ours else None
     if not was_ours:
         _set_class(loader, _converted(cls))

@@ -31,11 +31,20 @@ class Lease:
     # The argument by which they are forked, for people.
     fork = "start_method='fork' to the WorkerPool"
 
-    def __init__(self, crew: Crew, loader: TorchLoader, record: Record, look: Look | None = None) -> None:
+    def __init__(
+        self,
+        crew: Crew,
+        loader: TorchLoader,
+        record: Record,
+        look: Look | None = None,
+        asks_later: bool = False,
+    ) -> None:
         self._crew = crew
         # Looks through what is sent; None if there is nothing to look for.
         self.look = look
         self._loader = weakref.ref(loader)
+        # The loader, for an iterator that asks for more processes later. One that persists is its loader's.
+        self._kept = loader if asks_later and not loader.persistent_workers else None
         # None once it is closed: a report of the iterator may have this one for long.
         self.record: Record | None = record
         self._idle: list[PoolProcess] = []
@@ -77,7 +86,7 @@ class Lease:
         """Gives back the processes that got no work. The others are given back as they leave."""
         while self._idle:
             self._crew.give_back(self._idle.pop())
-        self.record = None
+        self.record = self._kept = None
 
 
 @functools.cache
@@ -184,8 +193,13 @@ class Crew:
         if not self.is_inherited():
             self._tidy_if_free()
 
-    def lend(self, loader: TorchLoader) -> Lease:
-        """Lends processes to an iterator of ``loader``: idle ones, and new ones for the rest."""
+    def lend(self, loader: TorchLoader, count: int) -> Lease:
+        """Lends processes to an iterator of ``loader``: idle ones, and new ones for the rest.
+
+        Args:
+            loader: The loader, which has the most workers that there may be.
+            count: The processes that it begins with.
+        """
         context = self.context
         guard.refuse_in_import(context, Lease.fork)
         look = look_for(context, Lease.fork)
@@ -195,9 +209,19 @@ class Crew:
         with self._held():
             self._check_open()
             record = self.objects.record_of(loader, self._add_gone)
-        lease = Lease(self, loader, record, look)
-        self.fill(lease, loader, loader.num_workers)
+        lease = Lease(self, loader, record, look, asks_later=count < loader.num_workers)
+        self.fill(lease, loader, count)
+        if self._is_forked():
+            self._have_idle(lease, loader.num_workers - count)
         return lease
+
+    def _have_idle(self, lease: Lease, count: int) -> None:
+        """Starts processes that an iterator may ask for later: one that is forked then has its memory too."""
+        assert lease.record is not None, "it is not closed"
+        with self._held():
+            self._check_open()
+            for _ in range(count - len(self._serving(lease.record))):
+                self._start()
 
     def fill(self, lease: Lease, loader: TorchLoader, count: int) -> None:
         """Lends processes to a lease, and renews its record where they cannot have the state of before.

@@ -124,9 +124,14 @@ class WorkerPool:
             self._crew.is_shut_down = was_ended
         return self._crew
 
-    def _lend(self, loader: TorchLoader) -> Lease:
-        """Lends processes to an iterator of the loader."""
-        return self._own().lend(loader)
+    def _lend(self, loader: TorchLoader, count: int) -> Lease:
+        """Lends processes to an iterator of the loader, which may ask for more later.
+
+        Args:
+            loader: The loader, which has the most workers that there may be.
+            count: The processes that it begins with.
+        """
+        return self._own().lend(loader, count)
 
 
 def takes(pool: WorkerPool | None, loader: TorchLoader, may_keep: bool = False) -> bool:

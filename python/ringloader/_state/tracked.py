@@ -78,8 +78,9 @@ def load(loader: TorchLoader, state: object) -> None:
     number = state.get(_WORKERS)
     if number is not None and (not isinstance(number, int) or number < 1):
         raise ValueError(f"load_state_dict(): {_WORKERS!r} must be a positive int, not {number!r:.50}")
-    if number is not None and kept.options_of(loader).auto_workers:
-        numbers.begin_with(loader, number)
+    options = kept.options_of(loader)
+    if number is not None and options.auto_workers:
+        numbers.begin_with(loader, numbers.limits(options.worker_pool), number)
     if found.epoch is not None and order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)

@@ -57,6 +57,7 @@ class Recording:
         self.recorder = recorder
         self._shared_bytes = shared_bytes
         self._history = history
+        self._window = worker_task.most_tasks(loader) if _shares(loader, options) else None
         self._setting = verdict.Setting(
             num_workers=loader.num_workers,
             # torch 2.6 goes round the workers in any order.
@@ -70,7 +71,7 @@ class Recording:
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=proc.cores(),
-            window=worker_task.most_tasks(loader) if _shares(loader, options) else None,
+            window=None if self._window is None else self._window(loader.num_workers),
         )
         self._is_installed = not kept.has_options(loader)
         # Then all that follows a fetch counts as placing.
@@ -145,7 +146,8 @@ class Recording:
             made = [worker for worker, (batches, *_) in enumerate(workers, start=1) if batches]
             workers = workers[: max(number, *made, 0)]
             # The loader has found it, so no other one is advised.
-            setting = dataclasses.replace(setting, num_workers=number, most_workers=number)
+            window = None if self._window is None else self._window(number)
+            setting = dataclasses.replace(setting, num_workers=number, most_workers=number, window=window)
         found = EpochStats(
             path=path,
             num_workers=setting.num_workers,

@@ -76,7 +76,7 @@ class ProcessTransport(Transport):
         super().__init__(engine, options, watching)
         self._shared_tasks = shared
         if shared is not None:
-            self.shared_tasks = shared.places
+            self.shared_tasks = shared.most_tasks
             self.scheduler = _native.SharingScheduler
         self.timeouts = timeouts
         self._dispatching = dispatching
@@ -167,6 +167,8 @@ class ProcessTransport(Transport):
             BaseException: An error of the start. The worker is not to be started again then.
         """
         self.sound = False
+        # One that was to end is told again.
+        self._ended.discard(worker)
         return self._start_between(self._work[worker]._replace(start=start))
 
     def start_later(self, work: Work) -> Any:
@@ -183,9 +185,17 @@ class ProcessTransport(Transport):
         return self._start_between(work)
 
     def has_left(self, worker: int) -> bool:
-        """True once the process of a worker that was told to end has ended."""
+        """True once the process of a worker that was told to end has ended, or has gone back to its pool."""
         process = self._processes[worker]
-        return self.engine.has_ended(worker) and not process.is_alive()
+        # Asked first: a pool's process may end right after.
+        is_alive = process.is_alive()
+        has_left: bool = self._lease is not None and process.has_left
+        return not is_alive and (has_left or self.engine.has_ended(worker))
+
+    def retire(self, worker: int) -> None:
+        """Notes that a worker has left, and that all its results were taken."""
+        if self._lease is not None and self._processes[worker].has_left:
+            self.engine.note_left(worker)
 
     def _start_between(self, work: Work) -> Any:
         worker = work.worker
@@ -347,11 +357,15 @@ def make_transport(
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     shares = options.worker_task == "sample"
-    most_tasks = worker_task.most_tasks(loader) + 1 if shares else budget.most_tasks(loader, in_turn)
+    most_tasks = budget.most_tasks(loader, in_turn)
+    if shares:
+        most_tasks = worker_task.most_tasks(loader)(workers) + 1
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     # Of the most workers that there may be, few run at a time.
-    sharers = numbers.bound() if options.auto_workers and options.max_shared_bytes is None else workers
+    sharers = workers
+    if options.auto_workers and options.max_shared_bytes is None:
+        sharers = min(numbers.limits(options.worker_pool).bound, workers)
     share = budget.share_per_worker(sharers, options.max_shared_bytes, available)
     if shares:
         share = sharing.share_of_slots(share)
@@ -361,7 +375,7 @@ def make_transport(
     try:
         if shares:
             with budget.asking(OSError, ValueError):
-                shared = SharedTasks(loader, engine, share, options.stats)
+                shared = SharedTasks(loader, engine, sharers * share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
         dispatching = dispatching_for(loader, context, share)
         if options.sample_timeout is not None:

@@ -76,10 +76,11 @@ class Transport(abc.ABC):
         counters: Returns what a report counts of this epoch.
         sound: False once an iteration has ended as it should not.
         scheduler: The class of the native scheduler for this end.
-        shared_tasks: The most tasks that may be out, where all workers share all of them; else 0.
+        shared_tasks: Returns the most tasks that may be out, for a number of workers that share all of them;
+            None where each task is one worker's.
     """
 
-    shared_tasks = 0
+    shared_tasks: Callable[[int], int] | None = None
 
     # An attribute: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)

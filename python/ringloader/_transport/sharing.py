@@ -24,18 +24,23 @@ class SharedTasks:
     Args:
         loader: The loader.
         engine: The engine of its workers.
-        share: Bytes of the slots of each worker.
+        nbytes: Bytes of the slots of all workers.
         timed: True if runs are timed.
     """
 
-    def __init__(self, loader: TorchLoader, engine: _native.Engine, share: int, timed: bool) -> None:
-        self.places = places = min(worker_task.most_tasks(loader), _MOST_PLACES)
+    def __init__(self, loader: TorchLoader, engine: _native.Engine, nbytes: int, timed: bool) -> None:
+        self._most_tasks = worker_task.most_tasks(loader)
+        places = self.most_tasks(loader.num_workers)
         # All windows have as many bytes as the slots: those of the batches under way, of as many that the
         # caller keeps, and of the one on its way to him.
-        window = max(share * loader.num_workers // (2 * places + 1) // _PAGE * _PAGE, _SMALLEST_WINDOW)
+        window = max(nbytes // (2 * places + 1) // _PAGE * _PAGE, _SMALLEST_WINDOW)
         whole = worker_task.keeps_whole(loader)
         self.engine = _native.SharingEngine(engine, loader.num_workers, places, window, whole, timed)
         self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)
+
+    def most_tasks(self, workers: int) -> int:
+        """Returns how many tasks may be out while so many workers share them."""
+        return min(self._most_tasks(workers), _MOST_PLACES)
 
 
 def share_of_slots(share: int) -> int:

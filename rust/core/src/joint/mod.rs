@@ -473,6 +473,14 @@ impl<'a> Batch<'a> {
         }
     }
 
+    /// The worker of each run. For the main process, which has the batch's result and has not
+    /// [closed](Self::close) it.
+    pub fn makers(&self) -> impl Iterator<Item = u32> + 'a {
+        let this = *self;
+        let of = move |run| code(this.claim_word(run).load(Ordering::Relaxed)).checked_sub(FIRST_WORKER);
+        (0..self.plan().runs()).filter_map(of).map(|worker| worker as u32)
+    }
+
     /// Returns true if `worker` has a claim of the batch: of a run that is not made, or of the collation.
     #[must_use]
     pub fn is_with(&self, worker: u32) -> bool {

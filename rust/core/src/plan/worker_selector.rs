@@ -71,12 +71,11 @@ impl WorkerSelector {
         Self { max_tasks: most, ..Self::new(workers, 1, ResultOrder::InOrder) }
     }
 
-    /// Gives tasks to the first `workers` workers only from now on, and lets each of them be asked for as many ahead as
-    /// before. The others stay active: they may still have tasks.
-    pub fn use_first(&mut self, workers: u32) {
-        let prefetch_factor = self.prefetch_factor();
+    /// Gives tasks to the first `workers` workers only from now on, of which `most` may be outstanding. The others stay
+    /// active: they may still have tasks.
+    pub fn use_first(&mut self, workers: u32, most: u64) {
         self.used = workers as usize;
-        self.max_tasks = u64::from(workers) * u64::from(prefetch_factor);
+        self.max_tasks = most;
         self.open();
         self.judge_all();
     }

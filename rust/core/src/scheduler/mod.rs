@@ -68,6 +68,8 @@ pub struct Scheduler<T> {
     told: Option<u64>,
     /// True if the number of workers that get tasks may change.
     varies: bool,
+    /// The worker that [began](Self::begin_worker) last, and the first task that it got since.
+    added: Option<(u32, Option<u64>)>,
 }
 
 /// Why there is no result.
@@ -150,6 +152,7 @@ impl<T> Scheduler<T> {
             last_number: 0,
             told: None,
             varies: false,
+            added: None,
         }
     }
 
@@ -164,12 +167,15 @@ impl<T> Scheduler<T> {
         self.loads.get_or_insert_with(|| vec![0; self.selector.workers()].into());
     }
 
-    /// Sends tasks to the first `workers` workers only from now on, which may be called again with another number.
-    /// [`most_tasks`](Self::most_tasks) is that of so many workers. Results of the others' tasks still come. Only with
-    /// [`balance`](Self::balance).
-    pub fn use_first(&mut self, workers: u32) {
+    /// Sends tasks to the first `workers` workers only from now on, of which `most` may be out. It may be called again
+    /// with other numbers. Results of the others' tasks still come. Only with [`balance`](Self::balance) or
+    /// [`share_tasks`](Self::share_tasks).
+    pub fn use_first(&mut self, transport: &impl Transport, workers: u32, most: u64) {
         self.varies = true;
-        self.selector.use_first(workers);
+        self.selector.use_first(workers, most);
+        if self.shares {
+            transport.share_among(workers);
+        }
     }
 
     /// Returns true if more tasks than [`most_tasks`](Self::most_tasks) may be out, because fewer workers get tasks than
@@ -182,10 +188,41 @@ impl<T> Scheduler<T> {
     /// A process runs as `worker`, which had none, or whose process was to end and owed nothing.
     pub fn begin_worker(&mut self, worker: u32) {
         self.ended.retain(|&ended| ended != worker);
+        self.added = Some((worker, None));
+    }
+
+    /// Returns true if the worker that [began](Self::begin_worker) last has made a batch since, or some of one that all
+    /// workers make; and in the epochs after.
+    pub fn has_begun(&self, transport: &impl Transport) -> bool {
+        match self.added {
+            None => true,
+            Some((worker, _)) if self.shares => transport.has_made(worker),
+            Some((_, None)) => false,
+            Some((_, Some(first))) => self.tasks.awaited_tasks().all(|(seq, _)| seq != first),
+        }
+    }
+
+    /// Returns true if `worker` owes nothing of tasks that all workers share. Its process was told to end, and has
+    /// ended; what it had committed was taken. If it owes something, it is [lost](Poll::Lost).
+    pub fn retire(&mut self, transport: &impl Transport, worker: u32) -> bool {
+        if self.shares && transport.has_claim(worker) {
+            return false;
+        }
+        if self.shares {
+            self.ended.extend(std::iter::from_fn(|| transport.take_ended()));
+            self.ended.retain(|&ended| ended != worker);
+        }
+        true
     }
 
     /// Returns how many tasks each worker has that it has not answered. A result in a worker's ring counts as answered.
+    /// Where all workers share all tasks: 0 for one that makes nothing and finds nothing to make.
     pub fn unanswered(&self, transport: &impl Transport) -> Box<[u64]> {
+        if self.shares {
+            let is_open = transport.is_open();
+            let has_some = |worker| (is_open && worker < self.selector.used()) || transport.has_claim(worker);
+            return (0..self.selector.workers() as u32).map(|worker| has_some(worker).into()).collect();
+        }
         let mut loads = vec![0; self.selector.workers()].into_boxed_slice();
         self.count_unanswered(transport, &mut loads);
         loads
@@ -205,6 +242,7 @@ impl<T> Scheduler<T> {
         self.selector.reset();
         self.tasks.reset();
         self.behind = None;
+        self.added = None;
         self.epoch = self.next_number();
         self.follower = None;
     }
@@ -225,7 +263,8 @@ impl<T> Scheduler<T> {
             next.share_tasks(self.most_tasks());
         }
         if self.varies {
-            next.use_first(self.selector.used());
+            next.varies = true;
+            next.selector.use_first(self.selector.used(), self.selector.max_tasks());
         }
         next
     }
@@ -273,10 +312,17 @@ impl<T> Scheduler<T> {
         self
     }
 
-    /// Returns true if torch's limit forbids another task.
+    /// Returns true if torch's limit forbids another task. Where the limit may fall, results that wait for their turn
+    /// count too: as many would always be kept.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        self.tasks.outstanding() >= self.selector.max_tasks()
+        let is_in_order = self.order == ResultOrder::InOrder;
+        let out = if self.varies && is_in_order {
+            self.tasks.send_idx() - self.tasks.rcvd_idx()
+        } else {
+            self.tasks.outstanding()
+        };
+        out >= self.selector.max_tasks()
     }
 
     /// Sends an index that was read to the worker whose turn it is, and returns which. `None`: no worker is
@@ -310,6 +356,11 @@ impl<T> Scheduler<T> {
         self.count_unanswered(transport, &mut loads);
         let chosen = self.selector.choose_least(&loads);
         self.loads = Some(loads);
+        if let Some((worker, first @ None)) = &mut self.added
+            && chosen == Some(*worker)
+        {
+            *first = Some(self.tasks.send_idx());
+        }
         chosen
     }
 
@@ -429,18 +480,24 @@ impl<T> Scheduler<T> {
         kind != ResultKind::Object && self.follower == Some(epoch_of(seq))
     }
 
-    /// Workers that have ended and owe a result, which may still be in their rings.
-    fn debtors(&self) -> impl Iterator<Item = u32> {
+    /// Workers that have ended and owe a result, which may still be in their rings. Where all workers share all tasks,
+    /// each one owes the results, but one that was to end only what it has begun.
+    fn debtors(&self, transport: &impl Transport) -> impl Iterator<Item = u32> {
         let ended = self.ended.iter().copied();
         ended.filter(|&worker| {
+            let owes_all = worker < self.selector.used();
             self.selector.is_active(worker)
-                && if self.shares { self.tasks.outstanding() > 0 } else { self.tasks.awaits(worker) }
+                && if self.shares {
+                    self.tasks.outstanding() > 0 && (owes_all || transport.has_claim(worker))
+                } else {
+                    self.tasks.awaits(worker)
+                }
         })
     }
 
     /// One of them that has nothing of this epoch left in its ring.
     fn lost(&self, transport: &impl Transport) -> Result<Option<u32>> {
-        for worker in self.debtors() {
+        for worker in self.debtors(transport) {
             let is_drained = self.drop_stale(transport, worker)?;
             if is_drained || fault("lost_before_drained") {
                 return Ok(Some(worker));
@@ -473,7 +530,7 @@ impl<T> Scheduler<T> {
         if let Some(worker) = self.lost(transport)? {
             return Ok(Missing::Lost(worker));
         }
-        let Some(worker) = self.debtors().next() else {
+        let Some(worker) = self.debtors(transport).next() else {
             self.behind = None;
             return Ok(Missing::Late(Duration::MAX));
         };
@@ -526,10 +583,14 @@ impl<T> Scheduler<T> {
         self.give_up(worker);
         if self.shares {
             transport.lose(worker);
-            if let Some(other) = self.selector.choose() {
-                for _ in 0..self.tasks.reassign(worker, other) {
-                    self.selector.record_sent(other);
+            match self.selector.choose() {
+                Some(other) => {
+                    for _ in 0..self.tasks.reassign(worker, other) {
+                        self.selector.record_sent(other);
+                    }
                 }
+                // Tasks are counted for workers that were to end, too.
+                None => (0..self.selector.workers() as u32).for_each(|other| self.selector.deactivate(other)),
             }
         }
     }

@@ -59,4 +59,28 @@ pub trait Transport {
     fn lose(&self, worker: u32) {
         let _ = worker;
     }
+
+    /// Only the first `workers` workers make tasks that all workers share, from now on: batches are cut for as many, and
+    /// [`has_made`](Self::has_made) begins anew for those that did not before.
+    fn share_among(&self, workers: u32) {
+        let _ = workers;
+    }
+
+    /// Returns true if `worker` has something of tasks that all workers share which is not answered.
+    fn has_claim(&self, worker: u32) -> bool {
+        let _ = worker;
+        false
+    }
+
+    /// Returns true if something is left of tasks that all workers share which no worker has, the task that was sent last
+    /// aside: workers may not have seen that one yet.
+    fn is_open(&self) -> bool {
+        false
+    }
+
+    /// Returns true if `worker` has made some of a batch since it [shares](Self::share_among) tasks.
+    fn has_made(&self, worker: u32) -> bool {
+        let _ = worker;
+        false
+    }
 }

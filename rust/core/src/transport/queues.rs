@@ -51,8 +51,15 @@ pub struct SharedTask<I, R> {
     /// The number of its samples.
     pub samples: u64,
     per_run: u64,
-    /// By run: the samples that were made.
-    parts: Mutex<Vec<Option<R>>>,
+    parts: Mutex<Parts<R>>,
+}
+
+/// The samples of a task that were made.
+#[derive(Debug)]
+struct Parts<R> {
+    by_run: Vec<Option<R>>,
+    /// True once they were taken, to be collated.
+    are_taken: bool,
 }
 
 /// A run of a task's samples, which one worker makes.
@@ -85,8 +92,8 @@ impl<I, R> TaskRun<I, R> {
     /// The run was made. Returns true if all runs are, so that its worker answers the task.
     pub fn finish(&self, part: R) -> bool {
         let mut parts = self.task.lock();
-        let before = parts[self.run as usize].replace(part);
-        let is_last = parts.iter().all(Option::is_some);
+        let before = parts.by_run[self.run as usize].replace(part);
+        let is_last = parts.by_run.iter().all(Option::is_some);
         drop(parts);
         drop(before);
         is_last
@@ -107,10 +114,18 @@ impl<I, R> SharedTask<I, R> {
 
     /// Gives the samples of all runs, in their order.
     pub fn take_parts(&self) -> Vec<R> {
-        self.lock().iter_mut().filter_map(Option::take).collect()
+        let mut parts = self.lock();
+        parts.are_taken = true;
+        parts.by_run.iter_mut().filter_map(Option::take).collect()
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<Option<R>>> {
+    /// Returns the runs that are to be made again, where the worker of `run` has ended. One that was collating has taken
+    /// what the others had made.
+    fn lost_with(&self, run: u64) -> Range<u64> {
+        if std::mem::take(&mut self.lock().are_taken) { 0..self.runs() } else { run..run + 1 }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Parts<R>> {
         self.parts.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -124,6 +139,10 @@ struct Sharing<I, R> {
     unanswered: BTreeSet<u64>,
     /// Returns the number of an index's samples; `None`: a task is never cut.
     samples_of: Option<fn(&I) -> u64>,
+    /// The first so many workers make the tasks.
+    sharers: u32,
+    /// The task that was sent last.
+    newest: u64,
     /// The time that a sample takes; 0: not known.
     nanoseconds: u64,
 }
@@ -156,8 +175,10 @@ pub struct Queues<I, R> {
 #[derive(Debug)]
 struct Worker<I, R> {
     requests: VecDeque<Request<I>>,
-    /// The run that it took last.
+    /// The run that it took last, until it answers the task, or looks for another.
     in_hand: Option<TaskRun<I, R>>,
+    /// True if it has taken a run since it is one of those that make tasks.
+    has_made: bool,
     replies: VecDeque<Reply<R>>,
     /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last
     /// odd one.
@@ -235,6 +256,7 @@ impl<I, R> Queues<I, R> {
         let worker = |_| Worker {
             requests: VecDeque::new(),
             in_hand: None,
+            has_made: false,
             replies: VecDeque::new(),
             epoch: 0,
             batches: [0; 2],
@@ -267,8 +289,17 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
     pub fn share_tasks(&self, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
-        self.lock()?.sharing =
-            Some(Sharing { runs: VecDeque::new(), unanswered: BTreeSet::new(), samples_of, nanoseconds: 0 });
+        let mut state = self.lock()?;
+        let sharers = state.workers.len() as u32;
+        state.sharing = Some(Sharing {
+            runs: VecDeque::new(),
+            unanswered: BTreeSet::new(),
+            samples_of,
+            sharers,
+            newest: 0,
+            nanoseconds: 0,
+        });
+        drop(state);
         self.shares.store(true, Ordering::Relaxed);
         Ok(())
     }
@@ -284,7 +315,9 @@ impl<I, R> Queues<I, R> {
         let mut state = self.lock()?;
         let is_there = state.is_run_for(worker);
         let found = state.sharing.as_mut().filter(|_| is_there).and_then(|sharing| sharing.runs.pop_front());
-        let before = std::mem::replace(&mut state.workers[worker as usize].in_hand, found.clone());
+        let taker = &mut state.workers[worker as usize];
+        taker.has_made |= found.is_some();
+        let before = std::mem::replace(&mut taker.in_hand, found.clone());
         drop(state);
         drop(before);
         Ok(found)
@@ -317,17 +350,19 @@ impl<I, R> Queues<I, R> {
     /// Shares a task among all workers.
     fn share(&self, seq: u64, index: I) -> Result<()> {
         let mut state = self.lock()?;
-        let workers = state.workers.len() as u32;
         let is_closed = state.is_closed;
         let Some(sharing) = state.sharing.as_mut().filter(|_| !is_closed) else {
             drop(state);
             return Ok(());
         };
         let samples = sharing.samples_of.map_or(1, |samples_of| samples_of(&index));
-        let per_run = joint::per_run(samples, workers, Cost { making: sharing.nanoseconds, sending: 0 });
-        let mut task = SharedTask { seq, index, samples, per_run, parts: Mutex::default() };
+        let cost = Cost { making: sharing.nanoseconds, sending: 0 };
+        let per_run = joint::per_run(samples, sharing.sharers, cost);
+        sharing.newest = seq;
+        let parts = Mutex::new(Parts { by_run: Vec::new(), are_taken: false });
+        let task = SharedTask { seq, index, samples, per_run, parts };
         let runs = task.runs();
-        task.parts = Mutex::new((0..runs).map(|_| None).collect());
+        task.lock().by_run.resize_with(runs as usize, || None);
         let task = Arc::new(task);
         sharing.runs.extend((0..runs).map(|run| TaskRun { task: task.clone(), run }));
         sharing.unanswered.insert(seq);
@@ -384,12 +419,16 @@ impl<I, R> Queues<I, R> {
             return Ok(Some(Request::End));
         }
         let Some(first) = state.request_for(worker) else { return Ok(None) };
-        let worker = &mut state.workers[worker as usize];
-        let found = worker.requests.remove(first);
-        if let Some(Request::Epoch { number, .. }) = &found {
-            worker.entered = *number;
+        let taker = &mut state.workers[worker as usize];
+        let request = taker.requests.remove(first);
+        if let Some(Request::Epoch { number, .. }) = &request {
+            taker.entered = *number;
         }
-        Ok(found)
+        // It has made its last run, and answered what it was to answer.
+        let made = matches!(request, Some(Request::End)).then(|| taker.in_hand.take());
+        drop(state);
+        drop(made);
+        Ok(request)
     }
 
     /// A worker sends something, which is counted if it is a batch. Any object begins the worker's next epoch. After
@@ -409,12 +448,14 @@ impl<I, R> Queues<I, R> {
         }
         sender.batches[(sender.epoch % 2) as usize] += u64::from(is_batch);
         let (kind, seq) = (reply.kind, reply.seq);
+        let answered = sender.in_hand.take_if(|run| run.task.seq == seq);
         sender.replies.push_back(reply);
         let was_awaited = kind == ResultKind::Batch
             && state.sharing.as_mut().is_some_and(|sharing| sharing.unanswered.remove(&seq));
         // Others may wait for it to begin an epoch.
         let may_begin = was_awaited && state.workers.iter().any(|worker| !worker.requests.is_empty());
         self.notify_of(worker, state);
+        drop(answered);
         if may_begin {
             self.requested.iter().for_each(Condvar::notify_one);
         }
@@ -437,12 +478,20 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
-    /// Another thread is to run as `worker`, which has ended and owed nothing: its end is no news any more.
+    /// Another thread is to run as `worker`, which has ended and owed nothing: its end is no news any more. It
+    /// begins with this epoch, in the numbers of its tasks.
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.
-    pub fn begin_worker(&self, worker: u32) -> Result<()> {
-        self.lock()?.ended.retain(|&ended| ended != worker);
+    pub fn begin_worker(&self, worker: u32, epoch: u64) -> Result<()> {
+        let mut state = self.lock()?;
+        state.ended.retain(|&ended| ended != worker);
+        let begun = &mut state.workers[worker as usize];
+        begun.entered = epoch;
+        // The one before may have been told of an epoch that it never began.
+        let left = std::mem::take(&mut begun.requests);
+        drop(state);
+        drop(left);
         Ok(())
     }
 
@@ -520,6 +569,7 @@ impl<I, R> Queues<I, R> {
         let take = |worker: &mut Worker<I, R>| Worker {
             requests: std::mem::take(&mut worker.requests),
             in_hand: worker.in_hand.take(),
+            has_made: worker.has_made,
             replies: std::mem::take(&mut worker.replies),
             epoch: worker.epoch,
             batches: worker.batches,
@@ -626,11 +676,35 @@ impl<I, R> Transport for Queues<I, R> {
 
     fn lose(&self, worker: u32) {
         let Ok(mut state) = self.lock() else { return };
-        let in_hand = state.workers[worker as usize].in_hand.take();
-        if let (Some(sharing), Some(run)) = (&mut state.sharing, in_hand) {
-            sharing.runs.push_front(run);
+        let lost = state.workers[worker as usize].in_hand.take();
+        if let (Some(sharing), Some(run)) = (&mut state.sharing, &lost) {
+            for lost in run.task.lost_with(run.run).rev() {
+                sharing.runs.push_front(TaskRun { task: run.task.clone(), run: lost });
+            }
         }
         drop(state);
+        drop(lost);
         self.requested.iter().for_each(Condvar::notify_one);
+    }
+
+    fn share_among(&self, workers: u32) {
+        let Ok(mut state) = self.lock() else { return };
+        let Some(sharing) = &mut state.sharing else { return };
+        let before = std::mem::replace(&mut sharing.sharers, workers).min(workers);
+        state.workers[before as usize..].iter_mut().for_each(|worker| worker.has_made = false);
+    }
+
+    fn has_claim(&self, worker: u32) -> bool {
+        self.lock().is_ok_and(|state| state.workers[worker as usize].in_hand.is_some())
+    }
+
+    fn is_open(&self) -> bool {
+        let is_open =
+            |sharing: &Sharing<I, R>| sharing.runs.front().is_some_and(|run| run.task.seq != sharing.newest);
+        self.lock().is_ok_and(|state| state.sharing.as_ref().is_some_and(is_open))
+    }
+
+    fn has_made(&self, worker: u32) -> bool {
+        self.lock().is_ok_and(|state| state.workers[worker as usize].has_made)
     }
 }

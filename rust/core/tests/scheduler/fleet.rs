@@ -45,12 +45,19 @@ pub(crate) type Found<B> = <<B as Backend>::Transport as Transport>::Received;
 pub(crate) struct Fleet<B> {
     pub(crate) backend: B,
     pub(crate) scheduler: Scheduler<u64>,
+    prefetch_factor: u32,
 }
 
 impl<B: Backend> Fleet<B> {
     pub(crate) fn new(workers: u32, prefetch_factor: u32, order: ResultOrder) -> Self {
         let backend = B::new(workers, workers * prefetch_factor);
-        Self { backend, scheduler: Scheduler::new(workers, prefetch_factor, order) }
+        Self { backend, scheduler: Scheduler::new(workers, prefetch_factor, order), prefetch_factor }
+    }
+
+    /// Sends tasks to the first `workers` workers only, and as many to each as to all of them before.
+    pub(crate) fn use_first(&mut self, workers: u32) {
+        let most = workers * self.prefetch_factor;
+        self.scheduler.use_first(self.backend.transport(), workers, most.into());
     }
 
     /// Sends a task; returns to which worker.

@@ -187,3 +187,68 @@ fn a_worker_begins_an_epoch_once_all_tasks_before_are_answered() {
     queues.put(0, Request::End).unwrap();
     assert!(matches!(queues.take_request(0).unwrap(), Some(Request::End)));
 }
+
+/// A worker that ends while it collates has taken the samples of all: each run is made again.
+#[test]
+fn runs_that_a_lost_worker_has_taken_are_made_again() {
+    let queues = Queues::<u64, u32>::new(2);
+    queues.share_tasks(Some(|&samples| samples)).unwrap();
+    queues.put_task(0, 7, 4).unwrap();
+    let take = |worker| queues.take_run(worker).unwrap();
+    let (first, second) = (take(0).unwrap(), take(1).unwrap());
+    assert_eq!([first.samples(), second.samples()], [0..2, 2..4]);
+    assert!(!first.finish(1));
+    assert!(second.finish(2));
+    assert_eq!(second.task.take_parts(), [1, 2]);
+    queues.lose(1);
+    let again = [take(0).unwrap(), take(0).unwrap()];
+    assert_eq!([again[0].samples(), again[1].samples()], [0..2, 2..4]);
+    assert!(!again[0].finish(1));
+    // Lost before anything was taken: only this run.
+    queues.lose(0);
+    let again = take(1).unwrap();
+    assert_eq!(again.samples(), 2..4);
+    assert!(again.finish(2));
+    assert_eq!(again.task.take_parts(), [1, 2]);
+}
+
+/// A batch is cut for the workers that run, and a worker is told when it has made something.
+#[test]
+fn tasks_are_cut_for_the_workers_that_share_them() {
+    let queues = Queues::<u64, u32>::new(4);
+    queues.share_tasks(Some(|&samples| samples)).unwrap();
+    queues.share_among(1);
+    queues.put_task(0, 0, 8).unwrap();
+    assert!(!queues.is_open(), "the newest may not be seen yet");
+    queues.share_among(2);
+    queues.put_task(0, 1, 8).unwrap();
+    assert!(queues.is_open());
+    assert_eq!(queues.take_run(0).unwrap().unwrap().samples(), 0..8);
+    assert!(queues.has_claim(0) && queues.has_made(0));
+    assert_eq!(queues.take_run(1).unwrap().unwrap().samples(), 0..4);
+    assert!(queues.has_made(1) && !queues.has_made(2));
+    // One that is told to end has made what it took.
+    queues.put(1, Request::End).unwrap();
+    assert!(matches!(queues.take_request(1).unwrap(), Some(Request::End)));
+    assert!(!queues.has_claim(1));
+    queues.share_among(1);
+    queues.share_among(2);
+    assert!(queues.has_made(0) && !queues.has_made(1));
+}
+
+/// A worker that is added makes tasks of the epoch that it begins with, and gets nothing that was meant for the one before.
+#[test]
+fn a_worker_that_begins_in_a_later_epoch_makes_its_tasks() {
+    let queues = Queues::<(), ()>::new(2);
+    queues.share_tasks(None).unwrap();
+    let first = 2 << EPOCH_SHIFT;
+    (0..2).for_each(|task| queues.put_task(0, first + task, ()).unwrap());
+    assert!(queues.take_run(1).unwrap().is_none());
+    queues.put(1, Request::Epoch { number: 3, message: () }).unwrap();
+    queues.put(1, Request::End).unwrap();
+    assert!(matches!(queues.take_request(1).unwrap(), Some(Request::End)));
+    queues.begin_worker(1, 2).unwrap();
+    assert_eq!(queues.take_run(1).unwrap().map(|run| run.task.seq), Some(first));
+    Transport::begin_epoch(&queues, 3);
+    assert!(queues.take_request(1).unwrap().is_none());
+}

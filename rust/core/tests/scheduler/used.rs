@@ -4,6 +4,7 @@ use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::Poll;
 
 use crate::fleet::{Backend, Fleet};
+use crate::queues::ThreadQueues;
 
 const ORDERS: [ResultOrder; 3] =
     [ResultOrder::InOrder, ResultOrder::AsCompleted, ResultOrder::AsCompletedRoundRobin];
@@ -11,7 +12,7 @@ const ORDERS: [ResultOrder; 3] =
 fn first<B: Backend>(workers: u32, used: u32, order: ResultOrder) -> Fleet<B> {
     let mut fleet = Fleet::new(workers, 2, order);
     fleet.scheduler.balance();
-    fleet.scheduler.use_first(used);
+    fleet.use_first(used);
     fleet
 }
 
@@ -32,7 +33,7 @@ fn only_the_first_workers_get_tasks<B: Backend>() {
         let sent: Vec<_> = (0..4).map(|_| fleet.send()).collect();
         assert_eq!(sent, [0, 1, 0, 1].map(Some), "{order:?}");
         assert!(fleet.scheduler.is_full());
-        fleet.scheduler.use_first(3);
+        fleet.use_first(3);
         assert_eq!(fleet.scheduler.most_tasks(), 6);
         assert_eq!([fleet.send(), fleet.send()], [Some(2); 2], "{order:?}: it has none");
         assert!(fleet.scheduler.is_full());
@@ -47,7 +48,7 @@ fn fewer_workers_lose_no_task<B: Backend>() {
     for order in ORDERS {
         let mut fleet = first::<B>(3, 3, order);
         fleet.fill();
-        fleet.scheduler.use_first(1);
+        fleet.use_first(1);
         assert!(fleet.scheduler.is_full() && fleet.scheduler.varies());
         (0..3).for_each(|worker| fleet.answer(worker, 2));
         assert_eq!(take(&mut fleet), 6, "{order:?}");
@@ -63,13 +64,13 @@ fn a_worker_runs_again<B: Backend>() {
     for order in ORDERS {
         let mut fleet = first::<B>(2, 2, order);
         fleet.fill();
-        fleet.scheduler.use_first(1);
+        fleet.use_first(1);
         fleet.answer(0, 2);
         fleet.answer(1, 2);
         fleet.backend.end(1);
         assert_eq!(take(&mut fleet), 4, "{order:?}");
         fleet.scheduler.begin_worker(1);
-        fleet.scheduler.use_first(2);
+        fleet.use_first(2);
         fleet.fill();
         fleet.answer(0, 2);
         // Nothing says that it has ended.
@@ -98,6 +99,69 @@ fn a_worker_runs_again<B: Backend>() {
     }
 }
 
+/// A worker that was added has begun once its first task is answered, also out of order.
+fn a_worker_has_begun_with_its_first_answer<B: Backend>() {
+    for order in ORDERS {
+        let mut fleet = first::<B>(2, 1, order);
+        assert!(fleet.scheduler.has_begun(fleet.backend.transport()));
+        fleet.fill();
+        fleet.scheduler.begin_worker(1);
+        fleet.use_first(2);
+        assert!(!fleet.scheduler.has_begun(fleet.backend.transport()), "{order:?}: it has no task");
+        fleet.fill();
+        fleet.answer(0, 2);
+        assert_eq!(take(&mut fleet), 2, "{order:?}");
+        assert!(!fleet.scheduler.has_begun(fleet.backend.transport()), "{order:?}");
+        fleet.answer(1, 1);
+        assert_eq!(take(&mut fleet), 1, "{order:?}");
+        assert!(fleet.scheduler.has_begun(fleet.backend.transport()), "{order:?}");
+    }
+}
+
+/// Where all workers share all tasks: one that was to end and has is no loss, unless it had begun something.
+#[test]
+fn the_end_of_a_worker_that_shares() {
+    let mut fleet = Fleet::<ThreadQueues>::new(3, 1, ResultOrder::InOrder);
+    fleet.backend.transport().share_tasks(None).unwrap();
+    fleet.scheduler.share_tasks(3);
+    fleet.scheduler.use_first(fleet.backend.transport(), 2, 3);
+    fleet.fill();
+    let take_run = |fleet: &Fleet<ThreadQueues>, worker| {
+        fleet.backend.transport().take_run(worker).unwrap().map(|run| run.task.seq)
+    };
+    let unanswered =
+        |fleet: &Fleet<ThreadQueues>| fleet.scheduler.unanswered(fleet.backend.transport()).to_vec();
+    assert_eq!(unanswered(&fleet), [1, 1, 0], "all but the newest is open");
+    assert_eq!([0, 1].map(|worker| take_run(&fleet, worker)), [Some(0), Some(1)]);
+    assert_eq!(unanswered(&fleet), [1, 1, 0]);
+    fleet.backend.commit(0, 0, 0);
+    assert_eq!(unanswered(&fleet), [0, 1, 0], "the newest one is open, and the first idle");
+    fleet.scheduler.use_first(fleet.backend.transport(), 1, 3);
+    assert!(!fleet.scheduler.retire(fleet.backend.transport(), 1), "it has begun a task");
+    fleet.backend.commit(1, 1, 0);
+    fleet.backend.end(1);
+    assert!(fleet.scheduler.retire(fleet.backend.transport(), 1));
+    assert_eq!(take(&mut fleet), 2);
+    assert!(matches!(fleet.poll(), Poll::Wait { .. }), "it is not missed");
+    // Again, and it ends with a task.
+    fleet.scheduler.begin_worker(1);
+    fleet.scheduler.use_first(fleet.backend.transport(), 2, 3);
+    assert!(!fleet.scheduler.has_begun(fleet.backend.transport()));
+    assert_eq!(take_run(&fleet, 1), Some(2));
+    assert!(fleet.scheduler.has_begun(fleet.backend.transport()));
+    fleet.scheduler.use_first(fleet.backend.transport(), 1, 3);
+    fleet.backend.end(1);
+    assert!(!fleet.scheduler.retire(fleet.backend.transport(), 1));
+    assert!(matches!(fleet.poll(), Poll::Lost { worker: 1 }));
+    fleet.scheduler.leave_to_others(fleet.backend.transport(), 1);
+    assert_eq!(take_run(&fleet, 0), Some(2), "what it had is for the others");
+    // Tasks are counted for workers that do not run. Nobody waits for them when the last one has gone.
+    fleet.backend.end(0);
+    assert!(matches!(fleet.poll(), Poll::Lost { worker: 0 }));
+    fleet.scheduler.leave_to_others(fleet.backend.transport(), 0);
+    assert!(matches!(fleet.poll(), Poll::End));
+}
+
 /// The epoch that follows has as many.
 fn the_next_epoch_has_as_many<B: Backend>() {
     let mut fleet = first::<B>(3, 2, ResultOrder::InOrder);
@@ -110,11 +174,13 @@ over_both!(
     only_the_first_workers_get_tasks,
     fewer_workers_lose_no_task,
     a_worker_runs_again,
+    a_worker_has_begun_with_its_first_answer,
     the_next_epoch_has_as_many,
 );
 over_queues!(
     only_the_first_workers_get_tasks,
     fewer_workers_lose_no_task,
     a_worker_runs_again,
+    a_worker_has_begun_with_its_first_answer,
     the_next_epoch_has_as_many,
 );

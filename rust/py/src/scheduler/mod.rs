@@ -124,12 +124,20 @@ macro_rules! scheduler_class {
                 self.0.balance(py)
             }
 
-            fn use_first(&self, py: Python<'_>, workers: u32) -> PyResult<()> {
-                self.0.use_first(py, workers)
+            fn use_first(&self, py: Python<'_>, workers: u32, most: u64) -> PyResult<()> {
+                self.0.use_first(py, workers, most)
             }
 
             fn begin_worker(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
                 self.0.begin_worker(py, worker)
+            }
+
+            fn has_begun(&self, py: Python<'_>) -> PyResult<bool> {
+                self.0.has_begun(py)
+            }
+
+            fn retire(&self, py: Python<'_>, worker: u32) -> PyResult<bool> {
+                self.0.retire(py, worker)
             }
 
             fn unanswered(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
@@ -375,14 +383,29 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(())
     }
 
-    /// Sends tasks to the first `workers` workers only from now on.
-    fn use_first(&self, py: Python<'_>, workers: u32) -> PyResult<()> {
+    /// Sends tasks to the first `workers` workers only from now on, of which `most` may be out.
+    fn use_first(&self, py: Python<'_>, workers: u32, most: u64) -> PyResult<()> {
         let mut state = self.lock(py)?;
         if workers == 0 || workers > self.workers {
             return Err(PyValueError::new_err(format!("{workers} is not from 1 to {}", self.workers)));
         }
-        state.core.use_first(workers);
+        if let Ok(engine) = E::of(&self.engine).core() {
+            state.core.use_first(&*engine, workers, most);
+        }
         Ok(())
+    }
+
+    /// Returns true if the worker that began last has made something since; nothing is awaited of it once the workers
+    /// were ended.
+    fn has_begun(&self, py: Python<'_>) -> PyResult<bool> {
+        let state = self.lock(py)?;
+        Ok(E::of(&self.engine).core().map_or(true, |engine| state.core.has_begun(&*engine)))
+    }
+
+    /// Returns true if a worker that was told to end, and has, owes nothing.
+    fn retire(&self, py: Python<'_>, worker: u32) -> PyResult<bool> {
+        let mut state = self.lock(py)?;
+        Ok(E::of(&self.engine).core().map_or(true, |engine| state.core.retire(&*engine, worker)))
     }
 
     /// A process runs as `worker`, which had none, or whose process was to end and owed nothing.

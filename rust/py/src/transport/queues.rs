@@ -221,9 +221,10 @@ impl ThreadQueues {
         core.reply(worker, reply, is_batch).map(drop).map_err(exception)
     }
 
-    /// Notes that another thread is to run as a worker that has ended and owed nothing.
-    fn begin_worker(&self, worker: u32) -> PyResult<()> {
-        self.core()?.begin_worker(worker).map_err(exception)
+    /// Notes that another thread is to run as a worker that has ended and owed nothing. `epoch`: the one that it begins
+    /// with, in the numbers of its tasks.
+    fn begin_worker(&self, worker: u32, epoch: u64) -> PyResult<()> {
+        self.core()?.begin_worker(worker, epoch).map_err(exception)
     }
 
     /// In a worker: notes that the worker ends.

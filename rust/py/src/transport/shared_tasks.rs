@@ -181,6 +181,22 @@ impl Transport for Sharing {
         self.sharing.lose(worker);
         self.engine.wake_workers();
     }
+
+    fn share_among(&self, workers: u32) {
+        self.sharing.share_among(workers);
+    }
+
+    fn has_claim(&self, worker: u32) -> bool {
+        self.sharing.has_claim(worker)
+    }
+
+    fn is_open(&self) -> bool {
+        self.sharing.is_open()
+    }
+
+    fn has_made(&self, worker: u32) -> bool {
+        self.sharing.has_made(worker)
+    }
 }
 
 /// A worker's end of the tasks that all workers share. It has a port too, by which batches go.

@@ -17,6 +17,7 @@ use crate::transport::task_number::{epoch_of, is_before};
 pub struct TaskSharing {
     memory: SharedTasks,
     windows: Arc<Windows>,
+    /// The most that there may be.
     workers: u32,
     /// True if no batch may be cut.
     keeps_whole: bool,
@@ -31,6 +32,12 @@ struct Sent {
     pending: VecDeque<(u64, TaskIndex, u64)>,
     /// The task that was answered last, and the times of its runs.
     timed: Option<(u64, Vec<TimedRun>)>,
+    /// The task that was sent last.
+    newest: u64,
+    /// The first so many workers make the tasks.
+    sharers: u32,
+    /// By worker: true if it has made some of a task since it is one of them. Empty where their number does not change.
+    have_made: Vec<bool>,
 }
 
 #[derive(Debug)]
@@ -41,11 +48,11 @@ struct LaidOut {
 }
 
 impl TaskSharing {
-    /// For `workers` workers.
+    /// For `workers` workers at most, and as many until [`share_among`](Self::share_among).
     #[must_use]
     pub fn new(memory: SharedTasks, windows: Arc<Windows>, workers: u32, keeps_whole: bool) -> Self {
         let laid_out = memory.places().map(|_| None).collect();
-        let state = Mutex::new(Sent { laid_out, ..Sent::default() });
+        let state = Mutex::new(Sent { laid_out, sharers: workers, ..Sent::default() });
         Self { memory, windows, workers, keeps_whole, state }
     }
 
@@ -55,10 +62,39 @@ impl TaskSharing {
         &self.memory
     }
 
-    /// The number of workers.
+    /// The most workers that there may be.
     #[must_use]
     pub fn workers(&self) -> u32 {
         self.workers
+    }
+
+    /// See [`Transport::share_among`](crate::transport::Transport::share_among).
+    pub fn share_among(&self, workers: u32) {
+        let state = &mut *self.lock();
+        state.have_made.resize(self.workers as usize, false);
+        let before = state.sharers.min(workers);
+        state.have_made[before as usize..].fill(false);
+        state.sharers = workers;
+    }
+
+    /// Returns true if a worker has something of a task that is not answered.
+    #[must_use]
+    pub fn has_claim(&self, worker: u32) -> bool {
+        let _state = self.lock();
+        self.memory.places().any(|place| self.memory.batch(place).is_with(worker))
+    }
+
+    /// Returns true if no worker has some of a task, the one that was sent last aside.
+    #[must_use]
+    pub fn is_open(&self) -> bool {
+        let newest = self.lock().newest;
+        self.memory.is_open(|seq| seq != newest)
+    }
+
+    /// Returns true if a worker has made some of a task that was answered, since it [shares](Self::share_among) tasks.
+    #[must_use]
+    pub fn has_made(&self, worker: u32) -> bool {
+        self.lock().have_made.get(worker as usize).is_some_and(|&has| has)
     }
 
     /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
@@ -72,6 +108,7 @@ impl TaskSharing {
             return Err(Error::TaskTooLarge { len, capacity });
         }
         let state = &mut *self.lock();
+        state.newest = seq;
         state.pending.push_back((seq, index, samples));
         let flushed = self.flush(state);
         if flushed.is_err() {
@@ -94,6 +131,14 @@ impl TaskSharing {
         if let Some(times) = self.memory.times(place) {
             let plan = self.memory.batch(place).plan();
             state.timed = Some((seq, run_times::take(times, plan.runs(), |run| samples_of(&plan, run))));
+        }
+        if !state.have_made.is_empty() {
+            for worker in self.memory.batch(place).makers() {
+                // A worker may have written anything there.
+                if let Some(has_made) = state.have_made.get_mut(worker as usize) {
+                    *has_made = true;
+                }
+            }
         }
         self.memory.batch(place).close();
         if !in_window && let Some(LaidOut { window, .. }) = sent {
@@ -139,7 +184,8 @@ impl TaskSharing {
             }
             let Some((seq, index, samples)) = state.pending.pop_front() else { break };
             let (kind, bytes) = &index;
-            let per_run = if self.keeps_whole { samples } else { self.memory.per_run(samples, self.workers) };
+            let per_run =
+                if self.keeps_whole { samples } else { self.memory.per_run(samples, state.sharers) };
             let plan = Plan { seq, samples, per_run, kind: *kind as u64, len: bytes.len() as u64, window };
             self.memory.batch(place).lay_out(&plan, self.memory.window);
             state.laid_out[place] = Some(LaidOut { seq, index, window });
@@ -269,5 +315,36 @@ mod tests {
             sharing.put(9, (TaskKind::Indices, vec![0; 5000]), 1),
             Err(Error::TaskTooLarge { .. })
         ));
+    }
+
+    #[test]
+    fn tasks_are_cut_for_the_workers_that_share_them() {
+        let (memory, windows, fd) = SharedTasks::create(3, 4096, false).unwrap();
+        let sharing = TaskSharing::new(memory, Arc::new(windows), 4, false);
+        let words = sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
+        let worker = SharedTasks::attach(words, fd.as_fd(), 3, 4096, false).unwrap();
+        let put = |seq| sharing.put(seq, (TaskKind::Indices, vec![0; 16]), 8).unwrap();
+        let claim = |number| worker.claim(number, |_| true).unwrap();
+        sharing.share_among(1);
+        put(0);
+        assert!(!sharing.is_open(), "the newest may not be seen yet");
+        sharing.share_among(2);
+        put(1);
+        assert!(sharing.is_open());
+        let first = claim(0);
+        assert_eq!((first.plan.seq, first.samples()), (0, 0..8));
+        assert!(!sharing.is_open());
+        let second = [claim(1), claim(0)];
+        assert_eq!((second[0].plan.seq, second[0].samples()), (1, 0..4));
+        assert!(sharing.has_claim(1) && !sharing.has_claim(2));
+        assert!(!worker.finish(&second[0], Part::Bytes { offset: 64, len: 4 }));
+        assert!(!sharing.has_claim(1) && !sharing.has_made(1), "not before the batch is there");
+        assert!(worker.begin_last(&second[1]));
+        assert_eq!(sharing.answered(1, false), Ok(false));
+        assert!(sharing.has_made(0) && sharing.has_made(1));
+        assert!(sharing.has_claim(0), "of the first batch");
+        sharing.share_among(1);
+        sharing.share_among(4);
+        assert_eq!([0, 1, 2, 9].map(|number| sharing.has_made(number)), [true, false, false, false]);
     }
 }
