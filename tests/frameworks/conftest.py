@@ -79,6 +79,11 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
 
 
 @pytest.fixture(autouse=True)
+def _as_it_was() -> None:
+    """Frameworks change the process for good: variables, signal handlers, ``sys.path``."""
+
+
+@pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
     """Equal to the last bit, whatever else the machine does."""
     before = torch.get_num_threads()

@@ -7,7 +7,7 @@ import multiprocessing
 import os
 import signal
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import connection
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,11 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         ours, theirs = context.Pipe(duplex=False)
         default = multiprocessing.get_start_method()
         process = context.Process(target=_serve, args=(theirs, printed.name, default, function, arguments))
-        process.start()
-        theirs.close()
         try:
+            # An interrupted start would leave a process that runs, and that nothing here knows.
+            with _interrupts_wait():
+                process.start()
+            theirs.close()
             connection.wait([ours, process.sentinel])
             # A process that has died leaves an end of file.
             failure, result = None, None
@@ -53,10 +55,11 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
                 failure, result = ours.recv() if ours.poll() else (None, None)
             process.join()
         except BaseException:
-            for pid in memory.tree(process.pid or 0):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.join()
+            if process.pid is not None:
+                for pid in memory.tree(process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                process.join()
             raise
         finally:
             ours.close()
@@ -65,6 +68,24 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         if result is None:
             raise RunError(f"its process {_end(process.exitcode or 0)}", printed.read())
     return result[0]
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Raises ``KeyboardInterrupt`` for a SIGINT or SIGTERM only when the body has ended.
+
+    Blocked signals would stay blocked in the processes that the body starts.
+    """
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            raise KeyboardInterrupt
 
 
 def _serve(
