@@ -75,6 +75,9 @@ class Scripted(Controller):
             self.changes.append(self.number)
         return Decision(change, "it is said so")
 
+    def decide_more(self, look: Any, has_memory: Any = None) -> Decision:  # noqa: ARG002
+        return Decision(0)
+
 
 @pytest.fixture(autouse=True)
 def each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -425,15 +428,15 @@ def test_memory_for_two_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the real decision, over samples that wait."""
     running: list[int] = []
 
-    def has_memory(pids: Any) -> bool:
-        running.append(len(pids))
-        return len(pids) < 2
+    def has_memory(pids: Any, more: int) -> bool:
+        running.append(len(pids) + more)
+        return len(pids) + more <= 2
 
     monkeypatch.setattr(measuring, "has_memory", has_memory)
     loader = DataLoader(Sleeps(60), batch_size=1, num_workers="auto")
     assert len(list(loader)) == 60
     assert loader.num_workers == 2
-    assert set(running) == {1, 2}
+    assert set(running) == {2, 3}
 
 
 class Sleeps(Dataset[Any]):

@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator
     from ringloader._torch.protocols import TorchLoader
 
-# The time between two looks at the clock, in seconds, in batches that are counted.
-_BETWEEN = 0.02
+# The least time between two looks at the clock, in seconds, as the mean of some looks: batches come in
+# bursts. And the most batches that are counted in it.
+_BETWEEN, _LOOKS = 0.01, 16
 _MOST_BETWEEN = 1 << 12
 # The changes that are kept for the figures of an epoch, at most.
 _MOST_CHANGES = 1000
@@ -66,10 +67,11 @@ class Changing:
         self._left = self._between = 1
         # The calls until the last look.
         self._counted = 0
-        self._looked = 0.0
+        # The looks since a time.
+        self._looks, self._since = 0, 0.0
         # Batches and time at the beginning of the look.
         self._first, self._begun = 0, 0.0
-        # The number of the first task that a worker on trial has.
+        # The tasks that were sent before the last change.
         self._settled_at = 0
         # True once a worker was lost, or could not be started: the number stays. One whose start was
         # interrupted may run unknown.
@@ -116,12 +118,8 @@ class Changing:
         """Looks at the clock; measures, and changes the number, if enough batches and time have passed."""
         now = self._monotonic()
         self._counted += self._between
-        since, self._looked = now - self._looked, now
         if self._meter is not None:
-            if since < _BETWEEN and self._between < _MOST_BETWEEN:
-                self._between *= 2
-            elif since > 4 * _BETWEEN:
-                self._between = max(self._between // 4, 1)
+            self._pace(now)
         self._left = self._between
         if self._is_fixed or iterator._shutdown:
             return
@@ -137,6 +135,7 @@ class Changing:
             return
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
+        self._controller.note(self._counted, now, waited)
         if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
             return
         controller = self._controller
@@ -150,11 +149,11 @@ class Changing:
         look = self._meter.look(tasks, waited, batches)
         self._first, self._begun = self._counted, now
         if is_settling:
-            # The rate until now was partly that of fewer workers.
+            # The rate until now was partly that of another number.
             controller.settle()
             return
-        decision = controller.decide(look, lambda: _has_memory(iterator, tasks))
-        if decision.change:
+        decision = controller.decide(look, lambda more: _has_memory(iterator, tasks, more))
+        while decision.change and not self._is_fixed:
             why = f"{decision.why} ({look})"
             before = self.number - decision.change
             logger.info("num_workers='auto': %d workers instead of %d: %s", self.number, before, why)
@@ -164,11 +163,29 @@ class Changing:
             else:
                 iterator._scheduler.use_first(self.number)
                 self._show()
+            # Tasks that are out were not shared among the workers of now.
+            self._settled_at = iterator._scheduler.positions().sent
+            if decision.change < 0:
+                return
+            decision = controller.decide_more(look, lambda more: _has_memory(iterator, tasks, more))
+
+    def _pace(self, now: float) -> None:
+        """Finds the calls between two looks, by the time that the last ones took."""
+        self._looks += 1
+        is_long = now - self._since >= _LOOKS * _BETWEEN
+        if is_long and self._looks < _LOOKS // 4:
+            self._between = max(self._between // 2, 1)
+        elif not is_long and self._looks >= _LOOKS:
+            self._between = min(2 * self._between, _MOST_BETWEEN)
+        elif not is_long:
+            return
+        self._looks, self._since = 0, now
 
     def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
         self._meter = Meter(_tasks_of(iterator), waited)
         self._first, self._begun = self._counted, now
         self._controller.begin_epoch()
+        self._controller.note(self._counted, now, waited)
 
     def _show(self) -> None:
         loader = self._loader()
@@ -194,8 +211,6 @@ class Changing:
             return
         iterator._scheduler.begin_worker(worker)
         iterator._scheduler.use_first(self.number)
-        # The worker has the next tasks: it has returned a batch once that of the first of them comes.
-        self._settled_at = iterator._scheduler.positions().sent + 1
         self._show()
         for _ in range(iterator._prefetch_factor):
             iterator._try_put_index()
@@ -221,10 +236,10 @@ def _tasks_of(iterator: OurWorkersIterator) -> list[int]:
     return [getattr(worker, "native_id", None) or worker.pid for worker in iterator._workers]
 
 
-def _has_memory(iterator: OurWorkersIterator, tasks: list[int]) -> bool:
+def _has_memory(iterator: OurWorkersIterator, tasks: list[int], more: int) -> bool:
     # Threads have the memory of the process.
     are_threads = isinstance(iterator._workers[0], threading.Thread)
-    return are_threads or measuring.has_memory(tasks)
+    return are_threads or measuring.has_memory(tasks, more)
 
 
 def _has_sent_all(iterator: OurWorkersIterator) -> bool:
