@@ -38,11 +38,9 @@ class OurIterator(TorchIterator, Protocol):
 class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     """An iterator of ringloader's that has workers."""
 
-    _prefetch_factor: int
     _workers: list[Any]
     _workers_status: list[bool]
     _shutdown: bool
-    _persistent_workers: bool
     _scheduler: _native.Scheduler | _native.ThreadScheduler
     # Of any class of `_transport`, which is above.
     _transport: Any

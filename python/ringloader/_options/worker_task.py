@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ringloader._options import kept, seeding
 from ringloader._worker import gather
@@ -29,7 +29,7 @@ def most_tasks(loader: TorchLoader) -> Callable[[int], int]:
     return lambda _: given
 
 
-def set_default_prefetch(loader: Any) -> None:
+def set_default_prefetch(loader: TorchLoader) -> None:
     """Sets the default of ``prefetch_factor``: 4, or as many as give each worker two samples.
 
     It follows the number of workers where that changes.
