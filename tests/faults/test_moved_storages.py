@@ -80,17 +80,22 @@ PADDED = """
 
     thread = threading.Thread(target=swap)
     thread.start()
-    wrong = 0
+    wrong = native = 0
+    # A batch whose tensors move while they are looked at is left to torch, which reads freed memory itself.
+    Pad._by_torch = lambda *_: []
     try:
         pad = Pad(value=-1.0)
         for _ in range(300):
-            for row, tensor in zip(pad(tensors), tensors):
+            batch = pad(tensors)
+            native += len(batch) > 0
+            for row, tensor in zip(batch, tensors):
                 filled = row[: len(tensor)]
                 wrong += not bool((filled == filled[0]).all() and filled[0] in (0, 1, 2))
     finally:
         stop.set()
         thread.join()
     print("wrong rows:", wrong)
+    assert native > 200, native
 """
 
 

@@ -592,16 +592,22 @@ def test_install_takes_no_number() -> None:
 
 
 class Deadly(Noisy):
-    """A sample that kills the last worker of all, once: of the samples from a number on, its first."""
+    """A sample that kills worker 1, once: of the samples from ``at`` on, its first."""
 
-    def __init__(self, length: int, at: int, killed: Path) -> None:
+    def __init__(self, length: int, at: int, folder: Path) -> None:
         super().__init__(length)
-        self.at, self.killed = at, killed
+        self.at, self.taken, self.killed = at, folder / "taken", folder / "killed"
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
         info = get_worker_info()
         assert info is not None
+        if info.id == 0 and index >= self.at - 12:
+            # The main process has too few batches to end worker 1, until that has its sample.
+            until = time.monotonic() + 30
+            while not self.taken.exists() and time.monotonic() < until:
+                time.sleep(0.01)
         if info.id == 1 and index >= self.at and not self.killed.exists():
+            self.taken.touch()
             # The main process tells this worker to end meanwhile.
             time.sleep(0.5)
             self.killed.touch()
@@ -616,7 +622,7 @@ def test_a_worker_that_dies_where_it_is_to_end_loses_no_sample(
     """It has taken samples of a batch, which others wait for."""
     script = Scripted({5: 2, 27: 1})
     monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
-    dataset = Deadly(480, 120, tmp_path / "killed")
+    dataset = Deadly(480, 112, tmp_path)
     loader = DataLoader(
         dataset, batch_size=4, seed=3, num_workers="auto", worker_task="sample", restart_workers=restarts
     )

@@ -8,7 +8,7 @@ from torch.utils.data import BatchSampler
 from torch.utils.data import WeightedRandomSampler as Torchs
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader import DataLoader, WeightedRandomSampler
+from ringloader import DataLoader, StatefulDataLoader, WeightedRandomSampler
 from ringloader._sources import weighted as _weighted
 from ringloader._torch import select_path
 
@@ -107,13 +107,13 @@ def said(monkeypatch, caplog):
     return lambda: sum("set_epoch" in record.getMessage() for record in caplog.records)
 
 
-def distributed(way, shuffle=True):
+def distributed(way, shuffle=True, cls=DataLoader):
     dataset = list(range(12))
     sampler = DistributedSampler(dataset, num_replicas=2, rank=0, shuffle=shuffle)
     options = {"num_workers": 0 if way == "without workers" else 1, "persistent_workers": way == "persistent"}
     if way == "batch sampler":
-        return sampler, DataLoader(dataset, batch_sampler=BatchSampler(sampler, 2, False), **options)
-    return sampler, DataLoader(dataset, batch_size=2, sampler=sampler, **options)
+        return sampler, cls(dataset, batch_sampler=BatchSampler(sampler, 2, False), **options)
+    return sampler, cls(dataset, batch_size=2, sampler=sampler, **options)
 
 
 WAYS = ["native", "persistent", "without workers", "batch sampler"]
@@ -137,5 +137,27 @@ def test_nothing_is_said_where_it_was_called_or_nothing_shuffles(way, said):
         list(loader)
     _, loader = distributed(way, shuffle=False)
     list(loader)
+    list(loader)
+    assert said() == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_said_where_an_epoch_goes_on(way, said):
+    _, loader = distributed(way, cls=StatefulDataLoader)
+    next(iter(loader))
+    loader.load_state_dict(loader.state_dict())
+    list(loader)
+    assert said() == 0
+    list(loader)
+    assert said() == 1
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_nothing_is_said_where_an_epoch_did_not_begin(way, said):
+    _, loader = distributed(way)
+    loader.generator = "not a generator"
+    with pytest.raises(TypeError):
+        iter(loader)
+    loader.generator = None
     list(loader)
     assert said() == 0

@@ -285,6 +285,9 @@ class Reading(Dataset):
 
     def __getitem__(self, index):
         self.reads += 1
+        return self.sample(index)
+
+    def sample(self, index):
         return index
 
     def state_dict(self):
@@ -292,6 +295,38 @@ class Reading(Dataset):
 
     def load_state_dict(self, state):
         self.reads = state["reads"]
+
+
+class Reads(Reading):
+    """Gives the number of its reads."""
+
+    def sample(self, _index):
+        return self.reads
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_the_beginning_loaded_where_a_map_style_dataset_lives_on(way):
+    loader = StatefulDataLoader(Reads(), 4, collate_fn=list, **WAYS[way])
+    state = through_json(loader)
+    whole = flat(loader)
+    flat(itertools.islice(loader, 2))
+    for _ in range(2):
+        loader.load_state_dict(state)
+        assert flat(loader) == whole
+
+
+def test_a_position_without_a_state_loaded_where_a_map_style_dataset_lives_on(monkeypatch):
+    """Torch's own loader knows none of a dataset."""
+    monkeypatch.setenv("RINGLOADER", "off")
+    loader = StatefulDataLoader(Reads(), 4, collate_fn=list)
+    iterator = iter(loader)
+    first = flat(itertools.islice(iterator, 3))
+    state = through_json(loader)
+    monkeypatch.delenv("RINGLOADER")
+    loader = StatefulDataLoader(Reads(), 4, collate_fn=list)
+    whole = flat(loader)
+    loader.load_state_dict(state)
+    assert flat(loader) == whole[: N - len(first)]
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])

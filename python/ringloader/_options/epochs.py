@@ -13,6 +13,7 @@ import torch.distributed
 from torch.utils.data import get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
+from ringloader._common import states
 from ringloader._common.looking import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
@@ -192,6 +193,7 @@ def take_back(loader: TorchLoader, before: int | None) -> None:
         loader: The loader.
         before: What :func:`count_of` returned before. Another number that was set meanwhile stays.
     """
+    _shuffled_last.pop(loader)
     if count_of(loader) != (before or 0) + 1:
         return
     if before is None:
@@ -253,14 +255,19 @@ def distributed_sampler(loader: TorchLoader) -> Any:
 
 
 def log_if_forgotten(loader: TorchLoader) -> None:
-    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch."""
+    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch.
+
+    The epoch that goes on from a loaded state has the number of one before.
+    """
     sampler = distributed_sampler(loader)
     if sampler is None:
         return
     # A subclass with an order of its own may count epochs in its own way.
     if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
         return
-    if _shuffled_last.get(loader) == sampler.epoch:
+    kept = states.of(loader)
+    is_resumed = kept is not None and kept.is_loaded(loader)
+    if _shuffled_last.get(loader) == sampler.epoch and not is_resumed:
         select_path.log_once(
             "a DistributedSampler begins another epoch with the same number, and gives the same order again: "
             "call its set_epoch(epoch) before each epoch"

@@ -81,15 +81,16 @@ def state_for(
         loader: The loader.
         iterator: Its iterator.
         size: The samples of a batch that is read again.
-        begun: The positions from which the epoch goes on; None: it begins.
-        told: Workers that must be told them; None for all.
+        begun: The positions from which the epoch goes on; None: the beginning.
+        told: Workers that must be told them; None for all. One that is told of a beginning brings a dataset
+            there that has gone on.
     """
     if not is_asked(loader):
         return None
     made = DatasetState if decides(loader) else MapDatasetState
     is_shared = share_dataset(loader) and has_state(loader.dataset)
     if begun is None:
-        return made(loader, iterator, _fresh(loader), (), size, is_shared)
+        begun = _fresh(loader)
     told = range(len(begun.parts)) if told is None else told
     return made(loader, iterator, begun, told, size, is_shared)
 
@@ -108,7 +109,7 @@ def state_after(
     """
     finds_them = are_same or loader.num_workers == 0 or _are_threads(loader)
     if before is None or before.workers != loader.num_workers or not finds_them:
-        return state_for(loader, iterator, size)
+        return state_for(loader, iterator, size, told=())
     return state_for(loader, iterator, size, *before.next_epoch())
 
 
