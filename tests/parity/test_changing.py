@@ -39,12 +39,17 @@ class AtRandom(Controller):
     def is_due(self, batches: int, seconds: float) -> bool:  # noqa: ARG002
         return True
 
-    def decide(self, look: Any, has_memory: Any = lambda: True) -> Decision:  # noqa: ARG002
+    def decide(self, look: Any, has_memory: Any = lambda _: True) -> Decision:  # noqa: ARG002
         change = self.draw.choice([-1, 0, 0, 1, 1])
         if not 1 <= self.number + change <= self.most:
             change = 0
         self.number += change
         self.changes += bool(change)
+        return Decision(change, "at random")
+
+    def decide_more(self, look: Any, has_memory: Any = lambda _: True) -> Decision:  # noqa: ARG002
+        change = int(self.number < self.most and self.draw.random() < 0.2)
+        self.number += change
         return Decision(change, "at random")
 
 
@@ -90,6 +95,9 @@ def program(number: int) -> tuple[dict[str, Any], dict[str, Any], bool, bool, in
     for name, value in (("stats", True), ("sample_timeout", 60.0), ("main_prefetch", 2)):
         if draw.random() < 0.2:
             workers[name] = value
+    if draw.random() < 0.3:
+        # A pool keeps its processes.
+        workers |= {"prefetch_epochs": True, "persistent_workers": not has_pool}
     return arguments, workers, is_killed, has_pool, take
 
 
@@ -122,7 +130,11 @@ def test_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def order() -> torch.Generator:
         return torch.Generator().manual_seed(number)
 
-    expected = epochs(DataLoader(**arguments, seeding="sample", generator=order()), take)
+    # Workers that are kept draw for the second epoch as torch's do.
+    kept = {"num_workers": 1, "persistent_workers": True} if "prefetch_epochs" in workers else {}
+    fixed = DataLoader(**arguments, **kept, seeding="sample", generator=order())
+    expected = epochs(fixed, take)
+    fixed.shutdown()
     draw = random.Random(number)
     size = draw.choice([1, 2, 4]) if has_pool else MOST
     controller = AtRandom(draw, size)
@@ -130,5 +142,6 @@ def test_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     with WorkerPool(size) if has_pool else contextlib.nullcontext() as pool:
         loader = DataLoader(**arguments, **workers, num_workers="auto", worker_pool=pool, generator=order())
         assert epochs(loader, take, draw if is_killed else None) == expected
+        loader.shutdown()
     # A pool of one has nothing to change.
     assert controller.changes or size == 1 or take

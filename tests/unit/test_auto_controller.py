@@ -1,4 +1,4 @@
-"""The decision of ``num_workers="auto"``, by simulated workloads: no clock, no processes."""
+"""The decision of ``num_workers="auto"``, by simulated rates: no clock, no processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ringloader._auto.controller import RAMP_BATCHES, Controller, Decision, Measured
+from ringloader._auto.controller import Controller, Decision, Measured
 
 pytestmark = pytest.mark.rings_only
 
@@ -79,6 +79,7 @@ class Change:
     batch: float
     number: int
     waited: float
+    is_early: bool
 
 
 def run(
@@ -88,7 +89,7 @@ def run(
     rng = random.Random(7)
     controller = Controller(bound, most)
     changes: list[Change] = []
-    batches = since = counted = 0.0
+    batches = since = counted = caller = 0.0
     begun = now = 0.0
     up_at = [start]
     looks: list[Measured] = []
@@ -102,28 +103,31 @@ def run(
         batches += made
         since += made
         looks.append(look)
+        caller += look.waited
+        controller.note(int(batches), now, caller)
         if not controller.is_settled and up == controller.number and now - up_at[-1] > 2 / load.speed(1):
             controller.settle()
             since, begun, looks = 0.0, now, []
             continue
         if not looks or not controller.is_due(int(since), now - begun):
             continue
-        whole = int(since)
+        whole, is_early = int(since), controller.is_ramping
         sums = {
             name: sum(getattr(one, name) for one in looks) / len(looks)
             for name in ("busy", "running", "waiting", "idle_cores", "throttled")
         }
         waited = sum(one.waited for one in looks)
-        found = controller.decide(
-            Measured(seconds=now - begun, batches=whole, waited=waited, **sums),
-            lambda: controller.number < memory,
-        )
+        measured = Measured(seconds=now - begun, batches=whole, waited=waited, **sums)
+        there = controller.number
+        found = controller.decide(measured, lambda more, there=there: there + more <= memory)
         counted += whole
-        if found.change:
-            changes.append(Change(now, counted, controller.number, waited / (now - begun)))
+        while found.change:
+            changes.append(Change(now, counted, controller.number, waited / (now - begun), is_early))
             del up_at[controller.number :]
-            if found.change > 0:
-                up_at.append(now + start)
+            if found.change < 0:
+                break
+            up_at.append(now + start)
+            found = controller.decide_more(measured, lambda more, there=there: there + more <= memory)
         since, begun, looks = since - whole, now, []
     return controller, changes, batches
 
@@ -161,15 +165,15 @@ def test_it_finds_the_number(name: str, noise: float) -> None:
 def test_it_does_not_hunt(name: str, noise: float) -> None:
     """Later there is at most one change in 20 batches and in 2 seconds, and none while the caller limits."""
     load, _ = LOADS[name]
-    _, changes, _ = run(dataclasses.replace(load, noise=noise), seconds=200.0)
-    late = [change for change in changes if change.batch > RAMP_BATCHES]
+    _, changes, _ = run(dataclasses.replace(load, noise=noise), seconds=400.0)
+    late = [change for change in changes if not change.is_early]
     for one, another in itertools.pairwise(late):
         assert another.at - one.at >= 2.0 - TICK
         assert another.batch - one.batch >= 20
     assert all(change.waited >= 0.1 for change in changes)
-    # The changes come to an end.
-    assert len(late) <= 8
-    assert not [change for change in late if change.at > 100]
+    # Each pause is twice the one before.
+    assert len(late) <= 20
+    assert len([change for change in late if change.at > 100]) <= 6
 
 
 def test_memory_for_two_workers_only() -> None:
@@ -193,11 +197,31 @@ def test_there_are_never_more_than_the_most_and_never_none() -> None:
             waiting=rng.random(),
             idle_cores=rng.uniform(0, 3),
         )
+        measure(controller, rng.uniform(1, 100), rng.randrange(6))
         controller.decide(look)
+        while controller.decide_more(look).change:
+            pass
         assert 1 <= controller.number <= 5
 
 
 WAITS = Measured(seconds=1.0, batches=10, waited=0.9, waiting=0.95)
+
+
+def measure(controller: Controller, rate: float, rounds: int = 8, waits: float = 1.0) -> None:
+    """Notes some rounds at a rate, in which the caller waits for a part of the time."""
+    controller.begin_epoch()
+    round_of = controller.number * (1 + int(0.05 * rate / controller.number))
+    for batches in range(0, (rounds + 1) * round_of, round_of):
+        controller.note(batches, batches / rate, waits * batches / rate)
+
+
+def made(bound: int = 2, most: int = 8, is_early: bool = True) -> Controller:
+    """Returns a controller that knows the rate of one worker: 10 batches per second."""
+    controller = Controller(bound, most)
+    while not is_early and controller.is_ramping:
+        controller.decide(dataclasses.replace(WAITS, waited=0.0))
+    measure(controller, 10.0)
+    return controller
 
 
 @pytest.mark.parametrize(
@@ -210,39 +234,123 @@ WAITS = Measured(seconds=1.0, batches=10, waited=0.9, waiting=0.95)
     ],
 )
 def test_no_worker_is_added_where(change: dict[str, float], text: str) -> None:
-    assert Controller(2, 8).decide(WAITS).change == 1
-    assert Controller(2, 8).decide(dataclasses.replace(WAITS, **change)) == Decision(0), text
+    assert made().decide(WAITS).change == 1
+    assert made().decide(dataclasses.replace(WAITS, **change)) == Decision(0), text
+
+
+def test_no_worker_is_added_while_the_rate_is_not_known() -> None:
+    controller = Controller(2, 8)
+    assert controller.decide(WAITS) == Decision(0)
+    measure(controller, 10.0)
+    assert controller.decide(WAITS).change == 1
 
 
 def test_idle_processors_are_for_as_many_workers_as_the_bound() -> None:
     runs = dataclasses.replace(WAITS, waiting=0.0, running=1.0, idle_cores=6.0)
-    controller = Controller(2, 8)
+    controller = made()
     assert controller.decide(runs).change == 1
     controller.settle()
     # Twice the rate: it stays, and processors that are idle are for others.
+    measure(controller, 20.0)
     assert controller.decide(dataclasses.replace(runs, batches=20)).change == 0
     assert controller.number == 2
 
 
-def test_a_worker_that_brings_nothing_is_ended_and_the_number_kept() -> None:
-    controller = Controller(2, 8)
-    for _ in range(RAMP_BATCHES // 10):
-        controller.decide(dataclasses.replace(WAITS, waited=0.0))
-    assert not controller.is_ramping
-    long = dataclasses.replace(WAITS, seconds=4.0, batches=40, waited=3.9)
-    assert controller.decide(long).change == 1
+@pytest.mark.parametrize(("look", "added"), [({}, 3), ({"waiting": 0.0, "idle_cores": 6.0}, 1)])
+def test_several_are_added_after_one_look_at_first(look: dict[str, float], added: int) -> None:
+    controller, one = made(7, 28), dataclasses.replace(WAITS, **look)
+    assert controller.decide(one).change == 1
+    while controller.decide_more(one).change:
+        pass
+    assert controller.number == 1 + added
+    late = made(7, 28, is_early=False)
+    assert late.decide(one).change == 1
+    assert late.decide_more(one) == Decision(0)
+
+
+def test_workers_of_one_look_share_idle_processors_and_memory() -> None:
+    runs = dataclasses.replace(WAITS, waiting=0.0, running=1.0, idle_cores=1.6)
+    controller = made(7, 28)
+    controller.number = 4
+    measure(controller, 40.0)
+    assert controller.decide(runs).change == 1
+    assert controller.decide_more(runs).change == 1
+    assert controller.decide_more(runs).change == 0
+    asked = []
+    other = made()
+    assert other.decide(WAITS, lambda more: not asked.append(more)).change == 1
+    assert other.decide_more(WAITS, lambda more: bool(asked.append(more))).change == 0
+    assert asked == [1, 2]
+
+
+def trial(
+    rate: float, rounds: int = 8, waits: float = 1.0, is_early: bool = False
+) -> tuple[Controller, Decision]:
+    """Returns a controller, and its decision about a second worker, with which there is a rate."""
+    controller = made(is_early=is_early)
+    assert controller.decide(WAITS).change == 1
     controller.settle()
-    found = controller.decide(dataclasses.replace(long, batches=48))
+    measure(controller, rate, rounds, waits)
+    return controller, controller.decide(dataclasses.replace(WAITS, waiting=0.0))
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_third_of_its_share_is_asked_of_a_worker(is_early: bool) -> None:
+    assert trial(18.0, is_early=is_early)[1] == Decision(0)
+    found = trial(10.5, is_early=is_early)[1]
     assert found.change == -1
     assert "less than a third of its share" in found.why
-    controller.begin_epoch()
-    assert all(controller.decide(long).change == 0 for _ in range(50))
+
+
+def test_a_trial_lasts_until_it_is_clear() -> None:
+    controller, found = trial(12.5)
+    assert found == Decision(0)
+    # The difference is small, and gets clear with the samples.
+    measure(controller, 12.5, 100)
+    assert controller.decide(WAITS).change == -1
+    controller, found = trial(10.5, rounds=2)
+    assert found == Decision(0)
+
+
+def test_a_caller_that_no_longer_waits_keeps_the_worker() -> None:
+    controller, found = trial(10.5, rounds=50, waits=0.05)
+    assert found == Decision(0)
+    assert controller.number == 2
+
+
+def test_a_refusal_is_for_a_time_that_doubles() -> None:
+    controller, found = trial(10.5)
+    pauses = []
+    for _ in range(5):
+        assert found.change == -1
+        controller.settle()
+        measure(controller, 10.0, 50)
+        waited = 0
+        while not controller.decide(WAITS).change:
+            measure(controller, 10.0, 50)
+            waited += 1
+        pauses.append(waited)
+        controller.settle()
+        measure(controller, 10.5, 8)
+        found = controller.decide(WAITS)
+    assert pauses[0] in (9, 10)
+    assert all(abs(another - 2 * one) <= 1 for one, another in itertools.pairwise(pauses))
+
+
+def test_a_trial_whose_workers_were_interrupted_is_over() -> None:
+    controller = made()
+    assert controller.decide(WAITS).change == 1
+    controller.number = 1
+    controller.settle()
+    measure(controller, 5.0)
+    controller.decide(dataclasses.replace(WAITS, busy=0.0))
     assert controller.number == 1
 
 
 def test_a_start_that_fails_is_the_last() -> None:
-    controller = Controller(2, 8)
+    controller = made()
     assert controller.decide(WAITS).change == 1
     controller.undo(for_good=True)
     assert controller.number == 1
+    measure(controller, 10.0)
     assert all(controller.decide(WAITS).change == 0 for _ in range(10))

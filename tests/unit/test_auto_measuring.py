@@ -90,6 +90,8 @@ def test_the_memory_that_is_a_workers_own() -> None:
     pids = [os.getpid()]
     assert measuring.has_memory(pids, available=1 << 50)
     assert not measuring.has_memory(pids, available=own)
+    assert measuring.has_memory(pids, 1, available=4 * own)
+    assert not measuring.has_memory(pids, 4, available=4 * own)
     # Nothing is known of a process that has ended.
     assert measuring.own_memory(1 << 30) == 0
 
@@ -112,3 +114,19 @@ def test_the_time_of_a_group_that_may_not_run(stat: str, seconds: float, tmp_pat
     (tmp_path / "sys/fs/cgroup/job/cpu.stat").write_text(stat)
     assert measuring.throttled(tmp_path) == seconds
     assert measuring.throttled(tmp_path / "none") == 0.0
+
+
+@pytest.mark.parametrize(("niceness", "seconds"), [(0, 9.0), (-5, 9.0), (5, 4.0)])
+def test_programs_of_a_low_priority_leave_processors_idle(
+    niceness: int, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a program of the usual priority: fields are user, nice, system, idle, and waiting for devices."""
+    monkeypatch.setattr(measuring, "_TICK", 0.01)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {1, 12})
+    monkeypatch.setattr(os, "getpriority", lambda *_: niceness)
+    (tmp_path / "proc").mkdir()
+    (tmp_path / "proc/stat").write_text(
+        "cpu  9 9 9 9 9 9\ncpu1 7000 400 100 200 50 9\ncpu2 1 1 1 99999 1 1\ncpu12 1 100 1 100 50 1\nintr 5\n"
+    )
+    assert measuring.idle(tmp_path) == pytest.approx(seconds)
+    assert measuring.idle(tmp_path / "none") == 0.0

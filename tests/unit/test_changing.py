@@ -68,7 +68,7 @@ class Scripted(Controller):
     def is_due(self, batches: int, seconds: float) -> bool:  # noqa: ARG002
         return True
 
-    def decide(self, look: Any, has_memory: Any = lambda: True) -> Decision:  # noqa: ARG002
+    def decide(self, look: Any, has_memory: Any = lambda _: True) -> Decision:  # noqa: ARG002
         self.seen += look.batches
         wanted = next((self.script[at] for at in sorted(self.script, reverse=True) if at <= self.seen), 1)
         change = (wanted > self.number) - (wanted < self.number)
@@ -76,6 +76,9 @@ class Scripted(Controller):
         if change:
             self.changes.append(self.number)
         return Decision(change, "it is said so")
+
+    def decide_more(self, look: Any, has_memory: Any = None) -> Decision:  # noqa: ARG002
+        return Decision(0)
 
 
 @pytest.fixture(autouse=True)
@@ -250,6 +253,27 @@ def test_a_worker_that_is_added_in_a_later_epoch_makes_samples(
     makers = [{worker for batch in slowly(loader) for worker in batch[1].tolist()} for _ in range(2)]
     assert makers == [{0}, {0, 1, 2}]
     loader.shutdown()
+
+
+class Settling(Scripted):
+    """Changes the number no more until the last change is seen in the batches."""
+
+    def decide(self, look: Any, has_memory: Any = lambda _: True) -> Decision:
+        if not self.is_settled:
+            return Decision(0)
+        found = super().decide(look, has_memory)
+        if found.change:
+            self._changed()
+        return found
+
+
+@both_tasks
+def test_each_change_is_seen_in_the_batches_some_time(task: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Settling({5: 3, 40: 1, 70: 2})
+    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
+    assert firsts(slowly(auto(task))) == firsts(fixed())
+    assert script.changes == [2, 3, 2, 1, 2]
+    assert script.is_settled
 
 
 def test_the_number_is_kept_for_the_next_epoch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,15 +492,15 @@ def test_memory_for_two_workers_only(monkeypatch: pytest.MonkeyPatch) -> None:
     """By the real decision, over samples that wait."""
     running: list[int] = []
 
-    def has_memory(pids: Any) -> bool:
-        running.append(len(pids))
-        return len(pids) < 2
+    def has_memory(pids: Any, more: int) -> bool:
+        running.append(len(pids) + more)
+        return len(pids) + more <= 2
 
     monkeypatch.setattr(measuring, "has_memory", has_memory)
     loader = DataLoader(Sleeps(60), batch_size=1, num_workers="auto")
     assert len(list(loader)) == 60
     assert loader.num_workers == 2
-    assert set(running) == {1, 2}
+    assert set(running) == {2, 3}
 
 
 class Sleeps(Dataset[Any]):

@@ -900,7 +900,8 @@ def program(seed, prefetch):
             elif act < 0.75 and options["restart_workers"] and epoch > 0:
                 # An epoch that needs no batch of it starts no successor.
                 is_missed = True
-                kill(loader, 0)
+                with contextlib.suppress(ProcessLookupError):
+                    kill(loader, 0)
             most = dice.choice([None, None, None, 1, 3])
             for batch in itertools.islice(loader, most):
                 seen.append([column.tolist() for column in batch])

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable
+
+from ringloader._auto.rate import Rate, error
 
 # The caller is the limit where it waits for less than this part of the time.
 _CALLER_WAITS = 0.1
@@ -15,18 +18,23 @@ _IDLE_CORES = 0.5
 _THROTTLED = 0.05
 # The part of the time for which workers must have had tasks.
 _BUSY = 0.75
-# A worker must raise the rate by this part of its share.
+# Workers must raise the rate by this part of their share.
 _PART = 1 / 3
+# A trial ends as soon as the gain is above the least one by the first number of standard errors, or below it
+# by the second, if both rates are known. A worker too many costs less than one too few.
+_STAYS, _GOES = 1.0, 2.0
 
-# While the first batches of a loader come, up to this many, changes come faster.
-RAMP_BATCHES = 100
-# The time between two changes then, in seconds, and afterwards the batches and seconds.
-_RAMP_SECONDS = 0.05
+# Changes come faster for the first batches and the first seconds of a loader.
+RAMP_BATCHES, RAMP_SECONDS = 100, 5.0
+# The least time of a look then, in seconds, and afterwards its batches and seconds.
+_RAMP_LOOK = 0.05
 _BATCHES, _SECONDS = 20, 2.0
-# The time in which a rate is measured while changes come fast, in seconds.
-_RATE_SECONDS = 0.2
-# The longest time between two measurements while nothing changes, in seconds.
+# The longest time between two looks while nothing changes, in seconds.
 _LONGEST = 10.0
+# The time after which a trial in doubt ends, and in which a rate is measured before a trial at most.
+_RAMP_TRIAL, _TRIAL = 0.5, 4.0
+# The least pauses after a refusal, in seconds: one in doubt, and a clear one. Each is twice the last.
+_AFTER_DOUBT, _AFTER_REFUSAL = 1.0, 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,12 +110,16 @@ class Decision:
 class Controller:
     """Decides how many workers there are, by one more or one fewer at a time.
 
-    A worker that was added is on trial until the rate of batches with it is known. It stays if all workers on
-    trial raised the rate by a third of their share, or if the caller has become the limit. While the first
-    batches come, several may be on trial together.
+    A worker that was added is on trial: the rate with it is compared with the rate right before, and must be
+    higher by a third of the worker's share. Rates have a standard error, and the trial lasts until the
+    difference is clear, or for a time after which the likelier counts. While the first batches come, several
+    workers may be on trial together. A worker that did not bring enough is ended. Other programs may have
+    been in the way, so that is no refusal for good: another one is tried after a pause, which doubles each
+    time.
 
-    INVARIANT: after the first :data:`RAMP_BATCHES` batches there is at most one change in 20 batches and in 2
-    seconds, whichever is longer; there is none while the caller is the limit.
+    INVARIANT: after the first :data:`RAMP_BATCHES` batches and :data:`RAMP_SECONDS` seconds there is at most
+    one change in 20 batches and in 2 seconds, whichever is longer. None is added while the caller is the
+    limit.
 
     Args:
         bound: The most workers for work that needs processors.
@@ -121,45 +133,58 @@ class Controller:
         self.bound = bound
         self.most = most
         self.number = 1
-        # Batches of all epochs.
-        self._batches = 0
-        # The number of workers without those on trial, and the rate with it.
-        self._before: tuple[int, float] | None = None
-        # True once the workers on trial have returned batches, so that the rate is theirs too.
+        # Batches and seconds of all epochs.
+        self._batches, self._seconds = 0, 0.0
+        # The rate since the last change.
+        self._rate = Rate(self.number, _CALLER_WAITS)
+        # The rate without the workers on trial.
+        self._before: Rate | None = None
+        # True once the rate is that of the workers that run.
         self._is_settled = True
-        # The last rate that is known of the workers that run; and the batches and seconds of the next one.
-        self._rate: float | None = None
-        self._rated, self._rated_seconds = 0, 0.0
-        # The rate with which one more worker was ended; None where none was.
-        self._refused: float | None = None
-        # True for a worker that was refused while the first batches came, in a short time.
-        self._is_provisional = False
-        # The time between two measurements while nothing changes.
-        self._pause = _SECONDS
+        # True once a worker was refused: then one at a time is tried.
+        self._was_refused = False
+        # The time until which no worker is tried, and the pause after the next refusal.
+        self._paused_until, self._pause = 0.0, _AFTER_DOUBT
+        # The workers that were added after the last look.
+        self._added = 0
+        # The time between two looks while nothing changes.
+        self._between = _SECONDS
 
     @property
     def is_ramping(self) -> bool:
         """True while the first batches come."""
-        return self._batches < RAMP_BATCHES
+        return self._batches < RAMP_BATCHES or self._seconds < RAMP_SECONDS
 
     def begin_epoch(self) -> None:
         """Begins an epoch: its start says nothing about the rate."""
-        self._rated, self._rated_seconds = 0, 0.0
+        self._rate.begin_epoch()
 
     def is_due(self, batches: int, seconds: float) -> bool:
-        """True if a look of so many batches and seconds is long enough to be measured."""
+        """True if a look of this length is long enough to be measured."""
         if not self.is_ramping:
-            return batches >= _BATCHES and seconds >= self._pause
-        return batches >= 1 and seconds >= _RAMP_SECONDS
+            return batches >= _BATCHES and seconds >= self._between
+        return batches >= 1 and seconds >= _RAMP_LOOK
+
+    def note(self, batches: int, seconds: float, waited: float) -> None:
+        """Notes the totals of an epoch, as often as the caller likes: the rate is measured in between.
+
+        Args:
+            batches: The batches that were returned.
+            seconds: The time, from any beginning.
+            waited: Seconds for which the caller waited.
+        """
+        if self._rate.workers != self.number:
+            self._forget_rate()
+        self._rate.note(batches, seconds, waited)
 
     def settle(self) -> None:
-        """Notes that the workers on trial have returned batches by now. The next look begins here."""
+        """Notes that batches come from the workers that run now. The next look begins here."""
         self._is_settled = True
         self._forget_rate()
 
     @property
     def is_settled(self) -> bool:
-        """True if no worker on trial has yet to return a batch."""
+        """True if batches come from the workers that run now, since the last change of their number."""
         return self._is_settled
 
     def undo(self, for_good: bool) -> None:
@@ -167,98 +192,129 @@ class Controller:
         self.number -= 1
         if for_good:
             self.most = self.bound = self.number
-        self._drop_trial()
+        self._before = None
+        self._is_settled = True
 
-    def decide(self, look: Measured, has_memory: Callable[[], bool] = lambda: True) -> Decision:
+    def decide(self, look: Measured, has_memory: Callable[[int], bool] = lambda _: True) -> Decision:
         """Decides after a look, which is due.
 
         Args:
             look: What was measured.
-            has_memory: True if memory is left for one more worker. Asked where nothing else is against one.
+            has_memory: True if memory is left for that many more workers. Asked where nothing else is against
+                one.
         """
         self._batches += look.batches
-        self._rated += look.batches
-        self._rated_seconds += look.seconds
-        if self._is_rated():
-            self._rate = self._rated / self._rated_seconds
-            self._rated, self._rated_seconds = 0, 0.0
-        found = self._decided(look, has_memory)
+        self._seconds += look.seconds
+        self._added = 0
+        found = self._judged() if self._is_settled and self._before is not None else Decision(0)
         if found.change:
             self.number += found.change
-            self._forget_rate()
-            self._pause = _SECONDS
-        elif self._is_settled and self._before is None:
-            self._pause = min(2 * self._pause, _LONGEST)
+            self._changed()
+            return found
+        found = self.decide_more(look, has_memory)
+        if self._before is None and not self.is_ramping:
+            self._between = min(2 * self._between, _LONGEST)
+            if self._rate.seconds >= _LONGEST:
+                # The rate right before a change is of interest.
+                self._forget_rate()
         return found
 
-    def _decided(self, look: Measured, has_memory: Callable[[], bool]) -> Decision:
-        if look.wait_share < _CALLER_WAITS:
-            # The workers on trial have brought what could be brought.
-            if self._is_settled:
-                self._drop_trial()
+    def decide_more(self, look: Measured, has_memory: Callable[[int], bool] = lambda _: True) -> Decision:
+        """Decides if a worker follows one that was added after the same look.
+
+        Args:
+            look: As of :meth:`decide`.
+            has_memory: As of :meth:`decide`.
+        """
+        why = self._reason_for_more(look) if self._may_be_more(look) else ""
+        if not why or not has_memory(self._added + 1):
             return Decision(0)
-        if self._is_settled and self._before is not None:
-            if self._rate is None:
-                return Decision(0)
-            refused = self._judged(self._rate)
-            if refused is not None:
-                return refused
-        if self.number >= self.most or not self._may_be_more(look):
-            return Decision(0)
-        why = self._reason_for_more(look)
-        if not why or not has_memory():
-            return Decision(0)
-        if self._before is None:
-            rate = self._rated / self._rated_seconds if self._rate is None else self._rate
-            self._before = self.number, rate
-        self._is_settled = False
+        self._before = self._before or self._rate
+        self._added += 1
+        self.number += 1
+        self._changed()
         return Decision(1, why)
 
-    def _is_rated(self) -> bool:
-        if self.is_ramping:
-            return self._rated >= 2 * self.number and self._rated_seconds >= _RATE_SECONDS
-        return self._rated >= max(_BATCHES, self.number) and self._rated_seconds >= _SECONDS
+    def _changed(self) -> None:
+        self._is_settled = False
+        self._between = _SECONDS
 
     def _forget_rate(self) -> None:
-        self._rate = None
-        self._rated, self._rated_seconds = 0, 0.0
+        self._rate = Rate(self.number, _CALLER_WAITS)
 
-    def _judged(self, now: float) -> Decision | None:
-        """Ends a worker on trial that did not bring enough; else no worker is on trial any more."""
-        assert self._before is not None
-        number, rate = self._before
-        added = self.number - number
-        if now >= rate * (1 + _PART * added / number):
-            self._drop_trial()
-            self._refused = None
-            return None
-        why = (
-            f"{now:.3g} batches/s with {self.number}, {rate:.3g} with {number}: less than a third of "
-            f"{'its' if added == 1 else 'their'} share"
+    @property
+    def _long(self) -> float:
+        """The time for which a rate is measured at most, in seconds, if it is known by then."""
+        return _RAMP_TRIAL if self.is_ramping else _TRIAL
+
+    @property
+    def _is_long(self) -> bool:
+        return self._rate.is_known and self._rate.seconds >= self._long
+
+    def _judged(self) -> Decision:
+        """Ends a worker on trial if they did not bring enough; ends the trial if they did."""
+        now, before = self._rate, self._before
+        assert before is not None
+        added = self.number - before.workers
+        has_enough = now.seconds >= self._long and now.waited < _CALLER_WAITS * now.seconds
+        if added < 1 or has_enough:
+            # Interrupted, or the caller has become the limit.
+            self._before = None
+            return Decision(0)
+        if not now.samples:
+            return Decision(0)
+        gain, asked = now.value / before.value, 1 + _PART * added / before.workers
+        above, doubt = math.log(gain / asked), error(before, now)
+        if above >= _STAYS * doubt or (self._is_long and above >= 0):
+            self._before = None
+            return Decision(0)
+        is_clear = before.is_known and now.is_known and above <= -_GOES * doubt
+        # In doubt, more of the rate of now helps as long as it is not known much better than the one before.
+        helps = now.seconds < _TRIAL and error(now) > error(before) / 2
+        if not is_clear and (helps or not self._is_long):
+            return Decision(0)
+        if is_clear:
+            self._pause = max(self._pause, _AFTER_REFUSAL)
+        self._paused_until = self._seconds + self._pause
+        if added == 1 or not is_clear:
+            # The others stay on trial after a clear refusal.
+            self._pause *= 2
+            self._was_refused = True
+            self._before = None
+        return Decision(
+            -1,
+            f"{now.value:.3g} batches/s with {now.workers}, {before.value:.3g} with {before.workers}: less "
+            f"than a third of {'its' if added == 1 else 'their'} share",
         )
-        self._refused, self._is_provisional = now, self.is_ramping
-        if added == 1:
-            self._drop_trial()
-        return Decision(-1, why)
-
-    def _drop_trial(self) -> None:
-        self._before = None
-        self._is_settled = True
 
     def _may_be_more(self, look: Measured) -> bool:
         """True if one more may be tried now."""
-        if self._refused is not None:
-            if self._is_provisional and not self.is_ramping:
-                # The worker was ended after a short time.
-                self._refused = None
-            elif self._rate is None or self._rate > self._refused / 2:
-                return False
+        if look.wait_share < _CALLER_WAITS or self.number >= self.most or self._seconds < self._paused_until:
+            return False
+        if self._before is not None:
+            number = self._before.workers
+            return (
+                not self._is_settled
+                and self.is_ramping
+                and self.number < number + self._together(number, look)
+            )
         if not self._is_settled:
-            # Several are tried together only at first: as many as there are, or more where they only wait.
-            assert self._before is not None
-            together = self._before[0] * (3 if look.waiting >= _MOSTLY else 1)
-            return self.is_ramping and self.number - self._before[0] < together
-        return True
+            return False
+        # Without a rate that is known well, a trial would tell nothing.
+        part = min(self._together(self.number, look), self.most - self.number) / self.number
+        told = min(math.log(1 + _PART * part), math.log((1 + part) / (1 + _PART * part)))
+        if not (self._rate.is_known if self._was_refused else self._rate.samples >= 2):
+            return False
+        return self._is_long or error(self._rate) <= told / 2
+
+    def _together(self, number: int, look: Measured) -> int:
+        """Returns the most workers on trial together, in addition to a number of others.
+
+        At first as many as there are, or more where they only wait.
+        """
+        if self._was_refused or not self.is_ramping:
+            return 1
+        return 3 * number if look.waiting >= _MOSTLY else number
 
     def _reason_for_more(self, look: Measured) -> str:
         """Returns why one more would help; nothing if it would not."""
@@ -266,6 +322,6 @@ class Controller:
             return ""
         if look.waiting >= _MOSTLY:
             return "the workers mostly wait"
-        if self.number < self.bound and look.idle_cores >= _IDLE_CORES:
+        if self.number < self.bound and look.idle_cores >= self._added + _IDLE_CORES:
             return "processors are idle"
         return ""

@@ -41,7 +41,7 @@ class Meter:
         self._begun = time.monotonic()
         self._waited = waited
         self._times = {pid: times_of(pid) for pid in pids}
-        self._idle = _idle()
+        self._idle = idle()
         self._throttled = throttled()
 
     def note_tasks(self, unanswered: Sequence[int]) -> None:
@@ -109,18 +109,27 @@ def times_of(pid: int) -> _Times | None:
         return None
 
 
-def _idle() -> float:
-    """Returns the seconds for which the processors of this process had nothing to do, all together."""
+def idle(root: Path = Path("/")) -> float:
+    """Returns the seconds for which the processors of this process had nothing to do, all together.
+
+    Programs of a low priority count as nothing, unless this one is of a low priority too. Where the kernel
+    does not put them last, as those of another session or container, a worker is added that brings nothing,
+    and is ended.
+
+    Args:
+        root: Directory of ``proc``.
+    """
     own = os.sched_getaffinity(0)
+    is_low = os.getpriority(os.PRIO_PROCESS, 0) > 0
     found = 0.0
     try:
-        for line in Path("/proc/stat").read_text().splitlines():
+        for line in (root / "proc/stat").read_text().splitlines():
             name, _, rest = line.partition(" ")
             if not name.startswith("cpu") or not name[3:].isdigit() or int(name[3:]) not in own:
                 continue
             fields = rest.split()
             # Idle, and idle while something waits for a device.
-            found += (int(fields[3]) + int(fields[4])) * _TICK
+            found += (int(fields[3]) + int(fields[4]) + (0 if is_low else int(fields[1]))) * _TICK
     except (OSError, ValueError, IndexError):
         return 0.0
     return found
@@ -147,15 +156,16 @@ def throttled(root: Path = Path("/")) -> float:
     return found
 
 
-def has_memory(pids: Iterable[int], available: int | None = None) -> bool:
-    """True if memory is left for one more worker: 1.5 times what a worker has of its own.
+def has_memory(pids: Iterable[int], more: int = 1, available: int | None = None) -> bool:
+    """True if memory is left for more workers: for each, 1.5 times what a worker has of its own.
 
     Args:
         pids: The processes of the workers.
+        more: The number of workers that are to be added. Those of a moment ago have not taken theirs.
         available: Bytes that are left; None to ask the system.
     """
     left = _native.available_memory() if available is None else available
-    return left >= _MEMORY * max((own_memory(pid) for pid in pids), default=0)
+    return left >= more * _MEMORY * max((own_memory(pid) for pid in pids), default=0)
 
 
 def own_memory(pid: int) -> int:

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator
     from ringloader._torch.protocols import TorchLoader
 
-# The time between two looks at the clock, in seconds, in batches that are counted.
-_BETWEEN = 0.02
+# The least time between two looks at the clock, in seconds, as the mean of some looks: batches come in
+# bursts. And the most batches that are counted in it.
+_BETWEEN, _LOOKS = 0.01, 16
 _MOST_BETWEEN = 1 << 12
 # The changes that are kept for the figures of an epoch, at most.
 _MOST_CHANGES = 1000
@@ -75,13 +76,16 @@ class Changing:
         self._left = self._between = 1
         # The calls until the last look.
         self._counted = 0
-        self._looked = 0.0
+        # The looks since a time.
+        self._looks, self._since = 0, 0.0
         # Batches and time at the beginning of the look.
         self._first, self._begun = 0, 0.0
         # The number of workers that the scheduler knows of.
         self._used = self.number
         # Tasks that are still to be sent because workers were added.
         self._unsent = 0
+        # The tasks that were sent before the last change.
+        self._settled_at = 0
         # True once a worker was lost, or could not be started: the number stays. One whose start was
         # interrupted may run unknown.
         self._is_fixed = False
@@ -106,7 +110,7 @@ class Changing:
         """Begins another epoch of the same workers."""
         self._meter = None
         self._left = self._between = 1
-        self._counted = 0
+        self._counted = self._settled_at = 0
         self._use(iterator)
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -134,12 +138,8 @@ class Changing:
         """Looks at the clock; measures, and changes the number, if enough batches and time have passed."""
         now = self._monotonic()
         self._counted += self._between
-        since, self._looked = now - self._looked, now
         if self._meter is not None:
-            if since < _BETWEEN and self._between < _MOST_BETWEEN:
-                self._between *= 2
-            elif since > 4 * _BETWEEN:
-                self._between = max(self._between // 4, 1)
+            self._pace(now)
         self._left = self._between
         if self._is_fixed or iterator._shutdown:
             return
@@ -159,22 +159,25 @@ class Changing:
             self._fill(iterator)
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
+        self._controller.note(self._counted, now, waited)
         if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
             return
         controller = self._controller
         batches, seconds = self._counted - self._first, now - self._begun
-        is_settling = not controller.is_settled and iterator._scheduler.has_begun()
+        is_settling = (
+            not controller.is_settled and self._counted > self._settled_at and iterator._scheduler.has_begun()
+        )
         if not is_settling and not controller.is_due(batches, seconds):
             return
         tasks = _tasks_of(iterator)
         look = self._meter.look(tasks, waited, batches)
         self._first, self._begun = self._counted, now
         if is_settling:
-            # The rate until now was partly that of fewer workers.
+            # The rate until now was partly that of another number.
             controller.settle()
             return
-        decision = controller.decide(look, lambda: _has_memory(iterator, tasks))
-        if decision.change:
+        decision = controller.decide(look, lambda more: _has_memory(iterator, tasks, more))
+        while decision.change and not self._is_fixed:
             why = f"{decision.why} ({look})"
             before = self.number - decision.change
             logger.info("num_workers='auto': %d workers instead of %d: %s", self.number, before, why)
@@ -184,11 +187,29 @@ class Changing:
             else:
                 self._use(iterator)
                 self._show()
+            # Tasks that are out were not shared among the workers of now.
+            self._settled_at = iterator._scheduler.positions().sent
+            if decision.change < 0:
+                return
+            decision = controller.decide_more(look, lambda more: _has_memory(iterator, tasks, more))
+
+    def _pace(self, now: float) -> None:
+        """Finds the calls between two looks, by the time that the last ones took."""
+        self._looks += 1
+        is_long = now - self._since >= _LOOKS * _BETWEEN
+        if is_long and self._looks < _LOOKS // 4:
+            self._between = max(self._between // 2, 1)
+        elif not is_long and self._looks >= _LOOKS:
+            self._between = min(2 * self._between, _MOST_BETWEEN)
+        elif not is_long:
+            return
+        self._looks, self._since = 0, now
 
     def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
         self._meter = Meter(_tasks_of(iterator), waited)
         self._first, self._begun = self._counted, now
         self._controller.begin_epoch()
+        self._controller.note(self._counted, now, waited)
 
     def _show(self) -> None:
         loader = self._loader()
@@ -255,10 +276,10 @@ def _tasks_of(iterator: OurWorkersIterator) -> list[int]:
     return [getattr(worker, "native_id", None) or worker.pid for worker in iterator._workers]
 
 
-def _has_memory(iterator: OurWorkersIterator, tasks: list[int]) -> bool:
+def _has_memory(iterator: OurWorkersIterator, tasks: list[int], more: int) -> bool:
     # Threads have the memory of the process.
     are_threads = isinstance(iterator._workers[0], threading.Thread)
-    return are_threads or measuring.has_memory(tasks)
+    return are_threads or measuring.has_memory(tasks, more)
 
 
 def _has_sent_all(iterator: OurWorkersIterator) -> bool:

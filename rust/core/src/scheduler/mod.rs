@@ -172,6 +172,7 @@ impl<T> Scheduler<T> {
     /// [`share_tasks`](Self::share_tasks).
     pub fn use_first(&mut self, transport: &impl Transport, workers: u32, most: u64) {
         self.varies = true;
+        self.added = self.added.filter(|&(added, _)| added < workers);
         self.selector.use_first(workers, most);
         if self.shares {
             transport.share_among(workers);
@@ -192,7 +193,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Returns true if the worker that [began](Self::begin_worker) last has made a batch since, or some of one that all
-    /// workers make; and in the epochs after.
+    /// workers make; in the epochs after; and once it gets no more tasks.
     pub fn has_begun(&self, transport: &impl Transport) -> bool {
         match self.added {
             None => true,

@@ -115,6 +115,10 @@ fn a_worker_has_begun_with_its_first_answer<B: Backend>() {
         fleet.answer(1, 1);
         assert_eq!(take(&mut fleet), 1, "{order:?}");
         assert!(fleet.scheduler.has_begun(fleet.backend.transport()), "{order:?}");
+        // Nothing is awaited of one that gets no more tasks.
+        fleet.scheduler.begin_worker(1);
+        fleet.use_first(1);
+        assert!(fleet.scheduler.has_begun(fleet.backend.transport()), "{order:?}");
     }
 }
 
@@ -150,6 +154,7 @@ fn the_end_of_a_worker_that_shares() {
     assert_eq!(take_run(&fleet, 1), Some(2));
     assert!(fleet.scheduler.has_begun(fleet.backend.transport()));
     fleet.scheduler.use_first(fleet.backend.transport(), 1, 3);
+    assert!(fleet.scheduler.has_begun(fleet.backend.transport()), "nothing more is awaited of it");
     fleet.backend.end(1);
     assert!(!fleet.scheduler.retire(fleet.backend.transport(), 1));
     assert!(matches!(fleet.poll(), Poll::Lost { worker: 1 }));
