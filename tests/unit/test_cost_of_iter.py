@@ -51,7 +51,7 @@ def instructions_of(make: Callable[[], object]) -> int:
         (ringloader.DataLoader, DATA, {"batch_size": 2, "shuffle": True}, 2.3),
         (ringloader.DataLoader, DATA, {"batch_size": None}, 2.4),
         (ringloader.DataLoader, torch.utils.data.TensorDataset(torch.arange(4)), {}, 3.9),
-        (ringloader.StatefulDataLoader, DATA, {}, 30),
+        (ringloader.StatefulDataLoader, DATA, {}, 24),
     ],
     ids=["plain", "shuffled", "unbatched", "tensors", "stateful"],
 )
