@@ -71,17 +71,7 @@ class Reason(NamedTuple):
 
 def is_off() -> bool:
     """True if no loader of this process may be ours."""
-    return _is_switch_set() and os.environ.get(SWITCH) in _OFF
-
-
-def _is_switch_set() -> bool:
-    """True if the environment has the variable."""
-    try:
-        # A miss of `os.environ` itself takes long.
-        return _KEY in os.environ._data  # type: ignore[attr-defined]
-    except AttributeError:
-        # Another object stands there.
-        return SWITCH in os.environ
+    return os.environ.get(SWITCH) in _OFF
 
 
 def reason_of_user() -> Reason | None:
@@ -144,8 +134,14 @@ def may_be_ours(get_iterator: Any) -> bool:
         get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, be it our hook.
     """
     global _checked
+    try:
+        # A miss of `os.environ` itself takes long.
+        is_set = _KEY in os.environ._data  # type: ignore[attr-defined]
+    except AttributeError:
+        # Another object stands there.
+        is_set = SWITCH in os.environ
     cls, base = internals.SingleIterator, internals.BaseIterator
-    if _is_switch_set() or cls is None or base is None:
+    if is_set or cls is None or base is None:
         return False
     found = (
         get_iterator,
