@@ -25,6 +25,7 @@ _TORCHS_LAST = "        in_order: bool = True,\n"
 _TORCHS_LAST_LINE = (
     "        in_order: ``False`` to have each batch as soon as it is made (default: ``True``).\n"
 )
+_FMT_OFF, _FMT_ON = "        # fmt: off\n", "        # fmt: on\n"
 _FLAG = "`True`, `False`"
 _TYPE_ERROR = "        TypeError: If a value"
 
@@ -131,6 +132,23 @@ def parameters(options: Options, names: Iterable[str]) -> str:
     return "".join(lines)
 
 
+def given_arguments(text: str, names: Iterable[str]) -> str:
+    """Returns the statements of a constructor that find the arguments which are not their defaults.
+
+    Args:
+        text: The module.
+        names: The options.
+    """
+    signature = text[text.index("    def __init__(") : text.index(_TORCHS_LAST)] + _TORCHS_LAST
+    # The first one is the dataset.
+    _, *torchs = re.findall(r"^        (\w+): ", signature, re.MULTILINE)
+    return _others("given", "TORCHS", torchs) + _others("others", "_OPTIONS", names)
+
+
+def _others(name: str, defaults: str, names: Iterable[str]) -> str:
+    return f"        {name} = {defaults}.others((\n{wrapped(', '.join(names), 12, 0)}        ))\n"
+
+
 def all_excluded(
     options: Options, indent: int, names: Iterable[str], is_of: Callable[[Any], bool] = lambda _: True
 ) -> str:
@@ -213,7 +231,8 @@ def dataloader(text: str, options: Options) -> str:
     arguments = "".join(argument(name, options.table[name]) for name in names)
     text = between(text, _TORCHS_LAST_LINE, "\n    Raises:\n", arguments)
     text = between(text, "exclude each other:\n\n", _TYPE_ERROR, all_excluded(options, 12, options.table))
-    return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
+    text = between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
+    return between(text, _FMT_OFF, _FMT_ON, given_arguments(text, names))
 
 
 def stateful_dataloader(text: str, options: Options) -> str:
@@ -221,8 +240,9 @@ def stateful_dataloader(text: str, options: Options) -> str:
     added = [name for name, about in options.table.items() if about.is_of_states]
     arguments = "".join(argument(name, options.table[name]) for name in added)
     text = between(text, "\n    Args:\n", "\n    Raises:\n", arguments)
-    signature = parameters(options, options.of_class(has_states=True))
-    return between(text, _TORCHS_LAST, "    ) -> None:\n", signature)
+    names = options.of_class(has_states=True)
+    text = between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
+    return between(text, _FMT_OFF, _FMT_ON, given_arguments(text, names))
 
 
 def install(text: str, options: Options) -> str:

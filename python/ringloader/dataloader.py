@@ -21,8 +21,9 @@ from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, kept
 from ringloader._options import worker_task as options_of_samples
+from ringloader._options.about import Defaults
 from ringloader._options.checks import AUTO, THREAD
-from ringloader._options.table import TABLE, Options
+from ringloader._options.table import DEFAULTS, TABLE
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import report, watching
 from ringloader._stats.epoch import EpochStats
@@ -283,41 +284,55 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         auto_workers: bool = False,
         prefetch_epochs: bool = False,
     ) -> None:
-        arguments = dict(locals())
+        # `locals()` takes longer. From here to `fmt: on`, `make generate` writes it.
+        # fmt: off
+        given = TORCHS.others((
+            batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
+            pin_memory_device, in_order
+        ))
+        others = _OPTIONS.others((
+            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, worker_prefetch,
+            main_prefetch, worker_method, worker_task, last_batch, worker_reset_fn, reseed_workers, seeding,
+            seed, restart_workers, on_error, max_errors, sample_timeout, watchdog, stats, auto_workers,
+            prefetch_epochs
+        ))
+        # fmt: on
         if isinstance(num_workers, str):
             if num_workers != AUTO:
                 raise TypeError(f"num_workers must be an int or {AUTO!r}, not {num_workers!r}")
-            arguments["auto_workers"], arguments["num_workers"] = True, 0
-        # A subclass has set its own options before.
-        options = Options(**(kept.kept_on(self) | {name: arguments[name] for name in _OPTIONS}))
-        if not internals.is_in_worker():
-            devices.resolve(options.device)
+            others["auto_workers"] = True
+        options = kept.given_to(self, others)
+        if device is not None and not internals.is_in_worker():
+            devices.resolve(device)
         if options.auto_workers:
             # A loader that was made of the attributes of another one is given the number that ran there.
-            arguments["num_workers"] = numbers.limits(worker_pool).bound
+            given["num_workers"] = numbers.limits(worker_pool).bound
         elif worker_pool is not None:
-            arguments["num_workers"] = num_workers or worker_pool.num_workers
+            given["num_workers"] = num_workers or worker_pool.num_workers
         if worker_pool is not None:
-            # The next epoch begins in the processes of the one before, which the loader therefore keeps.
-            arguments["persistent_workers"] = persistent_workers or prefetch_epochs
+            if prefetch_epochs:
+                # The next epoch begins in the processes of the one before, which the loader therefore keeps.
+                given["persistent_workers"] = True
             if worker_pool._is_remote:
                 # torch would warn of more workers than this machine has cores.
                 vars(self)["check_worker_number_rationality"] = _have_cores_elsewhere
         # Only values that are not the default: the next class of the MRO may have its own.
-        given = {name: arguments[name] for name in _TORCHS if arguments[name] is not _TORCHS[name]}
         super().__init__(datapipes.translated(dataset), **given)
         conflicts.check_made(self, options, prefetch_factor=prefetch_factor)
         if worker_prefetch is not None:
             self.prefetch_factor = worker_prefetch
         elif options.worker_task == "sample" and prefetch_factor is None and self.num_workers > 0:
             options_of_samples.set_default_prefetch(self)
-        rollover.apply(self, last_batch)
+        if last_batch is not None:
+            rollover.apply(self, last_batch)
         kept.put(self, options)
         if _native.SUPPORTED:
             if worker_pool is not None:
                 epochs.inherit_told(self)
-            elif options.worker_method != THREAD and not select_path.is_off():
-                from ringloader._start import spawn
+            elif worker_method != THREAD and self.num_workers > 0 and not select_path.is_off():
+                # In this form an import is cheap.
+                import ringloader._start.spawn as spawn
 
                 spawn.prepare(self)
 
@@ -444,16 +459,16 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 watching.watch(internals.Loader)
 watching.expect_loaders()
-_PARAMETERS = inspect.signature(DataLoader.__init__).parameters
-# torch's arguments after the dataset, with their defaults.
-_TORCHS = {
-    name: parameter.default
-    for name, parameter in _PARAMETERS.items()
-    if name not in ("self", "dataset", *TABLE)
-}
-# The options that this class takes.
-_OPTIONS = tuple(name for name in TABLE if name in _PARAMETERS)
-kept.protect(DataLoader, _OPTIONS)
+# torch's arguments after the dataset, with their defaults; and the options that this class takes.
+TORCHS = Defaults(
+    {
+        name: parameter.default
+        for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
+        if name not in ("self", "dataset", *TABLE)
+    }
+)
+_OPTIONS = Defaults({name: DEFAULTS[name] for name, about in TABLE.items() if not about.is_of_states})
+kept.protect(DataLoader, _OPTIONS.names)
 # The attributes that `StatefulDataLoader` has in addition.
 _OF_STATES = frozenset({"state_dict", "load_state_dict", "fingerprint"})
 

@@ -12,11 +12,12 @@ from torch.utils.data import Dataset, Sampler
 import ringloader._native as _native
 from ringloader._common.states import States
 from ringloader._options import kept
-from ringloader._options.table import Options
+from ringloader._options.about import Defaults
+from ringloader._options.table import DEFAULTS, Options
 from ringloader._pool.pool import WorkerPool
 from ringloader._state import states, tracked
 from ringloader.bad_samples import RAISE, OnError
-from ringloader.dataloader import DataLoader
+from ringloader.dataloader import TORCHS, DataLoader
 from ringloader.seeds import Seeds
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -95,10 +96,24 @@ class StatefulDataLoader(DataLoader[_T_co]):
                 "ringloader.StatefulDataLoader needs Linux: on this system use torchdata's (pip install "
                 "torchdata), whose states are others, or ringloader.DataLoader, which has none"
             )
-        arguments = dict(locals())
-        del arguments["self"], arguments["__class__"], arguments["snapshot_every_n_steps"]
-        vars(self)[kept.OPTIONS] = Options(snapshot_every_n_steps=snapshot_every_n_steps)
-        super().__init__(**arguments)
+        # `locals()` takes longer. From here to `fmt: on`, `make generate` writes it.
+        # fmt: off
+        given = TORCHS.others((
+            batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
+            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
+            pin_memory_device, in_order
+        ))
+        others = _OPTIONS.others((
+            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, worker_prefetch,
+            main_prefetch, worker_method, worker_task, last_batch, worker_reset_fn, reseed_workers, seeding,
+            seed, restart_workers, on_error, max_errors, sample_timeout, watchdog, stats,
+            snapshot_every_n_steps, auto_workers, prefetch_epochs
+        ))
+        # fmt: on
+        if "snapshot_every_n_steps" in others:
+            steps = others.pop("snapshot_every_n_steps")
+            vars(self)[kept.OPTIONS] = Options(snapshot_every_n_steps=steps)
+        super().__init__(dataset=dataset, **given, **others)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the epoch: of the batches that ``next`` has returned, and no others.
@@ -161,4 +176,5 @@ class StatefulDataLoader(DataLoader[_T_co]):
         return tracked.fingerprint_of(self)
 
 
+_OPTIONS = Defaults(DEFAULTS)
 kept.protect(StatefulDataLoader, ["snapshot_every_n_steps"])

@@ -1,19 +1,25 @@
-"""``iter()`` without workers, counted in instructions of the interpreter: a short epoch is little else."""
+"""``iter()`` without workers, and constructors, counted in instructions: a short epoch is little else."""
 
 from __future__ import annotations
 
+import inspect
 import sys
+from collections.abc import Callable
 
 import pytest
 import torch.utils.data
 
 import ringloader
+import ringloader.dataloader
+import ringloader.stateful_dataloader
 
 pytestmark = pytest.mark.rings_only
 
+DATA = [1, 2, 3, 4]
 
-def instructions_of_iter(loader: torch.utils.data.DataLoader) -> int:
-    """Returns how many instructions of Python code an iterator takes, from its beginning to its end."""
+
+def instructions_of(make: Callable[[], object]) -> int:
+    """Returns how many instructions of Python code an object takes, from its beginning to its end."""
     count = 0
 
     def trace(frame, event, _argument):
@@ -22,17 +28,17 @@ def instructions_of_iter(loader: torch.utils.data.DataLoader) -> int:
         count += event == "opcode"
         return trace
 
-    # The first iterators note parts of torch.
+    # The first ones note parts of torch.
     for _ in range(20):
-        iter(loader)
+        make()
     before = sys.gettrace()
     # Newer Pythons count the instructions of a function only if a frame of it has asked before.
     sys._getframe().f_trace_opcodes = True
     sys.settrace(trace)
     try:
-        iter(loader)
+        make()
         count = 0
-        iter(loader)
+        make()
     finally:
         sys.settrace(before)
     return count
@@ -41,24 +47,92 @@ def instructions_of_iter(loader: torch.utils.data.DataLoader) -> int:
 @pytest.mark.parametrize(
     ("cls", "data", "options", "most"),
     [
-        (ringloader.DataLoader, [1, 2, 3, 4], {}, 2.3),
-        (ringloader.DataLoader, [1, 2, 3, 4], {"batch_size": 2, "shuffle": True}, 2.3),
-        (ringloader.DataLoader, [1, 2, 3, 4], {"batch_size": None}, 2.4),
+        (ringloader.DataLoader, DATA, {}, 2.3),
+        (ringloader.DataLoader, DATA, {"batch_size": 2, "shuffle": True}, 2.3),
+        (ringloader.DataLoader, DATA, {"batch_size": None}, 2.4),
         (ringloader.DataLoader, torch.utils.data.TensorDataset(torch.arange(4)), {}, 3.9),
-        (ringloader.StatefulDataLoader, [1, 2, 3, 4], {}, 30),
+        (ringloader.StatefulDataLoader, DATA, {}, 24),
     ],
     ids=["plain", "shuffled", "unbatched", "tensors", "stateful"],
 )
 def test_an_iterator_without_workers_takes_few_instructions(cls, data, options, most) -> None:
-    torchs = instructions_of_iter(torch.utils.data.DataLoader(data, **options))
-    ours = instructions_of_iter(cls(data, **options))
+    torchs_loader, loader = torch.utils.data.DataLoader(data, **options), cls(data, **options)
+    torchs = instructions_of(lambda: iter(torchs_loader))
+    ours = instructions_of(lambda: iter(loader))
     assert torchs > 100
     assert ours < most * torchs, (ours, torchs)
 
 
 def test_iterators_take_no_more_as_their_number_grows() -> None:
-    loader = ringloader.DataLoader([1, 2, 3, 4])
-    first = instructions_of_iter(loader)
+    loader = ringloader.DataLoader(DATA)
+    first = instructions_of(lambda: iter(loader))
     for _ in range(200):
         iter(loader)
-    assert instructions_of_iter(loader) <= first
+    assert instructions_of(lambda: iter(loader)) <= first
+
+
+class Subclass(ringloader.DataLoader):
+    """As programs have them."""
+
+    def __init__(self, dataset, *, name="train", **kwargs) -> None:
+        super().__init__(dataset, **kwargs)
+        self.name = name
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"batch_size": 2, "shuffle": True, "collate_fn": list, "drop_last": True},
+        {"num_workers": 2, "persistent_workers": True, "prefetch_factor": 4},
+    ],
+    ids=["plain", "shuffled", "workers"],
+)
+@pytest.mark.parametrize(
+    "cls", [ringloader.DataLoader, Subclass, ringloader.StatefulDataLoader], ids=lambda cls: cls.__name__
+)
+def test_a_constructor_takes_few_instructions(cls, options) -> None:
+    torchs = instructions_of(lambda: torch.utils.data.DataLoader(DATA, **options))
+    ours = instructions_of(lambda: cls(DATA, **options))
+    assert torchs > 100
+    assert ours < 2.3 * torchs, (ours, torchs)
+
+
+def test_a_constructor_takes_few_instructions_for_an_option() -> None:
+    torchs = instructions_of(lambda: torch.utils.data.DataLoader(DATA))
+    ours = instructions_of(lambda: ringloader.DataLoader(DATA, on_error="skip"))
+    assert ours < 5 * torchs, (ours, torchs)
+
+
+@pytest.mark.parametrize("module", [ringloader.dataloader, ringloader.stateful_dataloader])
+def test_a_constructor_looks_at_all_of_its_arguments(module) -> None:
+    """In the order of their defaults, each of which is the very object in the signature."""
+    cls = {
+        ringloader.dataloader: ringloader.DataLoader,
+        ringloader.stateful_dataloader: ringloader.StatefulDataLoader,
+    }[module]
+    _, _, *parameters = inspect.signature(cls.__init__).parameters.values()
+    assert module.TORCHS.names + module._OPTIONS.names == tuple(one.name for one in parameters)
+    assert module.TORCHS.others([one.default for one in parameters]) == {}
+    of_torchs = len(module.TORCHS.names)
+    assert module._OPTIONS.others([one.default for one in parameters[of_torchs:]]) == {}
+
+
+class NeverEqual:
+    """A value whose comparison is an error."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared")
+
+    __hash__ = None
+
+    def __call__(self, *_: object) -> None:
+        """Does nothing."""
+
+
+@pytest.mark.parametrize("cls", [ringloader.DataLoader, ringloader.StatefulDataLoader])
+def test_a_constructor_compares_no_argument_of_torchs(cls) -> None:
+    value = NeverEqual()
+    loader = cls(DATA, collate_fn=value, worker_init_fn=value)
+    assert loader.collate_fn is value
+    assert loader.worker_init_fn is value

@@ -1,9 +1,12 @@
-"""The columns of the table of options. Imports no torch."""
+"""The columns of the table of options, and defaults of arguments. Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, get_args
+import operator
+from collections.abc import Collection, Mapping
+from itertools import compress
+from typing import Any, Literal, get_args
 
 from ringloader._options.checks import Check
 
@@ -71,3 +74,31 @@ class About:
     is_of_states: bool = False
     is_read_again: bool = False
     as_default: tuple[object, ...] = ()
+
+
+class Defaults:
+    """The defaults of some arguments, which are compared without a loop in Python.
+
+    Args:
+        values: The defaults, by the arguments' names.
+
+    Attributes:
+        names: The names.
+    """
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        self.names = tuple(values)
+        self._values = tuple(values.values())
+
+    def others(self, given: Collection[Any]) -> dict[str, Any]:
+        """Returns the arguments that are not their default, by their names.
+
+        They are compared by identity: no code of a value's class runs.
+
+        Args:
+            given: The values of all of the arguments, in the order of the defaults. More may follow.
+        """
+        if all(map(operator.is_, self._values, given)):
+            return {}
+        are_others = map(operator.is_not, self._values, given)
+        return dict(compress(zip(self.names, given, strict=False), are_others))

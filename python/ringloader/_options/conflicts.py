@@ -91,9 +91,10 @@ def check_made(
         names: Those that are new. Others are checked only as when an epoch begins.
         prefetch_factor: The one that was given to the constructor.
     """
-    check(loader, options)
-    changed = [name for name in options.changed if name in names]
-    raise_first(_MADE, options, changed, _Facts(loader, prefetch_factor))
+    if options.changed:
+        check(loader, options)
+        changed = [name for name in options.changed if name in names]
+        raise_first(_MADE, options, changed, _Facts(loader, prefetch_factor))
     if not _native.SUPPORTED:
         _check_off_linux(loader, options)
 

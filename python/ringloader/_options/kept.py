@@ -18,7 +18,8 @@ OPTIONS = "_ringloader_options"
 THEIRS = "_ringloader_theirs"
 
 _MISSING = object()
-_NONE_GIVEN = Options()
+# All the defaults. Options do not change, so loaders share it.
+NONE_GIVEN = Options()
 # Options that the program may set on a loader, and that each iterator reads again.
 READ_AGAIN = tuple(name for name, about in TABLE.items() if about.is_read_again)
 
@@ -26,7 +27,7 @@ READ_AGAIN = tuple(name for name, about in TABLE.items() if about.is_read_again)
 def options_of(loader: object) -> Options:
     """Returns the options of ``loader`` as they are now: all the defaults for one that has none."""
     own = vars(loader)
-    options: Options = own.get(OPTIONS, _NONE_GIVEN)
+    options: Options = own.get(OPTIONS, NONE_GIVEN)
     for name in READ_AGAIN:
         kept = getattr(options, name)
         if own.get(name, _MISSING) is kept:
@@ -43,7 +44,7 @@ def has_defaults(own: dict[str, Any]) -> bool:
     Args:
         own: The attributes of a loader.
     """
-    if own.get(OPTIONS, _NONE_GIVEN).changed:
+    if own.get(OPTIONS, NONE_GIVEN).changed:
         return False
     # Each `iter` asks, and a generator expression takes longer.
     for name in READ_AGAIN:  # noqa: SIM110
@@ -55,6 +56,23 @@ def has_defaults(own: dict[str, Any]) -> bool:
 def has_options(loader: object) -> bool:
     """True for a loader that was made or converted with options."""
     return hasattr(loader, OPTIONS)
+
+
+def given_to(loader: object, others: dict[str, Any]) -> Options:
+    """Returns the options of a loader that is being made.
+
+    Args:
+        loader: The loader. ``StatefulDataLoader`` has put its own option there, if it is not the default.
+        others: The options that its constructor got and that are not the defaults.
+
+    Raises:
+        TypeError: As :class:`Options`.
+        ValueError: As :class:`Options`.
+    """
+    before: Options | None = None if states.of(loader) is None else vars(loader).get(OPTIONS)
+    if before is not None:
+        others = others | {name: getattr(before, name) for name in _OF_STATES}
+    return Options.of(others) if others else NONE_GIVEN
 
 
 def kept_on(loader: object) -> dict[str, Any]:
@@ -75,25 +93,47 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
         before: The options that it had, whose attributes are replaced.
     """
     own = vars(loader)
+    theirs_are = own.get(THEIRS, ())
     setattr(loader, OPTIONS, options)
-    for name in TABLE:
-        if name in theirs(loader) or (TABLE[name].is_of_states and states.of(loader) is None):
-            continue
-        is_ours = before is not None and name in own and own[name] is getattr(before, name)
-        has_other = not is_ours and _has(loader, name)
-        if name in READ_AGAIN:
+    for name in READ_AGAIN:
+        if name not in theirs_are:
             setattr(loader, name, getattr(options, name))
-        elif not has_other:
-            # Past `_Shown`, and past a framework that replays what is set on a loader.
+    shown = _SHOWN if states.of(loader) is None else _SHOWN_WITH_STATES
+    # Past `_Shown`, and past a framework that replays what is set on a loader.
+    if before is None and not theirs_are and _shows_all(type(loader)):
+        values = shown if options is NONE_GIVEN else {name: getattr(options, name) for name in shown}
+        own.update(values if own.keys().isdisjoint(values) else {**values, **own})
+        return
+    for name in shown:
+        is_ours = before is not None and name in own and own[name] is getattr(before, name)
+        # A property of its class is not called: it may need what the constructor of a subclass sets later.
+        if name not in theirs_are and (is_ours or not has(loader, name)):
             own[name] = getattr(options, name)
 
 
-def _has(loader: object, name: str) -> bool:
-    """True if ``loader`` has an attribute of that name. A property of its class is not called.
+_OF_STATES = tuple(name for name, about in TABLE.items() if about.is_of_states)
+# The options that attributes show, with their defaults: in loaders with states, and in others.
+_SHOWN_WITH_STATES = {name: value for name, value in DEFAULTS.items() if name not in READ_AGAIN}
+_SHOWN = {name: value for name, value in _SHOWN_WITH_STATES.items() if name not in _OF_STATES}
+# Names in a subclass through which its loaders may have other attributes.
+_OTHERS = frozenset({*TABLE, "__getattr__", "__getattribute__"})
 
-    It may need what the constructor of a subclass sets later.
+
+def _shows_all(cls: Any) -> bool:
+    """True if loaders of a class have the attributes of options in their ``__dict__`` only.
+
+    It may say no all the same.
     """
-    return has(loader, name)
+    if type(cls) is not type:
+        return False
+    for one in cls.__mro__:
+        own = vars(one)
+        if _PROTECTED not in own:
+            if not _OTHERS.isdisjoint(own):
+                return False
+        elif own[_PROTECTED]:
+            return True
+    return False
 
 
 def callables_of(loader: object) -> dict[str, Any]:
@@ -161,6 +201,7 @@ def _names(cls: type, name: str) -> bool:
     return any(isinstance(method, FunctionType) and name in method.__code__.co_names for method in methods)
 
 
+# The attribute of our classes, whose attributes show options. True for the one that the others derive from.
 _PROTECTED = "_ringloader_shows_options"
 
 
@@ -176,7 +217,8 @@ def protect(cls: type, names: Iterable[str]) -> None:
         cls: The class.
         names: The options. One that each iterator reads again is left out.
     """
+    is_derived = hasattr(cls, _PROTECTED)
     for name in names:
         if not TABLE[name].is_read_again:
             setattr(cls, name, _Shown(name))
-    setattr(cls, _PROTECTED, True)
+    setattr(cls, _PROTECTED, not is_derived)

@@ -6,13 +6,12 @@ Imports no torch. `make generate` writes signatures, docstrings and pages from i
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ringloader.bad_samples as bad_samples
 from ringloader._options import checks, rules
-from ringloader._options.about import About, Never
+from ringloader._options.about import About, Defaults, Never
 from ringloader._options.rule import checked_when, raise_first
 
 if TYPE_CHECKING:
@@ -33,6 +32,9 @@ class Options:
         TypeError: If a value has the wrong type.
         ValueError: If a value is out of range, or options exclude each other.
     """
+
+    # The names of the options that have another value than their default. Each object has its own.
+    changed: ClassVar[tuple[str, ...]] = ()
 
     max_shared_bytes: int | None = _option(
         None,
@@ -428,29 +430,40 @@ class Options:
         on_torchs="is left out",
     )
 
+    @classmethod
+    def of(cls, others: Mapping[str, Any]) -> Options:
+        """Returns ``Options(**others)``, without a call for each attribute of a frozen class."""
+        made = object.__new__(cls)
+        vars(made).update(DEFAULTS)
+        vars(made).update(others)
+        made._check(others)
+        return made
+
     def __post_init__(self) -> None:
-        for name, about in TABLE.items():
-            about.check(name, getattr(self, name))
-        raise_first(_GIVEN, self, self.changed)
+        self._check(_DEFAULTS.others(vars(self).values()))
+
+    def _check(self, others: Mapping[str, Any]) -> None:
+        """Checks the options that are not their default, which passes all checks."""
+        for name, value in others.items():
+            TABLE[name].check(name, value)
+        changed = tuple(
+            name
+            for name, value in others.items()
+            if value != DEFAULTS[name] and value not in TABLE[name].as_default
+        )
+        vars(self)["changed"] = changed
+        if changed:
+            raise_first(_GIVEN, self, changed)
 
     @property
     def seeds(self) -> rules.Seeds:
         """``seeding``, or what it is by default."""
         return rules.seeds_of(self)
 
-    # Each `iter` asks.
-    @functools.cached_property
-    def changed(self) -> tuple[str, ...]:
-        """The names of the options that have another value than their default."""
-        return tuple(
-            name
-            for name, default in DEFAULTS.items()
-            if (value := getattr(self, name)) != default and value not in TABLE[name].as_default
-        )
-
 
 # The rows by name, in the order of the constructor's arguments.
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
+_DEFAULTS = Defaults(DEFAULTS)
 RULES = rules.all_of(TABLE, DEFAULTS)
 _GIVEN = checked_when("given", RULES)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import weakref
 from collections.abc import Callable, Sequence
@@ -83,7 +82,7 @@ class Epoch:
         """Records the seeds of an iterator. ``drawn``: True if it drew that of the workers in this epoch."""
         if not self._resumes:
             base_seed: int = iterator._base_seed
-            self.begun = dataclasses.replace(self.begun, base_seed=base_seed, base_seed_drawn=drawn)
+            self.begun = self.begun.but(base_seed=base_seed, base_seed_drawn=drawn)
         if self.dataset is None:
             return
         if self._resumes and self.dataset.shared_seed is not None:
@@ -233,7 +232,7 @@ class SampledEpoch(Epoch):
         if self.dataset.to_drop:
             # Nothing, or not all, was read yet of what is read again.
             batches = self.begun.batches + self.dataset.to_drop
-            return dataclasses.replace(self.begun, num_yielded=batches, batches=batches)
+            return self.begun.but(num_yielded=batches, batches=batches)
         return self.dataset.add_to(self._position())
 
     def _position(self) -> Saved:
@@ -251,8 +250,7 @@ class SampledEpoch(Epoch):
         ranges = found.ranges
         drawn, draws = self._order.drawn()
         samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
-        return dataclasses.replace(
-            self.begun,
+        return self.begun.but(
             drawn=drawn,
             draws=draws,
             rest=self._order.rest_after(is_finished),
@@ -282,8 +280,7 @@ class _OfIterable(Epoch):
         batches = workers.batches()
         if self._resumes:
             batches += self.begun.num_yielded - before.batches()
-        return dataclasses.replace(
-            self.begun,
+        return self.begun.but(
             num_yielded=batches,
             batches=batches,
             is_finished=self._is_finished,

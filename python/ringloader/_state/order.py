@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -141,11 +140,9 @@ class NativeOrder(Order):
         """Returns the state with which this rank goes on, of the state of any rank."""
         if saved.is_edited:
             ranges = saved.ranges
-            saved = dataclasses.replace(
-                saved, batches=saved.num_yielded, samples=ranges[0][1] if ranges else 0, overtaken=()
-            )
+            saved = saved.but(batches=saved.num_yielded, samples=ranges[0][1] if ranges else 0, overtaken=())
             found = self._sum_of(saved)
-            saved = dataclasses.replace(saved, passed=found, fingerprint=found)
+            saved = saved.but(passed=found, fingerprint=found)
         if not isinstance(self._sampler, DistributedSampler):
             return saved
         rank, many = self._sampler.rank, self._sampler.num_replicas
@@ -155,11 +152,10 @@ class NativeOrder(Order):
         if saved.passed is not None and self._sum_of(saved) != saved.passed:
             raise ValueError(other_indices(saved, self.kind))
         if many == saved.num_replicas:
-            mine = dataclasses.replace(saved, rank=rank)
+            mine = saved.but(rank=rank)
             found = self._sum_of(mine)
-            return dataclasses.replace(mine, passed=found, fingerprint=found)
-        return dataclasses.replace(
-            saved,
+            return mine.but(passed=found, fingerprint=found)
+        return saved.but(
             rank=rank,
             num_replicas=many,
             start=saved.start + saved.samples * saved.num_replicas,

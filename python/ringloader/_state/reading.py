@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import copy
-import dataclasses
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -63,7 +62,7 @@ class ReadOrder(Order):
     def beginning(self) -> Saved:
         """Returns the state before the next epoch."""
         state = _state_of(self._sampler) if self._has_state else None
-        return dataclasses.replace(super().beginning(), sampler_begun=state, sampler_state=state)
+        return super().beginning().but(sampler_begun=state, sampler_state=state)
 
     def restore(self, saved: Saved) -> None:
         """Gives the sampler its state, and puts its generator to where the epoch began."""
@@ -128,7 +127,7 @@ class ReadOrder(Order):
                 f"{many} now: over a {self.kind} an epoch goes on with as many ranks only"
             )
         # The indices of another rank cannot be compared with those of this one.
-        return dataclasses.replace(saved, rank=rank, num_replicas=many, passed=None, fingerprint=None)
+        return saved.but(rank=rank, num_replicas=many, passed=None, fingerprint=None)
 
     def begin(self, saved: Saved) -> _native.Ledger:
         """Begins an epoch, from its beginning or from a state. Returns its ledger."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import TYPE_CHECKING
 
 import torch
@@ -73,7 +72,7 @@ def resumed(
         rest = _rest_of_dataset(loader, loaded, iterator is None)
     else:
         rest = _rest_of_order(order, loaded, named, iterator is None)
-        rest = dataclasses.replace(rest, batch_size=beginning(loader, order).batch_size)
+        rest = rest.but(batch_size=beginning(loader, order).batch_size)
     dataset = None
     if iterator is not None:
         dataset = datasets.state_for(loader, iterator, rest.batch_size, rest.workers)
@@ -92,12 +91,12 @@ def _rest_of_order(
     drop = 0 if loaded.workers is None else loaded.workers.drop
     if is_torchs:
         # Without the state of a map-style dataset: batches that came since are passed over.
-        loaded = dataclasses.replace(loaded, batches=loaded.batches - drop, workers=None)
+        loaded = loaded.but(batches=loaded.batches - drop, workers=None)
     rest = order.resumed(loaded)
     if drop and not is_torchs:
         # The position at which the states were taken.
         batches = max(0, rest.batches - drop)
-        rest = dataclasses.replace(rest, num_yielded=batches, batches=batches)
+        rest = rest.but(num_yielded=batches, batches=batches)
     return rest
 
 
@@ -119,7 +118,7 @@ def _rest_of_dataset(loader: TorchLoader, loaded: Saved, is_torchs: bool) -> Sav
             type(loader.dataset).__name__,
             why,
         )
-    return dataclasses.replace(loaded, batches=loaded.num_yielded, workers=workers)
+    return loaded.but(batches=loaded.num_yielded, workers=workers)
 
 
 _NO_STATE = (
@@ -162,8 +161,8 @@ def beginning(loader: TorchLoader, order: NativeOrder | ReadOrder | None, number
     generator = loader.generator
     # torch refuses what is no generator when it draws.
     has_own = isinstance(generator, torch.Generator) and generator is not torch.default_generator
-    return dataclasses.replace(
-        datasets.beginning(loader) if order is None else order.beginning(),
+    begun = datasets.beginning(loader) if order is None else order.beginning()
+    return begun.but(
         number=epochs.next_of(loader) if number is None else number,
         loader_generator=generator.get_state() if has_own else None,
     )
