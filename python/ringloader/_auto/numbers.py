@@ -37,7 +37,7 @@ def most() -> int:
 
 
 class Pool(Protocol):
-    """Has the workers of a loader."""
+    """A pool of workers."""
 
     @property
     def num_workers(self) -> int:

@@ -261,7 +261,7 @@ class Changing:
                 transport.send(last, None)
             if not transport.has_left(last):
                 return False
-            # Its results may wait for their turn.
+            # The worker's results may wait for their turn.
             iterator._take_committed()
             if not iterator._scheduler.retire(last):
                 # Lost with a task, for which an error, or a successor, comes where the next batch is taken.

@@ -121,7 +121,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         return self._num_workers if self._changing is None else self._changing.running(self)
 
     def _most_tasks_of(self, workers: int) -> int:
-        """Returns how many tasks may be out while so many workers get them."""
+        """Returns the most tasks that may be out while ``workers`` get them."""
         shared = self._transport.shared_tasks
         return self._prefetch_factor * workers if shared is None else shared(workers)
 

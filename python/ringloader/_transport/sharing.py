@@ -39,7 +39,7 @@ class SharedTasks:
         self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)
 
     def most_tasks(self, workers: int) -> int:
-        """Returns how many tasks may be out while so many workers share them."""
+        """Returns the most tasks that may be out while ``workers`` share them."""
         return min(self._most_tasks(workers), _MOST_PLACES)
 
 

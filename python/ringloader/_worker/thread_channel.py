@@ -98,7 +98,7 @@ class SharingThreadChannel(ThreadChannel):
         return run.finish_without()
 
     def collated(self, run: _native.ThreadRun, own: Any) -> None:
-        """Returns None: samples of threads are in nobody's way where they are."""
+        """Returns None: samples of threads stay where they are."""
 
     def parts(self, run: _native.ThreadRun, own: Any) -> list[Any]:  # noqa: ARG002
         return self._queues.parts(self._worker, run)

@@ -142,7 +142,7 @@ fn a_batch_is_left_until_it_is_sent_or_its_result_is_taken() {
         if is_noted {
             batch.note_sent(last);
             assert!(!batch.is_left() && !batch.is_with(1));
-            // It has died since.
+            // The worker has died since.
             batch.lose(1);
             assert!(!batch.is_open() && !batch.is_left());
         }

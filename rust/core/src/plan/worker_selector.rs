@@ -28,7 +28,7 @@ pub struct WorkerSelector {
     /// The worker that the cycle names next.
     position: usize,
     workers: Vec<Worker>,
-    /// Only the first so many workers get tasks.
+    /// The number of workers that get tasks: the first ones.
     used: usize,
     active: u32,
     /// Tasks that an active worker must have fewer than, by `ResultOrder::AsCompleted`.

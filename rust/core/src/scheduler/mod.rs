@@ -217,7 +217,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Returns how many tasks each worker has that it has not answered. A result in a worker's ring counts as answered.
-    /// Where all workers share all tasks: 0 for one that makes nothing and finds nothing to make.
+    /// If workers share tasks: 0 for one that makes nothing and finds nothing to make.
     pub fn unanswered(&self, transport: &impl Transport) -> Box<[u64]> {
         if self.shares {
             let is_open = transport.is_open();
@@ -508,8 +508,8 @@ impl<T> Scheduler<T> {
     }
 
     /// Drops the results at the head of a worker's ring that no epoch waits for. Returns true if nothing of this
-    /// epoch comes after them. Where all workers share all tasks, the next epoch is not lost with a worker: then also
-    /// nothing of that one.
+    /// epoch comes after them. If workers share tasks, the next epoch is not lost with a
+    /// worker: then nothing of the next epoch either.
     fn drop_stale(&self, transport: &impl Transport, worker: u32) -> Result<bool> {
         loop {
             match transport.peek_of(worker)? {

@@ -61,7 +61,7 @@ pub trait Transport {
     }
 
     /// Only the first `workers` workers make tasks that all workers share, from now on: batches are cut for as many, and
-    /// [`has_made`](Self::has_made) begins anew for those that did not before.
+    /// [`has_made`](Self::has_made) is false again for the workers that did not before.
     fn share_among(&self, workers: u32) {
         let _ = workers;
     }
@@ -72,8 +72,8 @@ pub trait Transport {
         false
     }
 
-    /// Returns true if something is left of tasks that all workers share which no worker has, the task that was sent last
-    /// aside: workers may not have seen that one yet.
+    /// Returns true if something is left of tasks that all workers share which no worker has, except for the task that was
+    /// sent last, which workers may not have seen yet.
     fn is_open(&self) -> bool {
         false
     }

@@ -1,6 +1,6 @@
 //! A transport between threads of one process: queues of what they hand to each other. Nothing is copied.
 //!
-//! Where all workers share all tasks, a worker is told of another epoch by [`Request::Epoch`]. It takes that request, and
+//! If workers share tasks, a worker is told of another epoch by [`Request::Epoch`]. It takes that request, and
 //! then tasks of the epoch, once all tasks before have their replies, or nobody wants them any more.
 //!
 //! INVARIANT: no value is dropped while the lock is held, for the end of one may run any code.
@@ -119,7 +119,7 @@ impl<I, R> SharedTask<I, R> {
         parts.by_run.iter_mut().filter_map(Option::take).collect()
     }
 
-    /// Returns the runs that are to be made again, where the worker of `run` has ended. One that was collating has taken
+    /// Returns the runs to make again when the worker of `run` has ended. One that was collating has taken
     /// what the others had made.
     fn lost_with(&self, run: u64) -> Range<u64> {
         if std::mem::take(&mut self.lock().are_taken) { 0..self.runs() } else { run..run + 1 }
@@ -139,7 +139,7 @@ struct Sharing<I, R> {
     unanswered: BTreeSet<u64>,
     /// Returns the number of an index's samples; `None`: a task is never cut.
     samples_of: Option<fn(&I) -> u64>,
-    /// The first so many workers make the tasks.
+    /// The number of workers that make the tasks: the first ones.
     sharers: u32,
     /// The task that was sent last.
     newest: u64,
@@ -424,7 +424,7 @@ impl<I, R> Queues<I, R> {
         if let Some(Request::Epoch { number, .. }) = &request {
             taker.entered = *number;
         }
-        // It has made its last run, and answered what it was to answer.
+        // The worker has made its last run, and answered all its tasks.
         let made = matches!(request, Some(Request::End)).then(|| taker.in_hand.take());
         drop(state);
         drop(made);

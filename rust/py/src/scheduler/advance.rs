@@ -96,7 +96,7 @@ impl<E: ParentEnd> Scheduling<E> {
                         return Err(invalid_state());
                     }
                     let Some(core) = &engine else { return Err(invalid_state()) };
-                    // Where all workers share all tasks, the others make this one's.
+                    // If workers share tasks, the others make the tasks of this one.
                     if let Some(following) = state.following.as_mut().filter(|_| !state.core.shares()) {
                         following.lose();
                     }

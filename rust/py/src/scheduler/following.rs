@@ -130,7 +130,7 @@ impl<E: ParentEnd> Scheduling<E> {
             }
         }
         if following.is_lost {
-            // Its tasks that are out count among those that are thrown away.
+            // The tasks of the next epoch that are out count as thrown away.
             state.following = Some(following);
             return Ok(false);
         }

@@ -39,7 +39,7 @@ const MAKING: usize = 0;
 const SENDING: usize = 1;
 /// Runs whose samples could not be sent.
 const UNSENT: usize = 2;
-/// The epoch of which the main process awaits batches. Nobody wants those before.
+/// The epoch of which the main process awaits batches. Batches of earlier epochs are thrown away.
 const AWAITED: usize = 3;
 /// The word of [`Pending`].
 const PENDING: usize = 4;

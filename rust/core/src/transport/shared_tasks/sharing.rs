@@ -34,7 +34,7 @@ struct Sent {
     timed: Option<(u64, Vec<TimedRun>)>,
     /// The task that was sent last.
     newest: u64,
-    /// The first so many workers make the tasks.
+    /// The number of workers that make the tasks: the first ones.
     sharers: u32,
     /// By worker: true if it has made some of a task since it is one of them. Empty where their number does not change.
     have_made: Vec<bool>,
