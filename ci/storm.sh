@@ -29,6 +29,8 @@ FAULTS=(
 RUN_LIMIT_S=600
 export RINGLOADER_TEST_SEED="${RINGLOADER_TEST_SEED:-$RANDOM}"
 unset RINGLOADER_FAILPOINT RINGLOADER_FAULT
+# Processes that panic at a planted fault end at once: reading symbols takes them longer than a round.
+export RUST_BACKTRACE=0
 
 case "${1:-}" in
   '') fast=0 seconds=120 ;;
@@ -77,14 +79,15 @@ for row in "${FAULTS[@]}"; do
   IFS='|' read -r name fault reason <<<"$row"
   # The fault shows where threads happen to meet: a round may pass without it, a hundred in a row do not. A round of a busy
   # machine has few deaths.
+  found=0
   for round in {1..100}; do
     status=0
     RINGLOADER_TEST_SEED=$((RINGLOADER_TEST_SEED + round)) run failpoints 1 "$fault" -- "$name" || status=$?
-    ((status == 0)) || break
+    ((status != 124)) || fail "$name with $fault planted has not ended in $RUN_LIMIT_S s"
+    # A round in which the machine was too busy may fail for another reason.
+    if ((status != 0)) && grep -qF "$reason" "$log"; then found=1 && break; fi
   done
-  ((status != 0)) || fail "$name holds with $fault planted in $round rounds"
-  ((status != 124)) || fail "$name with $fault planted has not ended in $RUN_LIMIT_S s"
-  grep -qF "$reason" "$log" || fail "$name with $fault planted fails, but not with '$reason'"
+  ((found)) || fail "$name with $fault planted does not fail with '$reason' in $round rounds"
   caught=$((caught + 1))
 done
 ((caught > 0)) || fail "nothing was planted"
