@@ -719,6 +719,21 @@ def test_a_signal_ends_all_of_its_processes(tmp_path, number):
     assert not Path(f"/proc/{int(started.read_text())}").exists()
 
 
+@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
+def test_an_interrupt_waits_for_a_start_unless_it_is_ignored(handler):
+    before = signal.signal(signal.SIGINT, handler)
+    steps = []
+    try:
+        raised = contextlib.nullcontext() if handler == signal.SIG_IGN else pytest.raises(KeyboardInterrupt)
+        with raised, child._interrupts_wait():
+            os.kill(os.getpid(), signal.SIGINT)
+            steps.append("started")
+        assert signal.getsignal(signal.SIGINT) is handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert steps == ["started"]
+
+
 # A signal comes when the process runs and `start` has not read its number.
 INTERRUPTED_START = """
 import os, signal, sys, time

@@ -77,7 +77,8 @@ def _interrupts_wait() -> Iterator[None]:
     Blocked signals would stay blocked in the processes that the body starts.
     """
     came: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    # An ignored signal stays so.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
     before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
     try:
         yield
