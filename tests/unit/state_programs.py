@@ -637,7 +637,7 @@ def compares_later(program: Program, whens: list[str]) -> bool:
     # The base seed makes what is drawn. Without a seed it is drawn from the generator of the program.
     of_program = program.draws_from_program or (program.seeding != "torch" and program.seed is None)
     # The generator and the state were not taken at one moment; or the draws come early.
-    uncertain = {"thread", "inside", "iter", "iter interrupted"}
+    uncertain = {"thread", "inside", "iter interrupted"}
     if program.seeding != "torch":
         # In the midst of a batch the generator is that of a sample.
         uncertain |= set(AMID)
@@ -651,7 +651,7 @@ def judge(
     legs = program.legs
     same_size = len({leg.size for leg in legs}) == 1
     ordered = program.in_order or all(leg.workers <= 1 for leg in legs)
-    began = {"iter", "iter interrupted"} & set(whens) or ("thread" in whens and [] in candidates)
+    began = {"iter interrupted"} & set(whens) or ("thread" in whens and [] in candidates)
     if program.draws_from_program and (began or program.prefetches):
         # The epoch's draws may have come between the state and that of the generator, or before both.
         return

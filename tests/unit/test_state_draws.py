@@ -2,13 +2,20 @@
 
 import itertools
 import json
+import os
 
 import pytest
 import torch
-from torch.utils.data import RandomSampler, SubsetRandomSampler, WeightedRandomSampler
+from torch.utils.data import (
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
 
 from ringloader import StatefulDataLoader
-from unit.test_state_moments import at_each_moment, is_of_loaders
+from unit.test_state_moments import Interrupted, at_each_moment, is_of_loaders
 
 pytestmark = pytest.mark.rings_only
 
@@ -23,6 +30,7 @@ SAMPLERS = {
     "weighted": lambda generator: WeightedRandomSampler([1.0] * N, N, generator=generator),
 }
 WAYS = {"none": {}, "two": {"num_workers": 2}}
+STREAM = "iterable dataset"
 
 
 def made(kind, has_generator, **options):
@@ -115,3 +123,95 @@ def test_a_state_without_the_number_of_draws():
     again = made("several permutations", True)
     again.load_state_dict(state)
     assert flat(again) == flat(iterator)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        return iter(range(first, N, step))
+
+
+def with_seed(samples):
+    """Returns a batch that has the seed of the process that makes it, which follows from the base seed."""
+    return [(index, torch.initial_seed()) for index in samples]
+
+
+def made_with_seeds(kind, **options):
+    if kind == STREAM:
+        return StatefulDataLoader(Stream(), SIZE, collate_fn=with_seed, **options)
+    return StatefulDataLoader(range(N), SIZE, sampler=SAMPLERS[kind](None), collate_fn=with_seed, **options)
+
+
+def resumed_with_seeds(kind, state, rng, **options):
+    torch.manual_seed(99)
+    loader = made_with_seeds(kind, **options)
+    loader.load_state_dict(state)
+    torch.set_rng_state(rng)
+    return loader
+
+
+OF_ITER = {**WAYS, "persistent": {"num_workers": 2, "persistent_workers": True}}
+
+
+@pytest.mark.parametrize("way", OF_ITER)
+@pytest.mark.parametrize("kind", ["shuffle", "weighted", STREAM])
+def test_a_signal_handler_finds_the_draws_of_iter_made_and_recorded_or_neither(kind, way):
+    options = OF_ITER[way]
+    torch.manual_seed(5)
+    loader = made_with_seeds(kind, **options)
+    whole = [flat(loader) for _ in range(3)]
+    torch.manual_seed(5)
+    loader, distinct = made_with_seeds(kind, **options), {}
+    for epoch in range(2):
+
+        def ask(epoch=epoch):
+            state, rng = taken(loader)
+            distinct[epoch, repr(state), bytes(rng.numpy())] = (epoch, state, rng)
+
+        with at_each_moment(ask, is_of_loaders):
+            iterator = iter(loader)
+        assert flat(iterator) == whole[epoch]
+    # Before the base seed is drawn, and after that, in each epoch.
+    assert len(distinct) >= 4 - (way == "persistent" and kind == STREAM)
+    for epoch, state, rng in distinct.values():
+        again = resumed_with_seeds(kind, state, rng, **options)
+        assert [flat(again) for _ in range(3 - epoch)] == whole[epoch:]
+
+
+@pytest.mark.parametrize("way", OF_ITER)
+@pytest.mark.parametrize("kind", ["shuffle", STREAM])
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_an_interrupted_iter_is_no_epoch(kind, way, epochs):
+    """The program begins the epoch anew, or another run goes on in its place: both draw the same."""
+    options, process = OF_ITER[way], os.getpid()
+    torch.manual_seed(5)
+    loader = made_with_seeds(kind, **options)
+    whole = [flat(loader) for _ in range(epochs + 2)]
+    # Each loader with processes takes its time to start.
+    for place in itertools.count(0, 1 if way == "none" else 61):
+        torch.manual_seed(5)
+        loader = made_with_seeds(kind, **options)
+        for _ in range(epochs):
+            flat(loader)
+        left = itertools.count(place, -1)
+
+        def interrupt(left=left):
+            if os.getpid() == process and next(left) == 0:
+                raise Interrupted
+
+        try:
+            with at_each_moment(interrupt, is_of_loaders):
+                iter(loader)
+            break
+        except Interrupted:
+            state, rng = taken(loader)
+        if state["base_seed"] is None or state["_iterator_finished"]:
+            later = [flat(loader), flat(loader)]
+        else:
+            # It came after the beginning.
+            later = whole[epochs:]
+        loader.shutdown()
+        again = resumed_with_seeds(kind, state, rng, **options)
+        assert [flat(again), flat(again)] == later, place
+    assert place > 1

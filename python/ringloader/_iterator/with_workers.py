@@ -148,6 +148,17 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         )
 
     def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
+        if first_iter:
+            self._begin(loader, first_iter)
+            return
+        before = epochs.count_of(loader)
+        try:
+            self._begin(loader)
+        except BaseException:
+            epochs.take_back(loader, before)
+            raise
+
+    def _begin(self, loader: TorchLoader, first_iter: bool = False) -> None:
         self._remove_gate()
         if not first_iter:
             self._stages.begin_recording()
@@ -183,15 +194,10 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if kept is not None:
             kept.has_begun(loader, self._plan.epoch, self._stages.collecting)
 
-    def _draw(self, loader: TorchLoader) -> None:
-        """Begins another epoch in this process."""
-        before = epochs.count_of(loader)
-        try:
-            self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
-            internals.BaseIterator._reset(self, self._drawing(loader))
-        except BaseException:
-            epochs.take_back(loader, before)
-            raise
+    def _draw(self, loader: TorchLoader, is_early: bool = False) -> None:
+        """Begins another epoch in this process. ``is_early``: True before ``iter`` has asked for it."""
+        self._plan = self._decide(loader, self._epoch_to_tell, are_same=True, is_early=is_early)
+        internals.BaseIterator._reset(self, self._drawing(loader))
         if self._plan.epoch is not None:
             self._plan.epoch.begin(self, False)
 

@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 import ringloader._native as _native
 from ringloader._common.states import Rest
 from ringloader._sources import samplers
@@ -51,6 +53,9 @@ class Epoch:
         if iterator is not None:
             self.attach(iterator)
         self._resumes = begun.has_begun
+        # The base seed; -1 until it is drawn.
+        self._seed: torch.Tensor | None = None
+        self._has_begun = False
         self._is_finished = False
         self._collecting: Collecting | None = None
 
@@ -78,11 +83,34 @@ class Epoch:
     def end(self) -> None:
         """Ends the epoch: another one of the loader begins."""
 
+    def draw(self, generator: torch.Generator | None) -> None:
+        """Draws the base seed. MIRRORS torch dataloader.py::_BaseDataLoaderIter.
+
+        The draw is one step for the interpreter, and its record: a signal handler finds both or neither.
+        """
+        self._seed = torch.empty((), dtype=torch.int64).fill_(-1)
+        self._seed.random_(generator=generator)
+
+    def drawn_seed(self) -> int | None:
+        """Returns the base seed that :meth:`draw` has drawn, or None."""
+        seed = -1 if self._seed is None else int(self._seed)
+        return None if seed < 0 else seed
+
+    def has_begun(self) -> bool:
+        """True once the epoch has its base seed, which may be while ``iter`` still runs."""
+        seed = None if self._has_begun else self.drawn_seed()
+        if seed is not None:
+            self._record_seed(seed, True)
+        return self._has_begun
+
+    def _record_seed(self, base_seed: int, drawn: bool) -> None:
+        if not self._resumes:
+            self.begun = self.begun.but(base_seed=base_seed, base_seed_drawn=drawn)
+        self._has_begun = True
+
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Records the seeds of an iterator. ``drawn``: True if it drew that of the workers in this epoch."""
-        if not self._resumes:
-            base_seed: int = iterator._base_seed
-            self.begun = self.begun.but(base_seed=base_seed, base_seed_drawn=drawn)
+        self._record_seed(iterator._base_seed, drawn)
         if self.dataset is None:
             return
         if self._resumes and self.dataset.shared_seed is not None:
@@ -159,7 +187,7 @@ class Epoch:
         return None
 
     def _bad_samples(self) -> int:
-        return 0 if self._collecting is None else self._collecting.number
+        return self.begun.bad_samples if self._collecting is None else self._collecting.number
 
 
 class SampledEpoch(Epoch):

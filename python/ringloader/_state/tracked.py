@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 # The attribute of a loader with the epoch that began last.
 _EPOCH = "_ringloader_epoch"
+# The attribute of a loader with the epoch that begins, while `iter` runs.
+_BEGINNING = "_ringloader_beginning_epoch"
 # The attribute of a loader with the state from which its next epoch begins: copies and pickles have it too.
 _LOADED = "_ringloader_loaded_state"
 # The attribute of a loader that has logged whose states it takes.
@@ -35,12 +37,11 @@ _WORKERS = "auto_workers"
 def state_of(loader: TorchLoader) -> dict[str, Any]:
     """Implements ``StatefulDataLoader.state_dict``."""
     found = loaded_of(loader)
-    if found is not None:
-        return _with_workers(loader, saved.to_dict(found))
-    if last_epoch(loader) is None:
+    epoch = _epoch_of(loader)
+    if epoch is None and found is None:
         found = beginning(loader, order_of(loader))
-    # Asked again: another thread may have begun the first epoch meanwhile, and have read its sampler.
-    epoch = last_epoch(loader)
+        # Asked again: another thread may have begun the first epoch meanwhile, and have read its sampler.
+        epoch = _epoch_of(loader)
     if epoch is not None and epoch.why_not is not None:
         select_path.log_once(
             f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
@@ -52,6 +53,18 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
     return _with_workers(loader, saved.to_dict(found))
 
 
+def _epoch_of(loader: TorchLoader) -> Epoch | None:
+    """Returns the epoch whose state is the loader's; None: a loaded state is, or no epoch has begun."""
+    begins: Epoch | None = own(loader, _BEGINNING)
+    if begins is not None and begins.has_begun():
+        return begins
+    if loaded_of(loader) is not None:
+        return None
+    last = last_epoch(loader)
+    # The sampler's own state is not asked for once an epoch reads it.
+    return begins if last is None else last
+
+
 def _with_workers(loader: TorchLoader, state: dict[str, Any]) -> dict[str, Any]:
     """Adds the number of workers that ``num_workers="auto"`` has found. No batch depends on it."""
     number = numbers.found_for(loader)
@@ -60,7 +73,7 @@ def _with_workers(loader: TorchLoader, state: dict[str, Any]) -> dict[str, Any]:
 
 def fingerprint_of(loader: TorchLoader) -> int | None:
     """Implements ``StatefulDataLoader.fingerprint``."""
-    epoch = last_epoch(loader)
+    epoch = _epoch_of(loader) or last_epoch(loader)
     return 0 if epoch is None else epoch.fingerprint()
 
 
@@ -84,6 +97,7 @@ def load(loader: TorchLoader, state: object) -> None:
     if found.epoch is not None and order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
+    take_back(loader)
     setattr(loader, _LOADED, found)
 
 
@@ -98,6 +112,7 @@ def begin(
     iterator: OurIterator | None,
     number: int | None,
     are_same: bool = False,
+    is_early: bool = False,
 ) -> SampledEpoch | StreamedEpoch | CountedEpoch:
     """Begins an epoch of a loader, before anything is drawn for it.
 
@@ -107,6 +122,7 @@ def begin(
             runs, which knows no worker's state, and its iterator is attached later.
         number: The number of the epoch, if an option counts epochs.
         are_same: True if the workers are those of the epoch before.
+        is_early: True if ``iter`` has not asked for it: its state is not the loader's yet.
     """
     previous, loaded = last_epoch(loader), loaded_of(loader)
     if previous is not None and loaded is None:
@@ -121,9 +137,8 @@ def begin(
     else:
         epoch = resumed(loader, iterator, number, order, loaded, are_same)
     _log_states(loader, order, epoch.dataset)
-    if previous is None:
-        # Without an epoch, a state is the beginning, for which the sampler's own is asked.
-        set_last_epoch(loader, epoch)
+    if not is_early:
+        keep_own(loader, _BEGINNING, epoch)
     return epoch
 
 
@@ -143,6 +158,11 @@ def set_last_epoch(loader: TorchLoader, epoch: Epoch) -> None:
     keep_own(loader, _EPOCH, epoch)
 
 
+def take_back(loader: TorchLoader) -> None:
+    """Takes back the epoch that was to begin: the loader's state is that of the one before."""
+    vars(loader).pop(_BEGINNING, None)
+
+
 def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) -> None:
     """Records that an epoch has begun: the loader's state is its own, and no loaded one any more.
 
@@ -154,6 +174,7 @@ def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) 
     # In this order: another thread that asks for the state finds the loaded one, or that of this epoch.
     set_last_epoch(loader, epoch)
     vars(loader).pop(_LOADED, None)
+    take_back(loader)
     if collecting is not None:
         epoch.count_errors(collecting)
 

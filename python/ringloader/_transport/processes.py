@@ -92,6 +92,8 @@ class ProcessTransport(Transport):
         self._context = context if lease is None else lease.context
         self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
+        # The process that was started last. An interrupt may come before it is listed elsewhere.
+        self._last_started: Any = None
         # Looks through what is sent. A pool does that itself, and a forked process is sent nothing.
         self._look = look
         self._shared: shared_work.Shared | None = None
@@ -112,6 +114,7 @@ class ProcessTransport(Transport):
             self._work[work.worker] = work
         process = self._process(channel.WorkerEndpoint(self.engine, work.worker, self.options), work)
         process.daemon = True
+        self._last_started = process
         try:
             with guard.told(self._context, self._fork):
                 process.start()
@@ -202,6 +205,7 @@ class ProcessTransport(Transport):
         worker_end = channel.WorkerEndpoint(self.engine, worker, self.options, self.engine.succeed(worker))
         process = self._process(worker_end, work)
         process.daemon = True
+        self._last_started = process
         try:
             with processes.one_start_at_a_time():
                 process.start()
@@ -252,7 +256,10 @@ class ProcessTransport(Transport):
 
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
         """Ends the processes, suspended ones too. Kills the ones that still live after torch's timeout."""
-        group = self._group(workers)
+        last = self._last_started
+        is_listed = last is None or self._lease is not None or last in workers
+        # One that is not listed was interrupted as it started. Nobody tells it to end: it is killed.
+        group = self._group(workers if is_listed else [*workers, last])
         try:
             self.engine.set_done()
             for worker in range(len(workers)):
