@@ -152,6 +152,7 @@ def resumed_with_seeds(kind, state, rng, **options):
 
 
 OF_ITER = {**WAYS, "persistent": {"num_workers": 2, "persistent_workers": True}}
+COUNTED = {"none": {"seeding": "batch"}, "two": {"num_workers": 2, "reseed_workers": True}}
 
 
 @pytest.mark.parametrize("way", OF_ITER)
@@ -177,6 +178,22 @@ def test_a_signal_handler_finds_the_draws_of_iter_made_and_recorded_or_neither(k
     for epoch, state, rng in distinct.values():
         again = resumed_with_seeds(kind, state, rng, **options)
         assert [flat(again) for _ in range(3 - epoch)] == whole[epoch:]
+
+
+@pytest.mark.parametrize("way", COUNTED)
+@pytest.mark.parametrize("kind", ["shuffle", STREAM])
+def test_a_signal_handler_finds_the_number_of_the_epoch(kind, way):
+    loader, found = made_with_seeds(kind, **COUNTED[way]), set()
+    for epoch in range(3):
+
+        def ask(epoch=epoch):
+            state, _ = taken(loader)
+            found.add((epoch, state["number"] + state["_iterator_finished"]))
+
+        with at_each_moment(ask, is_of_loaders):
+            iterator = iter(loader)
+        flat(iterator)
+    assert found == {(0, 0), (1, 1), (2, 2)}
 
 
 @pytest.mark.parametrize("way", OF_ITER)

@@ -103,9 +103,12 @@ class LoaderIterator(Pausing, _Declared):
             are_same: True if the workers are those of the epoch before.
             is_early: True if ``iter`` has not asked for it yet.
         """
-        number = epochs.count_next(loader) if self._counts_epochs else None
+        number = epochs.next_of(loader) if self._counts_epochs else None
         kept = states.of(loader)
         epoch = None if kept is None else kept.begin(loader, self, number, are_same, is_early)
+        if number is not None:
+            # After the epoch has its number: a signal handler that asks for the state finds the right one.
+            epochs.count_from(loader, number + 1)
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
         named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
         last_told = self._plan.last_told if told is None else told

@@ -173,13 +173,6 @@ def count_from(loader: TorchLoader, epoch: int) -> None:
     setattr(loader, _NEXT, epoch)
 
 
-def count_next(loader: TorchLoader) -> int:
-    """Returns that number, and counts it."""
-    epoch = next_of(loader)
-    setattr(loader, _NEXT, epoch + 1)
-    return epoch
-
-
 def count_of(loader: TorchLoader) -> int | None:
     """Returns the number of the epoch that begins next; None while nobody has counted."""
     found: int | None = getattr(loader, _NEXT, None)
