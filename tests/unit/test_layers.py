@@ -547,6 +547,14 @@ def test_each_module_of_the_core_has_tests() -> None:
     assert named == set(CORE_MAY_USE)
 
 
+def test_every_file_of_a_crate_is_a_module_of_it() -> None:
+    for file in {*CORE.rglob("*.rs"), *BINDING.rglob("*.rs")} - {CORE / "lib.rs", BINDING / "lib.rs"}:
+        module = file.parent if file.stem == "mod" else file.with_suffix("")
+        parents = (module.parent / "mod.rs", module.parent.with_suffix(".rs"), module.parent / "lib.rs")
+        declared = "".join(parent.read_text() for parent in parents if parent.is_file())
+        assert re.search(rf"\bmod {module.name};", declared), file
+
+
 def test_unsafe_code_stays_where_its_page_says() -> None:
     named = set(re.findall(r"^\| `((?:core|py)/src/\S+\.rs)` \|", UNSAFE, re.M))
     with_unsafe = {
