@@ -16,7 +16,7 @@ use super::{Core, Due, End, Scheduling, State, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
 use crate::python::{self, Callbacks, Late};
 use crate::torch::names::Torch;
-use crate::transport::engine::stand_in;
+use crate::transport::event::stand_in;
 
 impl<E: ParentEnd> Scheduling<E> {
     /// Returns the next result whose turn it is, as `unpack` makes it. `None` if there is none now and `wait` is not

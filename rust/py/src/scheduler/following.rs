@@ -12,7 +12,7 @@ use super::{Core, Scheduling, State};
 use crate::gil::exception;
 use crate::python::Callbacks;
 use crate::sampling::source::IndexSource;
-use crate::transport::engine::stand_in;
+use crate::transport::event::stand_in;
 
 /// The progress of reading an epoch's indices.
 #[derive(Clone, Copy, PartialEq, Eq)]
