@@ -22,8 +22,8 @@ pub struct SharedTask<I, R> {
 #[derive(Debug)]
 struct Parts<R> {
     by_run: Vec<Option<R>>,
-    /// True once they were taken, to be collated.
-    are_taken: bool,
+    /// The run that was made last: its worker takes the samples of all, and collates.
+    last: Option<u64>,
 }
 
 /// A run of a task's samples, which one worker makes.
@@ -58,6 +58,9 @@ impl<I, R> TaskRun<I, R> {
         let mut parts = self.task.lock();
         let before = parts.by_run[self.run as usize].replace(part);
         let is_last = parts.by_run.iter().all(Option::is_some);
+        if is_last {
+            parts.last = Some(self.run);
+        }
         drop(parts);
         drop(before);
         is_last
@@ -66,7 +69,7 @@ impl<I, R> TaskRun<I, R> {
 
 impl<I, R> SharedTask<I, R> {
     pub(super) fn new(seq: u64, index: I, samples: u64, per_run: u64) -> Self {
-        let parts = Mutex::new(Parts { by_run: Vec::new(), are_taken: false });
+        let parts = Mutex::new(Parts { by_run: Vec::new(), last: None });
         let task = Self { seq, index, samples, per_run, parts };
         let runs = task.runs();
         task.lock().by_run.resize_with(runs as usize, || None);
@@ -91,15 +94,24 @@ impl<I, R> SharedTask<I, R> {
 
     /// Gives the samples of all runs, in their order.
     pub fn take_parts(&self) -> Vec<R> {
-        let mut parts = self.lock();
-        parts.are_taken = true;
-        parts.by_run.iter_mut().filter_map(Option::take).collect()
+        self.lock().by_run.iter_mut().filter_map(Option::take).collect()
     }
 
-    /// Returns the runs to make again when the worker of `run` has ended. One that was collating has taken
-    /// what the others had made.
+    /// Returns the runs to make again when the worker of `run` has ended: none that another worker has the samples of.
     pub(super) fn lost_with(&self, run: u64) -> Range<u64> {
-        if std::mem::take(&mut self.lock().are_taken) { 0..self.runs() } else { run..run + 1 }
+        let mut parts = self.lock();
+        let is_made = parts.by_run[run as usize].is_some();
+        match parts.last {
+            // It had taken the samples of all.
+            Some(last) if last == run && !is_made => {
+                parts.last = None;
+                0..self.runs()
+            }
+            // It was to collate: the worker that makes its run again does.
+            Some(last) if last == run => run..run + 1,
+            None if !is_made => run..run + 1,
+            _ => run..run,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Parts<R>> {

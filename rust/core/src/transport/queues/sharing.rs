@@ -31,7 +31,7 @@ impl<I, R> Queues<I, R> {
     /// a task is never cut.
     ///
     /// # Errors
-    /// [`Error::Inherited`] in a forked child.
+    /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn share_tasks(&self, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
         let mut state = self.lock()?;
         let sharers = state.workers.len() as u32;
@@ -51,7 +51,7 @@ impl<I, R> Queues<I, R> {
     /// A worker takes the next run that no other has taken, of the earliest task. It has no request of its own.
     ///
     /// # Errors
-    /// [`Error::Inherited`] in a forked child.
+    /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn take_run(&self, worker: u32) -> Result<Option<TaskRun<I, R>>> {
         if !self.shares.load(Ordering::Relaxed) {
             return Ok(None);
@@ -71,7 +71,7 @@ impl<I, R> Queues<I, R> {
     /// worker's.
     ///
     /// # Errors
-    /// [`Error::Inherited`] in a forked child.
+    /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     #[expect(clippy::type_complexity, reason = "a list")]
     pub fn runs_in_hand(&self) -> Result<Option<Vec<(u32, TaskRun<I, R>)>>> {
         let state = self.lock()?;
@@ -83,7 +83,7 @@ impl<I, R> Queues<I, R> {
     /// Notes the time that a sample took.
     ///
     /// # Errors
-    /// [`Error::Inherited`] in a forked child.
+    /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn note_time(&self, nanoseconds: u64) -> Result<()> {
         if let Some(sharing) = &mut self.lock()?.sharing {
             sharing.nanoseconds = joint::mean(sharing.nanoseconds, nanoseconds);

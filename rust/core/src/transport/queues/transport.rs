@@ -76,7 +76,9 @@ impl<I, R> Transport for Queues<I, R> {
     fn lose(&self, worker: u32) {
         let Ok(mut state) = self.lock() else { return };
         let lost = state.workers[worker as usize].in_hand.take();
-        if let (Some(sharing), Some(run)) = (&mut state.sharing, &lost) {
+        if let (Some(sharing), Some(run)) = (&mut state.sharing, &lost)
+            && sharing.unanswered.contains(&run.task.seq)
+        {
             for lost in run.task.lost_with(run.run).rev() {
                 sharing.runs.push_front(TaskRun { task: run.task.clone(), run: lost });
             }
