@@ -97,7 +97,7 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
         if reason is None:
             from ringloader._start import processes as starting
 
-            # What starts elsewhere may take long, and needs no lock here.
+            # A start on other machines may take long, and needs no lock here.
             one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
             with one_at_a_time, _changing(loader, options) as changing:
                 made = _with_processes(loader, options, changing)

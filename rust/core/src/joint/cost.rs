@@ -1,4 +1,4 @@
-//! How many samples make a run, by what they cost.
+//! The cost of a sample, and the size of a run that follows from it.
 
 use super::MOST_RUNS;
 

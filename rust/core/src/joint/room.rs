@@ -16,20 +16,20 @@ impl Room {
         Self((bytes / UNIT).min((1 << ROWS) - 1))
     }
 
-    /// Where the reserved bytes begin that reach to the end.
+    /// Returns the start of the reserved bytes, which reach to the end.
     #[must_use]
     pub fn top(self) -> u64 {
         (self.0 & ((1 << ROWS) - 1)) * UNIT
     }
 
-    /// Where the form of the rows lies, if a worker has laid them out.
+    /// Returns the place of the rows' form, if a worker has laid them out.
     #[must_use]
     pub fn form(self) -> Option<u64> {
         let at = self.0 >> ROWS;
         (at != 0).then_some(at * UNIT)
     }
 
-    /// Where `len` bytes begin that come right before the top.
+    /// Returns the start of `len` bytes that end at the top. `None`: there is no room.
     #[must_use]
     pub fn before_top(self, len: u64) -> Option<u64> {
         self.top().checked_sub(len.checked_next_multiple_of(UNIT)?)

@@ -1,4 +1,4 @@
-//! A worker that dies: when its loss is reported, and what becomes of its tasks.
+//! Lost workers: the report of a loss, and the tasks that such a worker leaves.
 //!
 //! A worker that ends while it owes a result is [lost](super::Poll::Lost). The scheduler reports the loss once nothing that
 //! the worker committed is left in its ring.

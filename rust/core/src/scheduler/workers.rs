@@ -1,4 +1,4 @@
-//! Which workers get tasks: by torch's rule, or the one that has the fewest; all, or the first ones.
+//! The choice of workers for tasks: by torch's rule, or by the fewest tasks; of all, or of the first ones.
 
 use super::Scheduler;
 use crate::transport::Transport;

@@ -150,8 +150,8 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. Where all
-    /// workers share the tasks, those that they make samples of, the earliest first.
+    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. If all
+    /// workers share the tasks: the ones of which they make samples, the earliest first.
     fn late<'py>(
         py: Python<'py>,
         state: &State<IndexOf<E>>,

@@ -1,4 +1,15 @@
-//! Native scheduling of one iterator: one call for each batch. `classes.rs` has it as Python classes.
+//! Native scheduling of one iterator: one call for each batch.
+//!
+//! | file | about |
+//! |---|---|
+//! | `classes.rs` | the Python classes, one for each transport |
+//! | `state.rs` | the state of an epoch |
+//! | `advance.rs` | from one batch to the next |
+//! | `ahead.rs` | batches that are prepared before their turn |
+//! | `following.rs` | the epoch that follows |
+//! | `late.rs` | tasks that are late |
+//! | `timed.rs` | what the recorder is told |
+//! | `parent_end.rs` | the parent's end of a transport |
 
 mod advance;
 mod ahead;

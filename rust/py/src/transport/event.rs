@@ -1,4 +1,4 @@
-//! What the parent waits for: messages, stand-ins for batches that cannot be had, and the ends of workers.
+//! Events for the parent: messages, stand-ins for batches that cannot be had, ends of workers.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};

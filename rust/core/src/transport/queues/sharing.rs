@@ -9,7 +9,7 @@ use crate::error::Result;
 use crate::joint::{self, Cost};
 use crate::sync::{Arc, Ordering};
 
-/// What workers share, and how it is cut.
+/// The tasks that workers share.
 #[derive(Debug)]
 pub(super) struct Sharing<I, R> {
     /// Runs that no worker has taken, in the order of their tasks.

@@ -13,7 +13,7 @@ pub(super) struct Worker<I, R> {
     pub(super) requests: VecDeque<Request<I>>,
     /// The run that it took last, until it answers the task, or looks for another.
     pub(super) in_hand: Option<TaskRun<I, R>>,
-    /// True if it has taken a run since it is one of those that make tasks.
+    /// True if it has taken a run since it began to make tasks.
     pub(super) has_made: bool,
     pub(super) replies: VecDeque<Reply<R>>,
     /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last

@@ -197,7 +197,7 @@ impl SharedTasks {
         Ok((kind, bytes))
     }
 
-    /// Where the batch's window begins in [`bytes`](Self::bytes).
+    /// Returns the start of the batch's window in [`bytes`](Self::bytes).
     #[must_use]
     pub fn window_of(&self, claimed: &Claimed) -> u64 {
         self.start(claimed.plan.window)

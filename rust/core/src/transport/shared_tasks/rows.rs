@@ -7,7 +7,7 @@ use crate::os::memory::MemoryProbe;
 
 /// Bytes before the form of a batch's rows, which are their number.
 const FORM_HEADER: u64 = 8;
-/// What comes after the rows begins at a multiple of this.
+/// Bytes after the rows begin at a multiple of this.
 const ALIGNMENT: u64 = 64;
 
 /// The rows of a batch.
@@ -17,7 +17,7 @@ pub struct Rows {
     pub form: Form,
     /// The places of its columns.
     pub columns: Vec<Place>,
-    /// Where they end.
+    /// The end of the last one.
     pub end: u64,
 }
 
