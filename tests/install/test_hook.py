@@ -18,7 +18,7 @@ from parity import harness
 from parity.datasets import Samples
 from ringloader._options.table import DEFAULTS, TABLE, Options
 from ringloader._torch import hook, own_iterators, select_path
-from ringloader._transport import processes
+from ringloader._transport import make
 
 Loader = torch.utils.data.DataLoader
 TORCHS_OWN = Loader._get_iterator
@@ -56,13 +56,13 @@ def squares(loader_class: Any = Loader, workers: int = 1, **arguments: Any) -> A
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The budgets that transports were made with."""
     found: list[int | None] = []
-    original = processes.make_transport
+    original = make.make_transport
 
     def make_transport(loader: Any, options: Options, *rest: Any, **more: Any) -> Any:
         found.append(options.max_shared_bytes)
         return original(loader, options, *rest, **more)
 
-    monkeypatch.setattr(processes, "make_transport", make_transport)
+    monkeypatch.setattr(make, "make_transport", make_transport)
     return found
 
 

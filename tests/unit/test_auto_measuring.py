@@ -60,10 +60,36 @@ def test_a_worker_that_is_ready_does_not_wait(child: int, request: pytest.Fixtur
         assert look.waiting > 0.9
         assert look.running < 0.1
     else:
-        assert look.waiting < 0.3
+        assert look.waiting < 1e-9
         assert look.running > 0
     again = meter.look([child], 1.25, 0)
     assert again.waited == 0
+
+
+KEPT_OUT = """
+import os
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+print(flush=True)
+while True:
+    pass
+"""
+
+
+@pytest.mark.parametrize("child", [KEPT_OUT], indirect=True, ids=["kept out"])
+def test_a_worker_that_is_kept_from_a_processor_does_not_wait(child: int) -> None:
+    """The system counts the time for which it is ready only when it gets the processor."""
+    core = min(os.sched_getaffinity(0))
+    hog = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+    try:
+        for pid in (hog.pid, child):
+            os.sched_setaffinity(pid, {core})
+        for _ in range(20):
+            meter = Meter([child], 0.0)
+            time.sleep(0.02)
+            assert meter.look([child], 0.0, 1).waiting < 1e-9
+    finally:
+        hog.kill()
+        hog.communicate()
 
 
 def test_the_worker_that_was_busy_least_often_counts() -> None:

@@ -1,75 +1,23 @@
-"""``python -m ringloader bench``: the user's loader as torch's and as ringloader's, compared and measured."""
+"""``python -m ringloader bench``: its words, its figures, what it prints and how it ends."""
 
 from __future__ import annotations
 
 import argparse
-import ast
-import contextlib
 import json
-import multiprocessing
 import os
-import signal
-import subprocess
 import sys
-import time
-from collections import namedtuple
-from dataclasses import dataclass, field
-from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
-import numpy as np
 import pytest
-import torch
+from bench_parts import AUTO, OURS, THREADS, TORCH, Returning, Squares, rate_of, write_demo
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import Dataset, IterableDataset
 
 import ringloader
-from programs import client
-from ringloader._bench import arguments, batches, child, command, measure, memory, results, target
+from ringloader._bench import arguments, child, command, measure, results
 from ringloader._bench.arguments import Configuration
-from ringloader._bench.measure import Measurement
-from ringloader._bench.target import RunError, Target, TargetError
+from ringloader._bench.target import RunError
 
 pytestmark = pytest.mark.rings_only
-
-TORCH, OURS = Configuration("torch", 2), Configuration("ringloader", 2)
-THREADS = Configuration("ringloader", 2, "thread")
-AUTO = Configuration("ringloader", "auto")
-
-
-class Squares(Dataset):
-    def __len__(self):
-        return 12
-
-    def __getitem__(self, index):
-        return torch.tensor(index**2)
-
-
-class Once(IterableDataset):
-    """Read once, as an open file."""
-
-    def __init__(self):
-        self.numbers = iter(range(6))
-
-    def __iter__(self):
-        return self.numbers
-
-
-@dataclass
-class Returning:
-    """Stands for a target whose function was found."""
-
-    make: Any
-    asked: int | None = None
-
-    def call(self, num_workers):
-        self.asked = num_workers
-        return self.make()
-
-
-def rate_of(rate, *, step=0.0, memory=None):
-    return Measurement(rate, 0.5, 1000, memory, step, "native", "", 2)
 
 
 def error_of(words, capsys):
@@ -82,31 +30,7 @@ def error_of(words, capsys):
 
 @pytest.fixture
 def demo(tmp_path):
-    """A file of the user's."""
-    path = tmp_path / "demo.py"
-    path.write_text(
-        "import os, signal, sys, time\n"
-        "import torch\n"
-        "from torch.utils.data import DataLoader\n"
-        "def make(num_workers=1):\n"
-        "    return DataLoader(range(64), batch_size=4, shuffle=True, num_workers=num_workers)\n"
-        "def fails():\n"
-        "    raise ValueError('no data\\nat all')\n"
-        "def ends():\n"
-        "    sys.exit(3)\n"
-        "def is_killed():\n"
-        "    os.kill(os.getpid(), signal.SIGKILL)\n"
-        "def waits():\n"
-        "    print(os.getpid(), file=open('started', 'w'), flush=True)\n"
-        "    time.sleep(60)\n"
-        "number = 3\n"
-        "if __name__ == '__main__':\n"
-        "    hidden = make\n"
-    )
-    return path
-
-
-# The command line.
+    return write_demo(tmp_path)
 
 
 def test_a_wrong_word_is_one_line(demo, tmp_path, capsys):
@@ -182,292 +106,6 @@ def test_a_plot_is_refused_before_anything_is_measured(monkeypatch, demo, capsys
     assert "pip install 'ringloader[bench]'" in error_of([f"{demo}:make", "--plot", "a.png"], capsys)
 
 
-# The target.
-
-
-@pytest.fixture
-def as_new(monkeypatch):
-    """Puts back what a target changes in its process."""
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(sys, "argv", [*sys.argv])
-    monkeypatch.setattr(sys, "modules", sys.modules.copy())
-
-
-@pytest.mark.usefixtures("as_new")
-def test_the_function_gets_the_number_of_workers_if_it_takes_it(demo, tmp_path):
-    assert arguments.parse([f"{demo}:make"]).target.call(2).num_workers == 2
-    assert sys.path[0] == str(tmp_path)
-    assert sys.argv == [str(demo)]
-    assert Target("unit.test_bench", "Squares").call(3)[2] == 4
-
-
-@pytest.mark.parametrize(
-    ("name", "line", "users"),
-    [
-        ("nothing", "demo.py has no 'nothing' (nothing under", ""),
-        ("hidden", "demo.py has no 'hidden' (nothing under", ""),
-        ("number", "demo.py:number is no function that returns a loader, but of <class 'int'>", ""),
-        ("fails", "demo.py:fails fails: ValueError: no data", "in fails\n"),
-        ("ends", "demo.py:ends fails: SystemExit: 3", "in ends\n"),
-    ],
-)
-@pytest.mark.usefixtures("as_new")
-def test_a_target_that_gives_no_loader_is_told(demo, name, line, users):
-    with pytest.raises(TargetError) as raised:
-        Target(str(demo), name).call(1)
-    assert line in raised.value.text and "\n" not in raised.value.text
-    assert users in raised.value.users and "_bench" not in raised.value.users
-
-
-@pytest.mark.usefixtures("as_new")
-def test_a_module_that_cannot_be_imported_is_told(tmp_path):
-    with pytest.raises(TargetError, match="no_such cannot be imported: ModuleNotFoundError: No module named"):
-        Target("no_such", "make").call(1)
-    (tmp_path / "torch.py").touch()
-    with pytest.raises(TargetError, match="'torch' is the name of another module; rename the file"):
-        Target(str(tmp_path / "torch.py"), "make").call(1)
-
-
-def test_an_error_of_a_worker_is_told_by_its_last_line():
-    try:
-        list(ringloader.DataLoader([None], num_workers=1))
-    except TypeError as error:
-        # pytest would keep its frames, and with them the worker.
-        line, users = target.line_of(error), target.users_traceback(error)
-    assert line.startswith("TypeError: default_collate: batch must contain")
-    assert "Original Traceback" in users
-
-
-# The loader.
-
-
-@pytest.mark.parametrize("make", [TorchLoader, ringloader.DataLoader], ids=["torchs", "ours"])
-@pytest.mark.parametrize("wanted", [TORCH, OURS, THREADS], ids=["torch", "processes", "threads"])
-def test_any_loader_runs_as_any_other(make, wanted):
-    given = make(Squares(), batch_size=5, shuffle=True)
-    loader = measure.make(Returning(lambda: given), wanted)
-    assert loader is given and loader.prefetch_factor == 2
-    iterator = iter(loader)
-    module = type(iterator).__module__.split(".")[0]
-    assert module == wanted.loader
-    if wanted.loader == "ringloader":
-        assert ringloader.report(loader).path == {"thread": "threads"}.get(wanted.worker_method, "native")
-    assert sorted(torch.cat(list(iterator)).tolist()) == [number**2 for number in range(12)]
-
-
-def test_arguments_that_need_workers_do_not_hinder_a_loader_without():
-    asked = Returning(
-        lambda: TorchLoader(
-            Squares(),
-            num_workers=1,
-            persistent_workers=True,
-            prefetch_factor=3,
-            timeout=9,
-            multiprocessing_context="spawn",
-        )
-    )
-    for loader in ("torch", "ringloader"):
-        assert len(list(measure.make(asked, Configuration(loader, 0)))) == 12
-        # The function may make such a loader only with workers.
-        assert asked.asked == 1
-
-
-def test_what_the_program_has_installed_does_not_make_torchs_loader_ours():
-    ringloader.install()
-    try:
-        loader = measure.make(Returning(lambda: TorchLoader(Squares())), Configuration("torch", 0))
-        assert type(iter(loader)).__module__.startswith("torch.")
-    finally:
-        ringloader.uninstall()
-
-
-def test_what_is_no_loader_is_told():
-    with pytest.raises(TargetError, match="returns no DataLoader, but an object of <class 'list'>"):
-        measure.make(Returning(list), TORCH)
-
-
-# A measurement.
-
-
-def test_a_short_dataset_is_read_again_for_as_long_as_it_takes():
-    made = TorchLoader(Squares(), batch_size=3, persistent_workers=True, num_workers=1)
-    started = time.perf_counter()
-    found = measure.measure(Returning(lambda: made), Configuration("ringloader", 1), 0.2, 0.01)
-    assert time.perf_counter() - started > 0.2
-    assert 4 < found.batches_per_second <= 100
-    assert found.step >= 0.01
-    assert 0 < found.main_cpu_us < 200_000
-    assert found.path == "native"
-    assert found.memory_mb > 50
-    assert made._iterator is None
-
-
-def test_a_source_that_is_read_once_counts_once():
-    for size in (2, 6):
-        started = time.perf_counter()
-        loader = TorchLoader(Once(), batch_size=size)
-        found = measure.measure(Returning(lambda loader=loader: loader), Configuration("torch", 0), 30, 0)
-        assert time.perf_counter() - started < 20
-        assert found.batches_per_second > 1
-        assert found.path is None
-
-
-def test_a_loader_without_batches_is_told():
-    with pytest.raises(TargetError, match="a loader without batches"):
-        measure.measure(Returning(lambda: TorchLoader([])), Configuration("torch", 0), 1, 0)
-
-
-def test_memory_counts_the_processes_below_and_files_on_their_way():
-    before = memory.of_tree()
-    with memory_file(64 << 20) as file, subprocess.Popen(["sleep", "60"]) as process:
-        assert process.pid in memory.tree(os.getpid())
-        assert memory.of_tree() - before > 60 << 20
-        # A file that is mapped counts by its pages.
-        mapped = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=64 << 20, dtype=torch.uint8)
-        assert memory.of_tree() - before < 60 << 20
-        del mapped
-        process.kill()
-
-
-@contextlib.contextmanager
-def memory_file(size):
-    file = os.memfd_create("on its way")
-    os.posix_fallocate(file, 0, size)
-    yield file
-    os.close(file)
-
-
-class Asleep(Squares):
-    def __getitem__(self, index):
-        time.sleep(0.004)
-        return index
-
-
-@pytest.mark.parametrize(("step", "kind"), [(0, "dataset"), (0.02, "caller")])
-def test_the_verdict_is_that_of_the_loader_with_its_step(step, kind):
-    loader = TorchLoader(Asleep(), sampler=[0] * 100)
-    started = time.perf_counter()
-    found = measure.verdict(Returning(lambda: loader), Configuration("ringloader", 1), 0.3, step)
-    assert time.perf_counter() - started < 5
-    assert (found["kind"], set(found)) == (kind, {"kind", "text", "gain", "change"})
-
-
-def test_the_verdict_on_short_epochs_is_that_of_the_last():
-    kept = {"num_workers": 1, "persistent_workers": True}
-    found = measure.verdict(
-        Returning(lambda: TorchLoader(Asleep(), **kept)), Configuration("ringloader", 1), 0.5, 0
-    )
-    assert found["kind"] == "dataset"
-    once = TorchLoader(Once())
-    assert measure.verdict(Returning(lambda: once), Configuration("ringloader", 0), 30, 0)["text"]
-
-
-# The comparison.
-
-Point = namedtuple("Point", "x y")
-
-
-class Graph:
-    def __init__(self, x):
-        self.x = x
-        self.edges = {"index": torch.zeros(2, 9)}
-
-
-class Textless(Graph):
-    def __repr__(self):
-        raise RuntimeError("it has no text")
-
-
-@pytest.mark.parametrize(
-    ("one", "other", "told"),
-    [
-        (torch.tensor([1, 2]), torch.tensor([1, 3]), ("batch 1", "Tensor torch.int64 (2,) [1, 2]")),
-        (torch.zeros(20), -torch.zeros(20), ("batch 1", "Tensor torch.float32 (20,) ")),
-        (torch.zeros(2, 3), torch.zeros(3, 2), ("batch 1", "Tensor torch.float32 (2, 3)")),
-        (np.zeros(20, "f4"), np.zeros(20, "f8"), ("batch 1", "ndarray float32 (20,)")),
-        ({"a": [1, "x"]}, {"a": [1, "y"]}, ("batch 1['a'][1]", "str 'x'")),
-        ({"a": 1}, {"b": 1}, ("batch 1", "dict ['a']")),
-        ([1, 2], [1], ("batch 1", "list of 2")),
-        ([1, 2], (1, 2), ("batch 1", "list of 2")),
-        (Point(0, 1), Point(0, 1.0), ("batch 1[1]", "int 1")),
-        (Graph(1), Graph(2), ("batch 1.x", "int 1")),
-        ({1, 2}, {1, 3}, ("batch 1", "set ['1', '2']")),
-        (range(3), range(4), ("batch 1", "range range(0, 3)")),
-        (bytearray(b"a"), bytearray(b"b"), ("batch 1", "bytearray bytearray(b'a')")),
-        (Path("a"), Path("b"), ("batch 1", "PosixPath PosixPath('a')")),
-        (np.array([Graph(1)]), np.array([Graph(2)]), ("batch 1[0].x", "int 1")),
-        (Textless(1), Textless(2), ("batch 1.x", "int 1")),
-        ({Textless(1): 1}, {Textless(1): 2}, ("batch 1[Textless]", "int 1")),
-        (
-            torch.eye(2).to_sparse(),
-            torch.zeros(2, 2).to_sparse(),
-            ("batch 1", "Tensor torch.float32 (2, 2) "),
-        ),
-    ],
-)
-def test_the_first_difference_is_told(one, other, told):
-    def described(value):
-        return [list(batches._parts(part, "")) for part in ([0], value)]
-
-    assert batches.difference(described(one), described(one)) is None
-    place, expected, got = batches.difference(described(one), described(other))
-    assert place == told[0]
-    assert expected.startswith(told[1])
-    assert got != expected
-
-
-def test_objects_with_their_addresses_are_equal_all_the_same():
-    for kind in (lambda: {Graph(1)}, lambda: np.array([Graph(1)]), lambda: {Graph(1): 1}):
-        first, second = ([list(batches._parts(kind(), ""))] for _ in range(2))
-        assert batches.difference(first, second) is None
-
-
-def test_what_has_no_elements_or_lacks_a_field_is_described():
-    @dataclass
-    class Lacking:
-        there: int = 1
-        missing: int = field(init=False)
-
-    assert list(batches._parts([torch.empty(20, device="meta"), Lacking()], ""))[-1] == (
-        "[1].missing",
-        "NoneType None",
-    )
-
-
-def test_parts_that_lead_back_or_out_end_there():
-    inside = Graph(1)
-    inside.itself, inside.kind = [inside], Graph
-    assert list(batches._parts(inside, "")) == [
-        ("", "Graph"),
-        (".x", "int 1"),
-        (".edges", "dict ['index']"),
-        (".edges['index']", next(batches._parts(torch.zeros(2, 9), ""))[1]),
-        (".itself", "list of 1"),
-        (".itself[0]", "the Graph that it is a part of"),
-        (".kind", "Graph"),
-    ]
-
-
-def test_an_epoch_that_ends_early_is_a_difference():
-    def described(length):
-        loader = TorchLoader(range(length))
-        return batches.described(Returning(lambda: loader), Configuration("torch", 0))
-
-    assert len(described(30)) == 20
-    assert batches.difference(described(3), described(3)) is None
-    assert batches.difference(described(4), described(3))[::2] == ("batch 3", "nothing")
-
-
-def test_a_slow_loader_is_compared_by_what_it_gives_in_time(monkeypatch):
-    monkeypatch.setattr(batches, "_SECONDS", 0)
-    loader = TorchLoader(range(9))
-    found = batches.described(Returning(lambda: loader), Configuration("torch", 0))
-    assert found == [[("", "Tensor torch.int64 (1,) [0]")]]
-
-
-# The results.
-
-
 def test_a_ratio_is_taken_inside_a_round_and_figures_are_medians():
     measured = {
         TORCH: {0: rate_of(10), 1: rate_of(100), 2: rate_of(1000)},
@@ -518,9 +156,6 @@ def test_the_fewest_workers_that_hide_behind_the_step_are_recommended():
     assert recommended({0: 50, 1: 80}, 0.01) == (1, "the step never fills 95% of the time; the best rate")
 
 
-# The command.
-
-
 @pytest.fixture
 def here(monkeypatch):
     """Has the command call its functions in this process."""
@@ -528,7 +163,7 @@ def here(monkeypatch):
 
 
 def bench(make, *words, configurations=(TORCH, OURS)):
-    given = arguments.parse(["unit.test_bench:Squares", "--rounds", "1", "--seconds", "0.05", *words])
+    given = arguments.parse(["unit.bench_parts:Squares", "--rounds", "1", "--seconds", "0.05", *words])
     given = SimpleNamespace(**vars(given) | {"target": Returning(make), "configurations": configurations})
     return command.run(given)
 
@@ -640,134 +275,3 @@ def test_progress_is_shown_on_a_terminal_only(monkeypatch, capsys):
     with command._progress(3) as begin:
         begin("torch")
     assert capsys.readouterr().err == "3 runs; with a progress bar: pip install 'ringloader[bench]'\n"
-
-
-# Processes.
-
-PROGRAM = """
-import calls
-from ringloader._bench import arguments, child, command
-
-def told(function, *given):
-    try:
-        return child.call(function, *given)
-    except Exception as error:
-        return type(error).__name__, error.text, error.users
-
-if __name__ == "__main__":
-    words = ["demo.py:make", "--workers", "1", "--rounds", "1", "--seconds", "0.05", "--json", "out.json"]
-    raise SystemExit(command.run(arguments.parse(words)) or print([told(*call) for call in calls.CALLS]))
-"""
-CALLS = """
-import multiprocessing, os, signal, sys
-from ringloader._bench.target import TargetError
-
-def add(one, other):
-    print("not shown")
-    return one + other, multiprocessing.get_start_method()
-
-def stop():
-    raise TargetError("no loader", "traceback")
-
-def fail():
-    raise ValueError("bad", "sample")
-
-def die():
-    os.write(2, b"Aborted")
-    os.kill(os.getpid(), signal.SIGKILL)
-
-def leave():
-    os._exit(4)
-
-CALLS = [(add, 1, 2), (stop,), (fail,), (die,), (leave,)]
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("demo")
-def test_each_measurement_has_a_process_which_returns_or_says_how_it_ended(tmp_path):
-    (tmp_path / "calls.py").write_text(CALLS)
-    (tmp_path / "program.py").write_text(PROGRAM)
-    done = client.run(
-        ["program.py"], timeout=50, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert (done.stderr, done.returncode) == ("", 0)
-    assert "Batches: the first 16 of both loaders are equal, with num_workers=1." in done.stdout
-    assert json.loads((tmp_path / "out.json").read_text())["recommended"] == {"num_workers": 1}
-    added, stopped, failed, killed, left = ast.literal_eval(done.stdout.splitlines()[-1])
-    assert added == (3, multiprocessing.get_context().get_start_method())
-    assert stopped == ("TargetError", "no loader", "traceback")
-    assert failed[:2] == ("RunError", "ValueError: ('bad', 'sample')") and "in fail\n" in failed[2]
-    assert killed == ("RunError", "its process was killed by SIGKILL", "Aborted")
-    assert left == ("RunError", "its process ended with exit code 4", "")
-
-
-@pytest.mark.usefixtures("demo")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_all_of_its_processes(tmp_path, number):
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    words = ["-m", "ringloader", "bench", "demo.py:waits"]
-    process = client.start(words, env=dict(os.environ), cwd=tmp_path, **pipes)
-    started = tmp_path / "started"
-    for _ in range(400):
-        if started.exists() and started.read_text():
-            break
-        time.sleep(0.1)
-    os.kill(process.pid, number)
-    assert process.communicate(timeout=20) == ("", "python -m ringloader bench: interrupted\n")
-    assert process.returncode == 130
-    assert not Path(f"/proc/{int(started.read_text())}").exists()
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
-def test_an_interrupt_waits_for_a_start_unless_it_is_ignored(handler):
-    before = signal.signal(signal.SIGINT, handler)
-    steps = []
-    try:
-        raised = contextlib.nullcontext() if handler == signal.SIG_IGN else pytest.raises(KeyboardInterrupt)
-        with raised, child._interrupts_wait():
-            os.kill(os.getpid(), signal.SIGINT)
-            steps.append("started")
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert steps == ["started"]
-
-
-# A signal comes when the process runs and `start` has not read its number.
-INTERRUPTED_START = """
-import os, signal, sys, time
-from multiprocessing import forkserver
-from pathlib import Path
-from ringloader._bench import arguments, command
-
-read_signed = forkserver.read_signed
-
-def interrupted(descriptor):
-    forkserver.read_signed = read_signed
-    while not Path("started").exists():
-        time.sleep(0.01)
-    os.kill(os.getpid(), int(sys.argv[1]))
-    return read_signed(descriptor)
-
-if __name__ == "__main__":
-    forkserver.read_signed = interrupted
-    raise SystemExit(command.run(arguments.parse(["demo.py:waits"])))
-"""
-
-
-@pytest.mark.usefixtures("demo")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_process_starts_ends_it(tmp_path, number):
-    (tmp_path / "program.py").write_text(INTERRUPTED_START)
-    done = client.run(
-        ["program.py", str(int(number))],
-        timeout=50,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert (done.stdout, done.stderr) == ("", "python -m ringloader bench: interrupted\n")
-    assert done.returncode == 130
-    assert not Path(f"/proc/{int((tmp_path / 'started').read_text())}").exists()

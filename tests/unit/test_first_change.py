@@ -33,8 +33,8 @@ TESTS = (
     "tests/unit/test_made_anew.py::test_every_option_has_a_case",
     "tests/unit/test_options_in_pools.py::test_every_option_has_a_case",
     "tests/unit/test_options_in_pools.py::test_a_process_of_a_pool_is_as_before[worker_nice]",
-    "tests/unit/test_layers.py::test_each_module_of_the_package_has_tests",
-    "tests/unit/test_layers.py::test_folders_are_small",
+    "tests/unit/test_maps.py::test_each_module_of_the_package_has_tests",
+    "tests/unit/test_maps.py::test_folders_are_small",
 )
 PROGRAM = """\
 import inspect

@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 import ringloader
 from parity import harness
 from ringloader import DataLoader
-from ringloader._iterator import make, torchs
+from ringloader._iterator import parts, torchs
 from ringloader._iterator.stages import Stages
 from ringloader._torch import select_path
 from ringloader._transport import processes
@@ -216,7 +216,7 @@ def test_an_error_where_the_stages_are_made_leaves_no_memory(monkeypatch):
     def fails(*_args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(make, "_stages", fails)
+    monkeypatch.setattr(parts, "stages_of", fails)
     with pytest.raises(KeyboardInterrupt):
         iter(DataLoader(DATASETS["map"], num_workers=1))
     assert len(closed) == 1 and not closed[0]._processes

@@ -19,10 +19,17 @@ _MEMORY = 1.5
 
 
 class _Times(NamedTuple):
-    """The times of a process, in seconds: that it ran, and that it was ready and did not."""
+    """The times of a process, in seconds.
+
+    Attributes:
+        ran: The time for which it ran.
+        ready: The time for which it was ready and did not run.
+        is_ready: True if it runs or is ready now. The system adds a time to ``ready`` only when it has ended.
+    """
 
     ran: float
     ready: float
+    is_ready: bool
 
 
 class Meter:
@@ -72,8 +79,11 @@ class Meter:
             was = before.get(pid)
             if now is None or was is None:
                 continue
-            ran.append(min(max(now.ran - was.ran, 0.0) / seconds, 1.0))
-            ready.append(min(max(now.ready - was.ready, 0.0) / seconds, 1.0))
+            part = min(max(now.ran - was.ran, 0.0) / seconds, 1.0)
+            ran.append(part)
+            # Nobody knows for how long it has been ready: perhaps for all the time that it did not run.
+            rest = seconds if now.is_ready else max(now.ready - was.ready, 0.0)
+            ready.append(min(rest / seconds, 1.0 - part))
         running, is_ready = _mean(ran), _mean(ready)
         return Measured(
             seconds=seconds,
@@ -102,9 +112,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def times_of(pid: int) -> _Times | None:
     """Returns the times of a process; None if it has ended, or the system does not tell."""
+    # First: what has been ready until now has its time in the other file then.
+    is_ready = proc.state_of(pid) == "R"
     try:
         ran, ready, _ = Path(f"/proc/{pid}/schedstat").read_text().split()
-        return _Times(int(ran) * _NANOSECOND, int(ready) * _NANOSECOND)
+        return _Times(int(ran) * _NANOSECOND, int(ready) * _NANOSECOND, is_ready)
     except (OSError, ValueError):
         return None
 

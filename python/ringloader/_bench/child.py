@@ -21,7 +21,7 @@ _PRELOADED = [
     "ringloader._iterator.without_workers",
     "ringloader._options.collecting",
     "ringloader._options.handling",
-    "ringloader._transport.processes",
+    "ringloader._transport.make",
     "ringloader._worker.collate",
 ]
 

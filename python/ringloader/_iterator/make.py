@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,23 +13,20 @@ import ringloader._native as _native
 from ringloader._auto import numbers
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._iterator import plain
-from ringloader._iterator.stages import Stages, Transform
+from ringloader._iterator import parts, plain
+from ringloader._iterator.stages import Stages
 from ringloader._options import conflicts, epochs, kept, seeding
 from ringloader._options.checks import THREAD
 from ringloader._options.table import TABLE, Options
-from ringloader._report import asked, report, tally
+from ringloader._report import report
 from ringloader._stats import timing
-from ringloader._stats.recording import History, Recording
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
-from ringloader._worker import gather, result
-from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
     from ringloader._iterator.changing import Changing
-    from ringloader._placement.registration import Registrations
     from ringloader._torch.protocols import TorchLoader
+    from ringloader._transport.processes import ProcessTransport
     from ringloader._transport.protocol import Transport
 
 
@@ -100,7 +97,7 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
         if reason is None:
             from ringloader._start import processes as starting
 
-            # What starts elsewhere may take long, and needs no lock here.
+            # A start on other machines may take long, and needs no lock here.
             one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
             with one_at_a_time, _changing(loader, options) as changing:
                 made = _with_processes(loader, options, changing)
@@ -156,7 +153,7 @@ def _torchs(
 
     before = report.times(loader)
     _check_for_torchs(loader, options, reason.text)
-    stages = _stages(loader, options, _recorder(loader, options))
+    stages = parts.stages_of(loader, options, parts.recorder_of(loader, options))
     kept = states.of(loader)
     epoch = None if kept is None else kept.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
@@ -188,86 +185,15 @@ def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> Non
         )
 
 
-def _recorder(loader: TorchLoader, options: Options) -> _native.Recorder | None:
-    """Returns the clock of ``stats``, and begins the first epoch: imports after it take the caller's time."""
-    return _native.Recorder(max(loader.num_workers, 1)) if options.stats else None
-
-
-def _stages(
-    loader: TorchLoader,
-    options: Options,
-    recorder: _native.Recorder | None,
-    shared_bytes: int = 0,
-    registrations: Callable[[str], Registrations | None] | None = None,
-    history: History | None = None,
-) -> Stages:
-    """Returns the stages of the options in the main process.
-
-    Args:
-        loader: The loader.
-        options: Its options.
-        recorder: The clock of ``stats``.
-        shared_bytes: The shared memory of all workers, in bytes.
-        registrations: Returns what is registered of the workers' memory, for a device type.
-        history: Returns the number of workers, and its changes.
-    """
-    clock = tally.Clock() if asked.mode() else None
-    if not options.changed:
-        return Stages(clock=clock)
-    from ringloader._options import collecting
-
-    device, transform = devices.resolve(options.device), options.device_transform
-    recording = None
-    if recorder is not None:
-        recording = Recording(loader, options, device is not None, recorder, shared_bytes, history)
-    bad_samples = collecting.collecting_for(loader, options)
-    if device is None:
-        if recording is not None and transform is not None:
-            transform = recording.placing(transform)
-        return Stages(
-            collecting=bad_samples,
-            transform=None if transform is None else Transform(transform),
-            recording=recording,
-            clock=clock,
-        )
-    from ringloader._placement.device import Moving
-
-    transform = None if transform is None else result.through(transform)
-    moving = Moving(device, options.device_prefetch, transform, registrations)
-    return Stages(moving, bad_samples, recording=recording, clock=clock)
-
-
-def _worker_options(loader: TorchLoader, options: Options, timed: Any) -> Sequence[WorkerOption]:
-    """Returns the options that take part where batches are made: in workers, or without them here.
-
-    Args:
-        loader: The loader.
-        options: Its options.
-        timed: The option that notes times there, with ``stats``.
-    """
-    # A torch without a private name that it needs has torch's path. In this form an import is cheap.
-    import ringloader._options.handling as handling
-
-    kept = states.of(loader)
-    return in_order(
-        gather.option_for(loader),
-        handling.option_for(options),
-        epochs.option_for(loader, options),
-        None if kept is None else kept.worker_option(loader),
-        timed if options.stats else None,
-        seeding.option_for(loader, options),
-    )
-
-
 def _without_workers(loader: TorchLoader, options: Options) -> Any:
-    recorder = _recorder(loader, options)
-    stages = _stages(loader, options, recorder)
+    recorder = parts.recorder_of(loader, options)
+    stages = parts.stages_of(loader, options, recorder)
     from ringloader._iterator.without_workers import IteratorWithOptions
 
     timed = None
     if recorder is not None:
         timed = timing.TimingHere(recorder, loader._dataset_kind == internals.ITERABLE)
-    worker_options = _worker_options(loader, options, timed)
+    worker_options = parts.worker_options_of(loader, options, timed)
     keys = seeding.keys_for(loader, options)
     made = IteratorWithOptions(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
     _record(loader, made, "single-process", plain.REASON, stages)
@@ -284,12 +210,12 @@ def _changing(loader: TorchLoader, options: Options) -> contextlib.AbstractConte
 
 def _with_threads(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
     history = None if changing is None else changing.history
-    stages = _stages(loader, options, _recorder(loader, options), history=history)
+    stages = parts.stages_of(loader, options, parts.recorder_of(loader, options), history=history)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
 
     clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
-    worker_options = _worker_options(loader, options, timing.Timing(clocks))
+    worker_options = parts.worker_options_of(loader, options, timing.Timing(clocks))
     transport = threads.make_transport(loader, options, worker_options, clocks)
     keys = seeding.keys_for(loader, options)
     made = WorkersIterator(
@@ -297,7 +223,7 @@ def _with_threads(loader: TorchLoader, options: Options, changing: Changing | No
         transport,
         stages,
         keys=keys,
-        next_epoch=_next_epoch(loader, options),
+        next_epoch=parts.next_epoch_of(loader, options),
         counts_epochs=epochs.are_counted(loader, options),
         changing=changing,
     )
@@ -306,17 +232,18 @@ def _with_threads(loader: TorchLoader, options: Options, changing: Changing | No
 
 def _with_processes(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
-    recorder = _recorder(loader, options)
+    recorder = parts.recorder_of(loader, options)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._pool import pool
-    from ringloader._transport import budget, processes
+    from ringloader._transport import budget
+    from ringloader._transport.make import make_transport
 
-    worker_options = _worker_options(loader, options, timing.Timing())
+    worker_options = parts.worker_options_of(loader, options, timing.Timing())
     keys = seeding.keys_for(loader, options)
     device = devices.resolve(options.device)
     lease = told = None
-    transport: processes.ProcessTransport | Any
+    transport: ProcessTransport | Any
     device_type, in_turn = None if device is None else device.type, keys is None or not keys.balances
     try:
         takes = pool.takes(options.worker_pool, loader, options.prefetch_epochs)
@@ -332,9 +259,7 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
                 with budget.asking(OSError):
                     number = loader.num_workers if changing is None else changing.number
                     lease = options.worker_pool._lend(loader, number)
-            transport = processes.make_transport(
-                loader, options, worker_options, device_type, lease, in_turn=in_turn
-            )
+            transport = make_transport(loader, options, worker_options, device_type, lease, in_turn=in_turn)
     except BaseException as error:
         if lease is not None:
             lease.close()
@@ -345,7 +270,7 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
     try:
         shared_bytes = transport.engine.share * loader.num_workers
         history = None if changing is None else changing.history
-        stages = _stages(loader, options, recorder, shared_bytes, transport.registrations, history)
+        stages = parts.stages_of(loader, options, recorder, shared_bytes, transport.registrations, history)
         is_iterable = loader._dataset_kind == internals.ITERABLE
         transport.starts_later = changing is not None
         restarting = transport.make_successors(is_iterable)
@@ -358,7 +283,7 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
             options.main_prefetch,
             restarting,
             keys,
-            _next_epoch(loader, options),
+            parts.next_epoch_of(loader, options),
             epochs.are_counted(loader, options),
             told,
             changing,
@@ -369,15 +294,6 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
         _explain_descriptors(error)
         raise
     return _noted(loader, made, transport, stages)
-
-
-def _next_epoch(loader: TorchLoader, options: Options) -> Any:
-    """Returns what begins epochs before ``iter``, or None."""
-    if not options.prefetch_epochs:
-        return None
-    from ringloader._iterator.next_epoch import NextEpoch
-
-    return NextEpoch(loader)
 
 
 def _noted(loader: TorchLoader, made: Any, transport: Transport, stages: Stages) -> Any:

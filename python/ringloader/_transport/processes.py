@@ -10,32 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 # torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
 import numpy.random  # noqa: F401
-import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._auto import numbers
-from ringloader._common import held_memory
-from ringloader._dispatch.process import Dispatching, dispatching_for
-from ringloader._late import overdue, watchdog
+from ringloader._dispatch.process import Dispatching
+from ringloader._late import overdue
 from ringloader._late.sample_timeout import SampleTimeouts
 from ringloader._late.watchdog import Watchdog
-from ringloader._options import worker_task
-from ringloader._options.table import Options
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
-from ringloader._start import fallback, guard, main_module, pickled, processes, shared_work, spawn
+from ringloader._start import fallback, guard, pickled, processes, shared_work, spawn
 from ringloader._torch import internals
-from ringloader._transport import budget, sharing
 from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
 from ringloader._transport.sharing import SharedTasks
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
-from ringloader._worker.options import EpochStart, WorkerOption, in_order
+from ringloader._worker.options import EpochStart, WorkerOption
 
 if TYPE_CHECKING:
-    from ringloader._torch.protocols import TorchLoader
+    pass
 
 # torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
 _PICKLE_WARNING = (
@@ -325,95 +319,3 @@ class ProcessTransport(Transport):
         started = self._processes.values()
         are_all = self.starts_later or len(started) == self._workers
         return self.sound and are_all and all(one.exitcode == 0 for one in started)
-
-
-def make_transport(
-    loader: TorchLoader,
-    options: Options,
-    worker_options: Sequence[WorkerOption] = (),
-    device_type: str | None = None,
-    lease: Lease | None = None,
-    in_turn: bool = True,
-) -> ProcessTransport:
-    """Makes the transport of one iterator of a loader with workers.
-
-    Args:
-        loader: The loader.
-        options: Its options.
-        worker_options: The options that workers ask.
-        device_type: Of the device that batches are moved to. What was registered for it is not for batches
-            that the user is given where they lie.
-        lease: The processes of a pool; None to start processes. The transport gives them back.
-        in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
-
-    Raises:
-        RefusedError: When shared memory cannot be had, or so many workers with so many tasks have no room in
-            the address space.
-        Exception: What starting a dispatching process raises; ``OSError`` where no descriptor is left.
-            Nothing is left then.
-    """
-    workers = loader.num_workers
-    context = loader.multiprocessing_context or torch.multiprocessing
-    held_memory.tell_of_forks()
-    held_memory.drop_unread()
-    look = None
-    if lease is None:
-        guard.refuse_in_import(context)
-        # Before there is memory: it raises where no process can start.
-        look = main_module.look_for(context)
-        processes.preload_fork_server(context)
-        spawn.prepare(loader)
-    shares = options.worker_task == "sample"
-    most_tasks = budget.most_tasks(loader, in_turn)
-    if shares:
-        most_tasks = worker_task.most_tasks(loader)(workers) + 1
-    cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
-    available = _native.available_memory() + cache.resident
-    # Of the most workers that there may be, few run at a time.
-    sharers = workers
-    if options.auto_workers and options.max_shared_bytes is None:
-        sharers = min(numbers.limits(options.worker_pool).bound, workers)
-    share = budget.share_per_worker(sharers, options.max_shared_bytes, available)
-    if shares:
-        share = sharing.share_of_slots(share)
-    with budget.asking(OSError, ValueError):
-        engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
-    timeouts = shared = None
-    try:
-        if shares:
-            with budget.asking(OSError, ValueError):
-                shared = SharedTasks(loader, engine, sharers * share, options.stats)
-            worker_options = in_order(*worker_options, shared.option)
-        dispatching = dispatching_for(loader, context, share)
-        if options.sample_timeout is not None:
-            # No dispatching process is there: the two options exclude each other.
-            timeouts = SampleTimeouts(workers, options.sample_timeout, shares)
-    except BaseException:
-        engine.close()
-        if registrations is not None:
-            registrations.close()
-        raise
-    if dispatching is not None:
-        worker_options = in_order(dispatching.option, *worker_options)
-    watching = None
-    if loader.timeout or options.watchdog is not None:
-        watching, answering = watchdog.of_processes(
-            workers, options.watchdog, turn_is_known=loader.in_order and not shares
-        )
-        worker_options = in_order(*worker_options, *answering)
-    if timeouts is not None:
-        worker_options = in_order(*worker_options, *timeouts.options)
-    return ProcessTransport(
-        engine,
-        registrations,
-        context,
-        workers,
-        cache,
-        worker_options,
-        dispatching,
-        lease,
-        watching,
-        timeouts,
-        look,
-        shared,
-    )

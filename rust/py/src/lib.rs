@@ -83,12 +83,15 @@ mod _native {
         scheduler::{Order, Positions, Scheduler, SharingScheduler, ThreadScheduler},
         timing::{Recorder, TimedCollate, TimedFetch, TimedNext, Trace, WorkerClock},
         torch::header::Kept,
-        transport::engine::{CachedSegment, Engine, WorkerEnded},
+        transport::claimed::Claimed,
+        transport::engine::{CachedSegment, Engine},
+        transport::event::WorkerEnded,
         transport::memory::{SlotMemory, WorkerFds},
         transport::port::Port,
         transport::queues::{ThreadQueues, ThreadRun},
         transport::relay::{MainRelay, WorkerRelay},
-        transport::shared_tasks::{Claimed, SharingEngine, SharingPort},
+        transport::sharing_engine::SharingEngine,
+        transport::sharing_port::SharingPort,
     };
 
     // The attribute takes no condition.

@@ -11,6 +11,7 @@
 //! | [`rows`] | samples that are the rows of their batch |
 //! | [`wire`] | the table of storages and leaves: written, checked, read |
 //! | [`skeleton`] | the tree as a flat stream of tokens |
+//! | `varint` | numbers in as few bytes as they need |
 //!
 //! The sender may have died at any instruction, so reading never panics, never trusts a length, and allocates at
 //! most in proportion to the block. What [`Meta::parse`] accepts satisfies every bound that an unsafe caller needs.

@@ -63,9 +63,15 @@
 //! place ([`Pending`]), and no batch before [is left](Batch::is_left): each was committed, so no death makes anything of it
 //! be made again.
 
+mod cost;
 mod pending;
+mod plan;
+mod room;
 
-pub use pending::Pending;
+pub use self::cost::{Cost, mean, per_run};
+pub use self::pending::Pending;
+pub use self::plan::Plan;
+pub use self::room::Room;
 
 use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
@@ -73,11 +79,6 @@ use crate::testing::fault::fault;
 
 /// The most runs of a batch: `made` has a bit for each. Models have few words.
 pub const MOST_RUNS: u32 = if cfg!(ringloader_loom) { 2 } else { u64::BITS };
-
-/// The time that a run is to take: many times what it costs to hand it out.
-const RUN_NANOSECONDS: u64 = 1_000_000;
-/// A sample is dear to send where that takes more than one part in this many of the time to make it.
-const DEAR: u64 = 4;
 
 const SEQ: usize = 0;
 const SAMPLES: usize = 1;
@@ -106,9 +107,6 @@ const GENERATION: u32 = 32;
 const UNSENT: u64 = u64::MAX;
 /// The length of a part whose samples lie in the batch's rows.
 const IN_ROWS: u64 = u64::MAX - 1;
-/// The room of a batch is counted in units of this many bytes.
-const UNIT: u64 = 64;
-const ROWS: u32 = 32;
 
 fn code(claim: u64) -> u64 {
     claim & ((1 << GENERATION) - 1)
@@ -120,67 +118,6 @@ fn with_code(claim: u64, code: u64) -> u64 {
 
 fn of_worker(worker: u32) -> u64 {
     FIRST_WORKER + u64::from(worker)
-}
-
-/// The measured cost of a sample, in nanoseconds; 0: not known.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Cost {
-    /// To make it.
-    pub making: u64,
-    /// To bring it from the worker that makes it to the one that collates.
-    pub sending: u64,
-}
-
-/// Returns how many samples of a batch make a run: as many as take about a millisecond, at most an even share. A batch
-/// that takes no longer is not cut, nor is one whose samples cost more than a little to send.
-#[must_use]
-pub fn per_run(samples: u64, workers: u32, cost: Cost) -> u64 {
-    let least = samples.div_ceil(MOST_RUNS.into());
-    let even = samples.div_ceil(workers.max(1).into()).max(least);
-    if cost.making == 0 {
-        return even;
-    }
-    let timely = (RUN_NANOSECONDS / cost.making).max(1);
-    if timely >= samples || cost.sending > cost.making / DEAR {
-        return samples;
-    }
-    timely.min(even).max(least)
-}
-
-/// Returns the mean time of a sample, after one that took `nanoseconds`.
-#[must_use]
-pub fn mean(before: u64, nanoseconds: u64) -> u64 {
-    if before == 0 {
-        nanoseconds.max(1)
-    } else {
-        ((7 * before.min(1 << 56) + nanoseconds.min(1 << 56)) / 8).max(1)
-    }
-}
-
-/// A batch as it is laid out.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
-    /// The number of its task.
-    pub seq: u64,
-    /// The number of its samples.
-    pub samples: u64,
-    /// The samples of a run; the last one may have fewer.
-    pub per_run: u64,
-    /// The kind of its index.
-    pub kind: u64,
-    /// Bytes of its index, which lie at the start of the batch's bytes.
-    pub len: u64,
-    /// The number of the window that has the batch's bytes.
-    pub window: u32,
-}
-
-impl Plan {
-    /// Returns the number of runs. A batch without samples has one.
-    #[must_use]
-    pub fn runs(&self) -> u32 {
-        let runs = self.samples.div_ceil(self.per_run.max(1)).clamp(1, u64::from(MOST_RUNS));
-        runs as u32
-    }
 }
 
 /// A worker's claim: a run, or the collation.
@@ -205,37 +142,6 @@ pub enum Part {
     Rows,
     /// The worker could not send the samples.
     Unsent,
-}
-
-/// The bytes of a batch that are not reserved: those below `top`, from the end of the index on, or from the end of the
-/// rows on if these are laid out. One word, so that rows and parts never overlap.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Room(u64);
-
-impl Room {
-    /// All `bytes` of a window; of a very large one, as many as can be counted.
-    fn of(bytes: u64) -> Self {
-        Self((bytes / UNIT).min((1 << ROWS) - 1))
-    }
-
-    /// Where the reserved bytes begin that reach to the end.
-    #[must_use]
-    pub fn top(self) -> u64 {
-        (self.0 & ((1 << ROWS) - 1)) * UNIT
-    }
-
-    /// Where the form of the rows lies, if a worker has laid them out.
-    #[must_use]
-    pub fn form(self) -> Option<u64> {
-        let at = self.0 >> ROWS;
-        (at != 0).then_some(at * UNIT)
-    }
-
-    /// Where `len` bytes begin that come right before the top.
-    #[must_use]
-    pub fn before_top(self, len: u64) -> Option<u64> {
-        self.top().checked_sub(len.checked_next_multiple_of(UNIT)?)
-    }
 }
 
 /// The words of one batch, borrowed.
@@ -349,9 +255,9 @@ impl<'a> Batch<'a> {
         Room(self.0[ROOM].load(acquire_unless("joint_rows_load_relaxed")))
     }
 
-    fn set_room(&self, room: Room, to: u64, success: Ordering) -> Result<(), Room> {
+    fn set_room(&self, room: Room, to: Room, success: Ordering) -> Result<(), Room> {
         // ORDERING joint-rows: as above.
-        let found = self.0[ROOM].compare_exchange(room.0, to, success, Ordering::Acquire);
+        let found = self.0[ROOM].compare_exchange(room.0, to.0, success, Ordering::Acquire);
         found.map(drop).map_err(Room)
     }
 
@@ -361,7 +267,7 @@ impl<'a> Batch<'a> {
     /// The room as another worker has left it.
     pub fn reserve(&self, room: Room, start: u64) -> Result<(), Room> {
         // Relaxed: a change of the word goes on with what the one before it has released.
-        self.set_room(room, ((room.0 >> ROWS) << ROWS) | (start / UNIT), Ordering::Relaxed)
+        self.set_room(room, room.up_to(start), Ordering::Relaxed)
     }
 
     /// Lays the rows out, whose form is written at `form`. They end below the top of `room`, which has no rows yet.
@@ -370,7 +276,7 @@ impl<'a> Batch<'a> {
     /// The room as another worker has left it.
     pub fn lay_out_rows(&self, room: Room, form: u64) -> Result<(), Room> {
         // ORDERING joint-rows: as above.
-        self.set_room(room, room.0 | ((form / UNIT) << ROWS), release_unless("joint_rows_relaxed"))
+        self.set_room(room, room.with_form(form), release_unless("joint_rows_relaxed"))
     }
 
     fn all(&self) -> u64 {

@@ -5,6 +5,7 @@
 //! | [`Transport`] | what the scheduler asks of it |
 //! | [`layout`] | what lies where in the segment |
 //! | [`message`] | what a descriptor means |
+//! | [`task_number`] | the number of a task, and the epoch in it |
 //! | [`fds`] | the descriptors that pass from the parent to a worker |
 //! | [`engine`] | the parent's side, composed |
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |

@@ -5,18 +5,22 @@
 //!
 //! INVARIANT: no value is dropped while the lock is held, for the end of one may run any code.
 
-use std::collections::{BTreeSet, VecDeque};
-use std::ops::Range;
+mod shared_task;
+mod sharing;
+mod state;
+mod transport;
+
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::interface::Transport;
+pub use self::shared_task::{SharedTask, TaskRun};
+
+use self::sharing::Sharing;
+use self::state::{State, Worker};
 use super::message::ResultKind;
-use super::task_number::{epoch_of, is_before};
 use crate::error::{Error, Result};
-use crate::joint::{self, Cost};
 use crate::process::{self, Process};
-use crate::sync::{Arc, AtomicBool, Ordering};
+use crate::sync::AtomicBool;
 
 /// A request to a worker.
 #[derive(Debug)]
@@ -39,112 +43,6 @@ pub enum Request<I> {
         /// The message.
         message: I,
     },
-}
-
-/// A task that all workers share: each takes a run of its samples, and the one that makes the last run answers it.
-#[derive(Debug)]
-pub struct SharedTask<I, R> {
-    /// The number of the task.
-    pub seq: u64,
-    /// The index that the task asks for.
-    pub index: I,
-    /// The number of its samples.
-    pub samples: u64,
-    per_run: u64,
-    parts: Mutex<Parts<R>>,
-}
-
-/// The samples of a task that were made.
-#[derive(Debug)]
-struct Parts<R> {
-    by_run: Vec<Option<R>>,
-    /// True once they were taken, to be collated.
-    are_taken: bool,
-}
-
-/// A run of a task's samples, which one worker makes.
-#[derive(Debug)]
-pub struct TaskRun<I, R> {
-    /// The task.
-    pub task: Arc<SharedTask<I, R>>,
-    run: u64,
-}
-
-impl<I, R> Clone for TaskRun<I, R> {
-    fn clone(&self) -> Self {
-        Self { task: self.task.clone(), run: self.run }
-    }
-}
-
-impl<I, R> TaskRun<I, R> {
-    /// The samples of the run, as a range of the task's.
-    #[must_use]
-    pub fn samples(&self) -> Range<u64> {
-        self.task.samples_of(self.run)
-    }
-
-    /// Returns true if the run is all there is of the task.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.task.runs() == 1
-    }
-
-    /// The run was made. Returns true if all runs are, so that its worker answers the task.
-    pub fn finish(&self, part: R) -> bool {
-        let mut parts = self.task.lock();
-        let before = parts.by_run[self.run as usize].replace(part);
-        let is_last = parts.by_run.iter().all(Option::is_some);
-        drop(parts);
-        drop(before);
-        is_last
-    }
-}
-
-impl<I, R> SharedTask<I, R> {
-    fn runs(&self) -> u64 {
-        self.samples.div_ceil(self.per_run.max(1)).max(1)
-    }
-
-    /// The samples of a run, as a range of the task's.
-    #[must_use]
-    pub fn samples_of(&self, run: u64) -> Range<u64> {
-        let start = (run * self.per_run).min(self.samples);
-        start..(start + self.per_run).min(self.samples)
-    }
-
-    /// Gives the samples of all runs, in their order.
-    pub fn take_parts(&self) -> Vec<R> {
-        let mut parts = self.lock();
-        parts.are_taken = true;
-        parts.by_run.iter_mut().filter_map(Option::take).collect()
-    }
-
-    /// Returns the runs to make again when the worker of `run` has ended. One that was collating has taken
-    /// what the others had made.
-    fn lost_with(&self, run: u64) -> Range<u64> {
-        if std::mem::take(&mut self.lock().are_taken) { 0..self.runs() } else { run..run + 1 }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Parts<R>> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// What workers share, and how it is cut.
-#[derive(Debug)]
-struct Sharing<I, R> {
-    /// Runs that no worker has taken, in the order of their tasks.
-    runs: VecDeque<TaskRun<I, R>>,
-    /// Tasks that have no reply.
-    unanswered: BTreeSet<u64>,
-    /// Returns the number of an index's samples; `None`: a task is never cut.
-    samples_of: Option<fn(&I) -> u64>,
-    /// The number of workers that make the tasks: the first ones.
-    sharers: u32,
-    /// The task that was sent last.
-    newest: u64,
-    /// The time that a sample takes; 0: not known.
-    nanoseconds: u64,
 }
 
 /// A reply of a worker.
@@ -172,41 +70,6 @@ pub struct Queues<I, R> {
     process: &'static Process,
 }
 
-#[derive(Debug)]
-struct Worker<I, R> {
-    requests: VecDeque<Request<I>>,
-    /// The run that it took last, until it answers the task, or looks for another.
-    in_hand: Option<TaskRun<I, R>>,
-    /// True if it has taken a run since it is one of those that make tasks.
-    has_made: bool,
-    replies: VecDeque<Reply<R>>,
-    /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last
-    /// odd one.
-    epoch: u64,
-    batches: [u64; 2],
-    /// The epoch of the tasks that it may take, and of those before.
-    entered: u64,
-}
-
-#[derive(Debug)]
-struct State<I, R> {
-    workers: Vec<Worker<I, R>>,
-    /// `None` where each task is one worker's.
-    sharing: Option<Sharing<I, R>>,
-    /// The epoch of which batches are counted.
-    epoch: u64,
-    ended: VecDeque<u32>,
-    /// The worker at which the next look at all begins.
-    turn: usize,
-    is_done: bool,
-    is_woken: bool,
-    is_closed: bool,
-    /// The number of threads that wait for replies. If it is one thread, `only` names the worker that it waits for, if
-    /// any.
-    waiting: u32,
-    only: Option<u32>,
-}
-
 /// The contents of the queues when they were closed.
 #[derive(Debug)]
 pub struct Remains<I, R> {
@@ -214,161 +77,17 @@ pub struct Remains<I, R> {
     _sharing: Option<Sharing<I, R>>,
 }
 
-impl<I, R> State<I, R> {
-    fn is_there(&self, only: Option<u32>) -> bool {
-        let has_replies = |worker: &Worker<I, R>| !worker.replies.is_empty();
-        self.is_woken
-            || self.is_closed
-            || !self.ended.is_empty()
-            || match only {
-                Some(worker) => has_replies(&self.workers[worker as usize]),
-                None => self.workers.iter().any(has_replies),
-            }
-    }
-
-    fn is_run_for(&self, worker: u32) -> bool {
-        let entered = self.workers[worker as usize].entered;
-        let first = self.sharing.as_ref().and_then(|sharing| sharing.runs.front());
-        first.is_some_and(|run| !is_before(entered, epoch_of(run.task.seq)))
-    }
-
-    /// The place of the first request that a worker may take: one that begins an epoch has to wait.
-    fn request_for(&self, worker: u32) -> Option<usize> {
-        let unanswered = self.sharing.as_ref().map(|sharing| &sharing.unanswered);
-        self.workers[worker as usize].requests.iter().position(|request| match request {
-            Request::Epoch { number, .. } => {
-                unanswered.is_none_or(|all| all.iter().all(|&seq| !is_before(epoch_of(seq), *number)))
-            }
-            _ => true,
-        })
-    }
-
-    /// Returns true if a thread that waits may be glad of news of `worker`.
-    fn is_awaited(&self, worker: u32) -> bool {
-        self.waiting > 1 || self.waiting == 1 && self.only.is_none_or(|only| only == worker)
-    }
-}
-
 impl<I, R> Queues<I, R> {
     /// For `workers` workers.
     #[must_use]
     pub fn new(workers: u32) -> Self {
-        let worker = |_| Worker {
-            requests: VecDeque::new(),
-            in_hand: None,
-            has_made: false,
-            replies: VecDeque::new(),
-            epoch: 0,
-            batches: [0; 2],
-            entered: 0,
-        };
-        let state = State {
-            workers: (0..workers).map(worker).collect(),
-            sharing: None,
-            epoch: 0,
-            ended: VecDeque::new(),
-            turn: 0,
-            is_done: false,
-            is_woken: false,
-            is_closed: false,
-            waiting: 0,
-            only: None,
-        };
         Self {
-            state: Mutex::new(state),
+            state: Mutex::new(State::new(workers)),
             shares: AtomicBool::new(false),
             requested: (0..workers).map(|_| Condvar::new()).collect(),
             replied: Condvar::new(),
             process: process::current(),
         }
-    }
-
-    /// Lets all workers share all tasks from now on. `samples_of` returns the number of an index's samples; without it,
-    /// a task is never cut.
-    ///
-    /// # Errors
-    /// [`Error::Inherited`] in a forked child.
-    pub fn share_tasks(&self, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
-        let mut state = self.lock()?;
-        let sharers = state.workers.len() as u32;
-        state.sharing = Some(Sharing {
-            runs: VecDeque::new(),
-            unanswered: BTreeSet::new(),
-            samples_of,
-            sharers,
-            newest: 0,
-            nanoseconds: 0,
-        });
-        drop(state);
-        self.shares.store(true, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// A worker takes the next run that no other has taken, of the earliest task. It has no request of its own.
-    ///
-    /// # Errors
-    /// [`Error::Inherited`] in a forked child.
-    pub fn take_run(&self, worker: u32) -> Result<Option<TaskRun<I, R>>> {
-        if !self.shares.load(Ordering::Relaxed) {
-            return Ok(None);
-        }
-        let mut state = self.lock()?;
-        let is_there = state.is_run_for(worker);
-        let found = state.sharing.as_mut().filter(|_| is_there).and_then(|sharing| sharing.runs.pop_front());
-        let taker = &mut state.workers[worker as usize];
-        taker.has_made |= found.is_some();
-        let before = std::mem::replace(&mut taker.in_hand, found.clone());
-        drop(state);
-        drop(before);
-        Ok(found)
-    }
-
-    /// Returns the run that each worker took last, if it has not looked for another; `None` where each task is one
-    /// worker's.
-    ///
-    /// # Errors
-    /// [`Error::Inherited`] in a forked child.
-    #[expect(clippy::type_complexity, reason = "a list")]
-    pub fn runs_in_hand(&self) -> Result<Option<Vec<(u32, TaskRun<I, R>)>>> {
-        let state = self.lock()?;
-        let workers = (0..).zip(&state.workers);
-        let runs = workers.filter_map(|(number, worker)| Some((number, worker.in_hand.clone()?)));
-        Ok(state.sharing.is_some().then(|| runs.collect()))
-    }
-
-    /// Notes the time that a sample took.
-    ///
-    /// # Errors
-    /// [`Error::Inherited`] in a forked child.
-    pub fn note_time(&self, nanoseconds: u64) -> Result<()> {
-        if let Some(sharing) = &mut self.lock()?.sharing {
-            sharing.nanoseconds = joint::mean(sharing.nanoseconds, nanoseconds);
-        }
-        Ok(())
-    }
-
-    /// Shares a task among all workers.
-    fn share(&self, seq: u64, index: I) -> Result<()> {
-        let mut state = self.lock()?;
-        let is_closed = state.is_closed;
-        let Some(sharing) = state.sharing.as_mut().filter(|_| !is_closed) else {
-            drop(state);
-            return Ok(());
-        };
-        let samples = sharing.samples_of.map_or(1, |samples_of| samples_of(&index));
-        let cost = Cost { making: sharing.nanoseconds, sending: 0 };
-        let per_run = joint::per_run(samples, sharing.sharers, cost);
-        sharing.newest = seq;
-        let parts = Mutex::new(Parts { by_run: Vec::new(), are_taken: false });
-        let task = SharedTask { seq, index, samples, per_run, parts };
-        let runs = task.runs();
-        task.lock().by_run.resize_with(runs as usize, || None);
-        let task = Arc::new(task);
-        sharing.runs.extend((0..runs).map(|run| TaskRun { task: task.clone(), run }));
-        sharing.unanswered.insert(seq);
-        drop(state);
-        self.requested.iter().for_each(Condvar::notify_one);
-        Ok(())
     }
 
     fn lock(&self) -> Result<MutexGuard<'_, State<I, R>>> {
@@ -610,101 +329,4 @@ fn left(deadline: Option<Instant>) -> Option<Duration> {
     let Some(deadline) = deadline else { return Some(LONG) };
     let left = deadline.saturating_duration_since(Instant::now());
     (!left.is_zero()).then(|| left.min(LONG))
-}
-
-impl<I, R> Transport for Queues<I, R> {
-    type Index = I;
-    type Received = Reply<R>;
-
-    fn answered(reply: &Reply<R>) -> (u64, ResultKind) {
-        (reply.seq, reply.kind)
-    }
-
-    fn put_task(&self, worker: u32, seq: u64, index: I) -> Result<()> {
-        if self.shares.load(Ordering::Relaxed) {
-            return self.share(seq, index);
-        }
-        self.put(worker, Request::Task { seq, index })
-    }
-
-    fn try_next(&self) -> Result<Option<Reply<R>>> {
-        let state = &mut *self.lock()?;
-        let count = state.workers.len();
-        let from = state.turn;
-        for at in (from..from + count).map(|at| at % count) {
-            if let Some(reply) = state.workers[at].replies.pop_front() {
-                state.turn = at + 1;
-                return Ok(Some(reply));
-            }
-        }
-        Ok(None)
-    }
-
-    fn try_next_of(&self, worker: u32) -> Result<Option<Reply<R>>> {
-        Ok(self.lock()?.workers[worker as usize].replies.pop_front())
-    }
-
-    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
-        Ok(self.lock()?.workers[worker as usize].replies.front().map(Self::answered))
-    }
-
-    fn begin_epoch(&self, epoch: u64) {
-        if !self.shares.load(Ordering::Relaxed) {
-            return;
-        }
-        let Ok(mut state) = self.lock() else { return };
-        let mut stale = VecDeque::new();
-        if let Some(sharing) = &mut state.sharing {
-            // Nobody waits for what an epoch that was given up has left.
-            sharing.unanswered.retain(|&seq| !is_before(epoch_of(seq), epoch));
-            (stale, sharing.runs) = std::mem::take(&mut sharing.runs)
-                .into_iter()
-                .partition(|run| is_before(epoch_of(run.task.seq), epoch));
-        }
-        drop(state);
-        drop(stale);
-        self.requested.iter().for_each(Condvar::notify_one);
-    }
-
-    fn there_of(&self, worker: u32) -> Result<u64> {
-        Ok(self.lock()?.workers[worker as usize].replies.len() as u64)
-    }
-
-    fn take_ended(&self) -> Option<u32> {
-        self.lock().ok()?.ended.pop_front()
-    }
-
-    fn lose(&self, worker: u32) {
-        let Ok(mut state) = self.lock() else { return };
-        let lost = state.workers[worker as usize].in_hand.take();
-        if let (Some(sharing), Some(run)) = (&mut state.sharing, &lost) {
-            for lost in run.task.lost_with(run.run).rev() {
-                sharing.runs.push_front(TaskRun { task: run.task.clone(), run: lost });
-            }
-        }
-        drop(state);
-        drop(lost);
-        self.requested.iter().for_each(Condvar::notify_one);
-    }
-
-    fn share_among(&self, workers: u32) {
-        let Ok(mut state) = self.lock() else { return };
-        let Some(sharing) = &mut state.sharing else { return };
-        let before = std::mem::replace(&mut sharing.sharers, workers).min(workers);
-        state.workers[before as usize..].iter_mut().for_each(|worker| worker.has_made = false);
-    }
-
-    fn has_claim(&self, worker: u32) -> bool {
-        self.lock().is_ok_and(|state| state.workers[worker as usize].in_hand.is_some())
-    }
-
-    fn is_open(&self) -> bool {
-        let is_open =
-            |sharing: &Sharing<I, R>| sharing.runs.front().is_some_and(|run| run.task.seq != sharing.newest);
-        self.lock().is_ok_and(|state| state.sharing.as_ref().is_some_and(is_open))
-    }
-
-    fn has_made(&self, worker: u32) -> bool {
-        self.lock().is_ok_and(|state| state.workers[worker as usize].has_made)
-    }
 }

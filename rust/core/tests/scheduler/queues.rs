@@ -212,6 +212,50 @@ fn runs_that_a_lost_worker_has_taken_are_made_again() {
     assert_eq!(again.task.take_parts(), [1, 2]);
 }
 
+/// Another worker has the samples of a run that was made, or has answered its task.
+#[test]
+fn a_run_that_was_made_is_not_made_again_when_its_worker_is_lost() {
+    let queues = Queues::<u64, u32>::new(3);
+    queues.share_tasks(Some(|&samples| samples)).unwrap();
+    queues.put_task(0, 7, 3).unwrap();
+    let take = |worker| queues.take_run(worker).unwrap();
+    let [first, second, third] = [0, 1, 2].map(|worker| take(worker).unwrap());
+    assert!(!first.finish(1));
+    queues.lose(0);
+    assert!(take(0).is_none(), "its samples are there");
+    assert!(!second.finish(2));
+    assert!(third.finish(3));
+    // Lost before it has taken them: the one that makes its run again collates.
+    queues.lose(2);
+    let again = take(2).unwrap();
+    assert_eq!(again.samples(), 2..3);
+    assert!(again.finish(3));
+    assert_eq!(again.task.take_parts(), [1, 2, 3]);
+    queues.lose(1);
+    assert!(take(1).is_none(), "another worker has taken its samples");
+
+    queues.put_task(0, 8, 3).unwrap();
+    let [first, second, third] = [0, 1, 2].map(|worker| take(worker).unwrap());
+    assert!(!first.finish(1) && !second.finish(2) && third.finish(3));
+    assert_eq!(third.task.take_parts(), [1, 2, 3]);
+    let reply = Reply { seq: 8, kind: ResultKind::Batch, content: 6 };
+    assert!(queues.reply(2, reply, true).unwrap().is_none());
+    queues.lose(0);
+    assert!(take(0).is_none(), "the task is answered");
+}
+
+/// Nobody wants the run of an epoch that was given up.
+#[test]
+fn a_run_of_an_epoch_before_is_not_made_again() {
+    let queues = Queues::<(), ()>::new(1);
+    queues.share_tasks(None).unwrap();
+    queues.put_task(0, 0, ()).unwrap();
+    assert!(queues.take_run(0).unwrap().is_some());
+    Transport::begin_epoch(&queues, 1);
+    queues.lose(0);
+    assert!(queues.take_run(0).unwrap().is_none());
+}
+
 /// A batch is cut for the workers that run, and a worker is told when it has made something.
 #[test]
 fn tasks_are_cut_for_the_workers_that_share_them() {

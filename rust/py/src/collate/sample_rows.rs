@@ -21,7 +21,8 @@ use crate::objects::{entries_of, items_of};
 use crate::torch::elements::{Described, describe};
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
-use crate::transport::shared_tasks::{Claimed, SharingPort};
+use crate::transport::claimed::Claimed;
+use crate::transport::sharing_port::SharingPort;
 
 /// Makes batches of a worker's samples and its siblings', as rows that `collate` would make.
 #[pyclass(frozen, module = "ringloader._native")]

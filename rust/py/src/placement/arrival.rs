@@ -10,7 +10,8 @@ use ringloader_core::transport::received::Received;
 use crate::batch::layout::Layout;
 use crate::caught::caught;
 use crate::gil::without_interpreter;
-use crate::transport::engine::{Engine, stand_in};
+use crate::transport::engine::Engine;
+use crate::transport::event::stand_in;
 
 /// A batch that was taken from its ring and not yet handed out.
 ///

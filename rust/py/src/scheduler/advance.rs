@@ -16,7 +16,7 @@ use super::{Core, Due, End, Scheduling, State, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
 use crate::python::{self, Callbacks, Late};
 use crate::torch::names::Torch;
-use crate::transport::engine::stand_in;
+use crate::transport::event::stand_in;
 
 impl<E: ParentEnd> Scheduling<E> {
     /// Returns the next result whose turn it is, as `unpack` makes it. `None` if there is none now and `wait` is not
@@ -150,8 +150,8 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. Where all
-    /// workers share the tasks, those that they make samples of, the earliest first.
+    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. If all
+    /// workers share the tasks: the ones of which they make samples, the earliest first.
     fn late<'py>(
         py: Python<'py>,
         state: &State<IndexOf<E>>,

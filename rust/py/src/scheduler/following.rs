@@ -12,7 +12,7 @@ use super::{Core, Scheduling, State};
 use crate::gil::exception;
 use crate::python::Callbacks;
 use crate::sampling::source::IndexSource;
-use crate::transport::engine::stand_in;
+use crate::transport::event::stand_in;
 
 /// The progress of reading an epoch's indices.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -57,7 +57,8 @@ impl<I> Following<I> {
         std::mem::swap(&mut self.reading, &mut state.reading);
     }
 
-    /// Sends the next task that was held. One that cannot be sent is met again where this epoch begins anew.
+    /// Sends the next task that was held. The error of one that cannot be sent comes again
+    /// when this epoch begins anew.
     pub(super) fn send_held(&mut self, transport: &impl Transport<Index = I>) {
         if let Some((worker, seq, index)) = self.held.pop_front()
             && transport.put_task(worker, seq, index).is_err()

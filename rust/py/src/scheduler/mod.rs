@@ -1,13 +1,25 @@
-//! Native scheduling of one iterator, as a Python class: one call for each batch.
+//! Native scheduling of one iterator: one call for each batch.
+//!
+//! | file | about |
+//! |---|---|
+//! | `classes.rs` | the Python classes, one for each transport |
+//! | `state.rs` | the state of an epoch |
+//! | `advance.rs` | from one batch to the next |
+//! | `ahead.rs` | batches that are prepared before their turn |
+//! | `following.rs` | the epoch that follows |
+//! | `late.rs` | tasks that are late |
+//! | `timed.rs` | what the recorder is told |
+//! | `parent_end.rs` | the parent's end of a transport |
 
 mod advance;
 mod ahead;
+mod classes;
 mod following;
 mod late;
 pub(crate) mod parent_end;
+mod state;
 mod timed;
 
-use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -22,9 +34,13 @@ use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::MainWork;
 use ringloader_core::transport::Transport;
 
+pub(crate) use self::classes::{Order, Positions, Scheduler, SharingScheduler, ThreadScheduler};
+
+use self::ahead::Ahead;
+use self::following::Reading;
 use self::late::SentTasks;
 use self::parent_end::{IndexOf, ParentEnd};
-use self::timed::Made;
+use self::state::{Due, End, State, Taken};
 use crate::caught::caught;
 use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
@@ -32,42 +48,9 @@ use crate::python::Callbacks;
 use crate::sampling::source::IndexSource;
 use crate::timing::Recorder;
 use crate::torch::names::Torch;
-use crate::transport::engine::{Engine, stand_in};
-use crate::transport::queues::ThreadQueues;
-use crate::transport::shared_tasks::SharingEngine;
-
-use self::ahead::Ahead;
-use self::following::{Following, Reading};
+use crate::transport::event::stand_in;
 
 type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
-
-/// In which order batches are returned.
-#[pyclass(
-    eq,
-    eq_int,
-    frozen,
-    from_py_object,
-    rename_all = "SCREAMING_SNAKE_CASE",
-    module = "ringloader._native"
-)]
-#[derive(PartialEq, Eq, Clone, Copy)]
-#[expect(clippy::enum_variant_names, reason = "the names are torch's")]
-pub(crate) enum Order {
-    /// In the order of their indices.
-    InOrder,
-    /// In the order in which they come.
-    AsCompleted,
-    /// In the order in which they come, with indices given to the workers in turn.
-    AsCompletedRoundRobin,
-}
-
-/// The position of an epoch: torch's `_send_idx`, `_rcvd_idx` and `_tasks_outstanding`.
-#[pyclass(frozen, get_all, module = "ringloader._native")]
-pub(crate) struct Positions {
-    sent: u64,
-    received: u64,
-    outstanding: u64,
-}
 
 /// Reads indices, hands out tasks, takes results in order, waits: over the parent's end `E` of any transport.
 ///
@@ -94,226 +77,6 @@ struct Scheduling<E: ParentEnd> {
     recorder: OnceLock<(Py<Recorder>, MainWork)>,
 }
 
-/// The Python class of a [`Scheduling`]: there is one for each transport, so that none pays for another.
-macro_rules! scheduler_class {
-    ($(#[$about:meta])* $name:ident, $end:ty) => {
-        $(#[$about])*
-        #[pyclass(frozen, module = "ringloader._native")]
-        pub(crate) struct $name(Scheduling<$end>);
-
-        #[pymethods]
-        impl $name {
-            #[new]
-            fn new(
-                engine: Py<$end>,
-                source: Py<IndexSource>,
-                workers: u32,
-                prefetch_factor: u32,
-                order: Order,
-                iterable: bool,
-                timeout: f64,
-            ) -> Self {
-                Self(Scheduling::new(engine, source, workers, prefetch_factor, order, iterable, timeout))
-            }
-
-            fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
-                self.0.keep_sent(py)
-            }
-
-            fn balance(&self, py: Python<'_>) -> PyResult<()> {
-                self.0.balance(py)
-            }
-
-            fn use_first(&self, py: Python<'_>, workers: u32, most: u64) -> PyResult<()> {
-                self.0.use_first(py, workers, most)
-            }
-
-            fn begin_worker(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
-                self.0.begin_worker(py, worker)
-            }
-
-            fn has_begun(&self, py: Python<'_>) -> PyResult<bool> {
-                self.0.has_begun(py)
-            }
-
-            fn retire(&self, py: Python<'_>, worker: u32) -> PyResult<bool> {
-                self.0.retire(py, worker)
-            }
-
-            fn unanswered(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-                self.0.unanswered(py)
-            }
-
-            fn share_tasks(&self, py: Python<'_>, most: u64) -> PyResult<()> {
-                self.0.share_tasks(py, most)
-            }
-
-            fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-                self.0.watch(py, seconds)
-            }
-
-            fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
-                self.0.record(py, recorder, decodes)
-            }
-
-            fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
-                self.0.reset(py, source)
-            }
-
-            fn put_index(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.put_index(callbacks)
-            }
-
-            fn is_at_end(&self, py: Python<'_>) -> PyResult<bool> {
-                self.0.is_at_end(py)
-            }
-
-            fn follow(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
-                self.0.follow(py, source)
-            }
-
-            fn put_following(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.put_following(callbacks)
-            }
-
-            fn take_over(&self, py: Python<'_>) -> PyResult<bool> {
-                self.0.take_over(py)
-            }
-
-            fn number_next(&self, py: Python<'_>) -> PyResult<u64> {
-                self.0.number_next(py)
-            }
-
-            fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-                self.0.next(callbacks)
-            }
-
-            fn next_placed<'py>(
-                &self,
-                placement: &Bound<'py, PyAny>,
-                prepare: &Bound<'py, PyAny>,
-                callbacks: &Bound<'py, PyAny>,
-            ) -> PyResult<Bound<'py, PyAny>> {
-                self.0.next_placed(placement, prepare, callbacks)
-            }
-
-            fn forget_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.forget_placed(placement)
-            }
-
-            fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.close_placed(placement)
-            }
-
-            fn stop(&self, message: String) -> PyResult<()> {
-                self.0.stop(message)
-            }
-
-            fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
-                self.0.take_committed(py)
-            }
-
-            fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
-                self.0.positions(py)
-            }
-
-            fn waited(&self) -> f64 {
-                self.0.waited()
-            }
-
-            fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-                self.0.traverse(&visit)
-            }
-        }
-    };
-}
-
-scheduler_class!(
-    /// Native scheduling over shared-memory rings.
-    Scheduler,
-    Engine
-);
-scheduler_class!(
-    /// Native scheduling of tasks that all workers share, over shared-memory rings.
-    SharingScheduler,
-    SharingEngine
-);
-scheduler_class!(
-    /// Native scheduling over queues between threads.
-    ThreadScheduler,
-    ThreadQueues
-);
-
-struct State<I> {
-    core: Core,
-    source: Py<IndexSource>,
-    reading: Reading,
-    /// The epoch that follows, once its first tasks may go out.
-    following: Option<Following<I>>,
-    /// Batches that were taken and not yet handed out, in their order.
-    taken: VecDeque<Taken>,
-    /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
-    interrupted: Option<((u64, u32), Py<PyAny>)>,
-    /// The batch that was taken next, if there was no memory to keep it with the others.
-    unqueued: Option<(Taken, Py<PyAny>)>,
-    /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
-    /// change which worker gets which of the tasks that are sent until its turn.
-    end_ahead: Option<End>,
-    /// Workers whose end was taken and is stored until its turn.
-    ends_stored: Vec<u32>,
-    /// True if the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
-    keeps_sent: bool,
-    /// The indices that are kept.
-    sent: SentTasks<I>,
-    /// The moments of results that came before this epoch began, for the recorder.
-    early: Vec<(u64, Made)>,
-    /// The time after which a wait for a batch is reported.
-    watch: Option<Duration>,
-}
-
-impl<I> State<I> {
-    /// Forgets the batches that this epoch has taken, and the epoch that follows. Returns the objects, for the caller
-    /// to drop after the lock is released.
-    fn forget(&mut self) -> impl Sized + use<I> {
-        self.taken.clear();
-        self.end_ahead = None;
-        self.ends_stored.clear();
-        self.early.clear();
-        (self.interrupted.take(), self.unqueued.take(), self.following.take())
-    }
-
-    /// Returns the number of tasks that were sent and whose batches were not handed out.
-    fn outstanding(&self) -> u64 {
-        let taken = self.taken.len() + usize::from(self.unqueued.is_some());
-        self.core.positions().2 + taken as u64 + u64::from(self.interrupted.is_some())
-    }
-}
-
-/// The end of a worker's iterable dataset.
-#[derive(Clone, Copy)]
-enum End {
-    /// The answer to this task, which is still awaited.
-    Answer(u64),
-    /// The end of this worker, whose answer was stored until its turn.
-    Stored(u32),
-}
-
-/// A result whose turn it is.
-struct Due<'py> {
-    /// The task's number in the epoch.
-    seq: u64,
-    worker: u32,
-    data: Bound<'py, PyAny>,
-}
-
-/// A batch that was taken and not yet handed out.
-struct Taken {
-    seq: u64,
-    worker: u32,
-    /// torch's `_rcvd_idx` before it.
-    received: u64,
-}
-
 impl<E: ParentEnd> Scheduling<E> {
     fn new(
         engine: Py<E>,
@@ -331,25 +94,8 @@ impl<E: ParentEnd> Scheduling<E> {
         };
         let mut core = Core::new(workers, prefetch_factor, order);
         core.begin_at(source.get().first_worker());
-        let (taken, sent) = (VecDeque::new(), SentTasks::default());
-        let (end_ahead, ends_stored) = (None, Vec::new());
         let timeout = (timeout > 0.0).then_some(timeout);
-        let keeps_sent = timeout.is_some();
-        let state = DetachedLock::new(State {
-            core,
-            source,
-            reading: Reading::Open,
-            following: None,
-            taken,
-            interrupted: None,
-            unqueued: None,
-            end_ahead,
-            ends_stored,
-            keeps_sent,
-            sent,
-            early: Vec::new(),
-            watch: None,
-        });
+        let state = DetachedLock::new(State::new(core, source, timeout.is_some()));
         Self {
             engine,
             state,

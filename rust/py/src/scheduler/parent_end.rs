@@ -22,7 +22,7 @@ use crate::sampling::places;
 use crate::sampling::source::IndexSource;
 use crate::transport::engine::Engine;
 use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
-use crate::transport::shared_tasks::{Sharing, SharingEngine};
+use crate::transport::sharing_engine::{Sharing, SharingEngine};
 
 /// In each pickle that has what torch sends of a tensor to another process.
 const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";

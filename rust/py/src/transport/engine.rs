@@ -1,10 +1,9 @@
 //! The parent's end of the transport, as a Python class.
 
-use std::convert::Infallible;
 use std::os::fd::{AsFd, AsRawFd, RawFd};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-use pyo3::exceptions::{PyException, PyRuntimeError, PyTypeError};
+use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::os::memory::MemoryProbe;
@@ -14,13 +13,13 @@ use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::received::Received;
 
+use super::event::{Event, Unsent, WorkerEnded, stand_in};
 use super::memory::{SlotMemory, WorkerFds};
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::layout::{Layout, LayoutCache};
 use crate::batch::template::TemplateCache;
 use crate::caught::caught;
 use crate::gil::{Deadline, exception, wait, without_interpreter};
-use crate::objects;
 use crate::process::duplicate;
 use crate::python;
 use crate::sampling::codec::{encode_call, encode_task};
@@ -267,14 +266,6 @@ impl Drop for CachedSegment {
     }
 }
 
-/// Logs why memory that is needed no more was not given back, if it was not.
-fn log_not_given_back(py: Python<'_>, control: &Control) {
-    if let Some(refused) = control.take_refusal() {
-        // The segment stays closed, even where the interpreter is on its way out and has no logger.
-        let _ = python::log_not_given_back(py, &refused.to_string());
-    }
-}
-
 impl CachedSegment {
     fn lock(&self) -> MutexGuard<'_, Option<CoreSegment>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -283,6 +274,14 @@ impl CachedSegment {
 
 fn taken() -> PyErr {
     PyRuntimeError::new_err("another engine has this memory")
+}
+
+/// Logs why memory that is needed no more was not given back, if it was not.
+fn log_not_given_back(py: Python<'_>, control: &Control) {
+    if let Some(refused) = control.take_refusal() {
+        // The segment stays closed, even where the interpreter is on its way out and has no logger.
+        let _ = python::log_not_given_back(py, &refused.to_string());
+    }
 }
 
 impl Engine {
@@ -395,88 +394,5 @@ impl Engine {
         }
         self.copied_out.fetch_add(copied_out.into(), Ordering::Relaxed);
         Ok(object)
-    }
-}
-
-/// Returns a stand-in for a batch whose arrival has failed, which torch raises in the batch's turn. Also returns the
-/// error itself if it interrupts or ends the program, so that it must be raised at once; or another such error that
-/// came meanwhile.
-///
-/// # Errors
-/// None that is known. If there were no stand-in for a batch, the program would go on to wait for it.
-pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
-    let Err(error) = caught(py, || Err::<Infallible, _>(error));
-    let interrupts = |error: &PyErr| !error.is_instance_of::<PyException>(py);
-    let was_raised = interrupts(&error);
-    let (standing, other) = python::failed_arrival(py, &error, was_raised)?;
-    let interrupt = if was_raised { Some(error) } else { other.filter(interrupts) };
-    Ok((standing, interrupt))
-}
-
-/// A worker's process has ended.
-#[pyclass(frozen, get_all, module = "ringloader._native")]
-pub(crate) struct WorkerEnded {
-    worker: u32,
-}
-
-impl WorkerEnded {
-    pub(crate) fn new(worker: u32) -> Self {
-        Self { worker }
-    }
-}
-
-/// Events that the parent waits for.
-///
-/// INVARIANT: a message is neither `None` nor a `WorkerEnded`, so it needs no object around it, which would cost every
-/// batch. the worker loop sends pairs; the engine refuses `None`.
-#[derive(IntoPyObject)]
-pub(crate) enum Event<'py> {
-    Message(Bound<'py, PyAny>),
-    WorkerEnded(WorkerEnded),
-}
-
-/// Data that has come, while no message could be made of it: an interrupt was raised, or there was no memory.
-#[derive(Default)]
-pub(crate) struct Unsent(Mutex<Option<(i64, Py<PyAny>)>>);
-
-impl Unsent {
-    /// Returns true if there is any such data.
-    pub(crate) fn is_some(&self) -> bool {
-        self.lock().is_some()
-    }
-
-    /// The message of what there is.
-    ///
-    /// # Errors
-    /// As [`message`](Self::message).
-    pub(crate) fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = self.lock().take();
-        found.map(|(seq, data)| self.message(py, seq, data.into_bound(py))).transpose()
-    }
-
-    /// Keeps data whose message must be made later.
-    pub(crate) fn keep(&self, seq: i64, data: Py<PyAny>) {
-        let before = self.lock().replace((seq, data));
-        // After the lock is released: the end of an object may run any code.
-        drop(before);
-    }
-
-    /// The message of torch's protocol that carries the data of a task.
-    ///
-    /// # Errors
-    /// `MemoryError`: then it is kept.
-    pub(crate) fn message<'py>(
-        &self,
-        py: Python<'py>,
-        seq: i64,
-        data: Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let made = objects::int(py, seq)
-            .and_then(|seq| objects::arguments(py, [seq.into_any(), data.clone()]).map(Bound::into_any));
-        made.inspect_err(|_| self.keep(seq, data.unbind()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(i64, Py<PyAny>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -2,18 +2,21 @@
 //!
 //! | file | about |
 //! |---|---|
-//! | `engine.rs` | shared memory, the parent's end |
+//! | `engine.rs`, `event.rs` | shared memory, the parent's end, and what it waits for |
 //! | `port.rs` | shared memory, a worker's end |
 //! | `memory.rs` | shared memory: descriptors for a worker, slots for a driver |
-//! | `shared_tasks.rs` | shared memory: tasks that all workers share, both ends |
-//! | `joint_batch.rs` | shared memory: a batch of theirs, as it is sent |
+//! | `sharing_engine.rs`, `sharing_port.rs` | shared memory: tasks that all workers share, the parent's and a worker's end |
+//! | `claimed.rs`, `joint_batch.rs` | shared memory: a worker's claim of such a batch; the batch as it is sent |
 //! | `queues.rs` | both ends between threads |
 //! | `relay.rs` | shared memory of workers on other machines: both relays |
 
+pub(crate) mod claimed;
 pub(crate) mod engine;
+pub(crate) mod event;
 mod joint_batch;
 pub(crate) mod memory;
 pub(crate) mod port;
 pub(crate) mod queues;
 pub(crate) mod relay;
-pub(crate) mod shared_tasks;
+pub(crate) mod sharing_engine;
+pub(crate) mod sharing_port;

@@ -9,6 +9,7 @@
 //! ([`windows`]), and lays the next batch out in another one meanwhile. A window has no owner among the workers, so no
 //! worker's death loses one.
 
+mod rows;
 mod sharing;
 pub mod windows;
 
@@ -17,10 +18,10 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
-pub use sharing::TaskSharing;
+pub use self::rows::Rows;
+pub use self::sharing::TaskSharing;
 
 use self::windows::Windows;
-use crate::batch::rows::{Form, Place};
 use crate::error::{Error, Result};
 use crate::joint::{Batch, Claim, Cost, Part, Pending, Plan, WORDS, mean, per_run};
 use crate::os::Segment;
@@ -46,11 +47,6 @@ const PENDING: usize = 4;
 
 /// After this many runs that cannot be sent, batches are cut no more.
 const FEW: u64 = 4;
-
-/// Bytes before the form of a batch's rows, which are their number.
-const FORM_HEADER: u64 = 8;
-/// What comes after the rows begins at a multiple of this.
-const ALIGNMENT: u64 = 64;
 
 /// The memory of shared tasks, in any process.
 #[derive(Debug)]
@@ -201,7 +197,7 @@ impl SharedTasks {
         Ok((kind, bytes))
     }
 
-    /// Where the batch's window begins in [`bytes`](Self::bytes).
+    /// Returns the start of the batch's window in [`bytes`](Self::bytes).
     #[must_use]
     pub fn window_of(&self, claimed: &Claimed) -> u64 {
         self.start(claimed.plan.window)
@@ -230,24 +226,6 @@ impl SharedTasks {
                 Err(now) => room = now,
             }
         }
-    }
-
-    /// Returns where `len` bytes begin that come after the rows, which end at `end`; `None`: there is no room. For the
-    /// worker that collates: nobody reserves anything any more.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
-    pub fn after_rows(
-        &self,
-        claimed: &Claimed,
-        end: u64,
-        len: u64,
-        probe: &MemoryProbe,
-    ) -> Result<Option<u64>> {
-        probe.require(len)?;
-        let start = end.next_multiple_of(ALIGNMENT);
-        let top = self.batch(claimed.place).room().top();
-        Ok(start.checked_add(len).filter(|&end| end <= top).map(|_| start))
     }
 
     /// The address of bytes of a batch, which this process may use as [`joint`](crate::joint) says.
@@ -283,76 +261,6 @@ impl SharedTasks {
             return Err(Error::Corrupt(format!("window {window} of {}", windows_for(self.places))));
         }
         Ok(self.start(window) + offset)
-    }
-
-    /// The places of the batch's columns, if its rows are those of samples of this form. The first worker that asks says
-    /// of which form they are. `None`: of another, or there is no room.
-    ///
-    /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
-    pub fn columns_of(
-        &self,
-        claimed: &Claimed,
-        form: &Form,
-        probe: &MemoryProbe,
-    ) -> Result<Option<Vec<Place>>> {
-        let mut header = vec![0; FORM_HEADER as usize];
-        form.write(&mut header);
-        let len = header.len() as u64;
-        header[..FORM_HEADER as usize].copy_from_slice(&(len - FORM_HEADER).to_le_bytes());
-        let Some((places, end)) = form.places(claimed.plan.len, claimed.plan.samples) else {
-            return Ok(None);
-        };
-        let batch = self.batch(claimed.place);
-        let mut written = None;
-        let mut room = batch.room();
-        let at = loop {
-            if let Some(at) = room.form() {
-                break at;
-            }
-            if end > room.top() {
-                return Ok(None);
-            }
-            let Some(at) = written else {
-                probe.require(end)?;
-                let Some(at) = self.reserve(claimed, len, probe)? else { return Ok(None) };
-                self.bytes.copy_in(self.location(claimed, at, len)?, &header)?;
-                written = Some(at);
-                room = batch.room();
-                continue;
-            };
-            match batch.lay_out_rows(room, at) {
-                Ok(()) => return Ok(Some(places)),
-                Err(now) => room = now,
-            }
-        };
-        let mut found = Vec::new();
-        if self.copy_out(claimed, at, len, &mut found).is_err() {
-            // A shorter one, at the end of the window.
-            return Ok(None);
-        }
-        Ok((found == header).then_some(places))
-    }
-
-    /// The rows of the batch; `None` if no worker has laid them out.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] for what no worker writes.
-    pub fn rows(&self, claimed: &Claimed) -> Result<Option<Rows>> {
-        self.batch(claimed.place).room().form().map(|at| self.rows_at(claimed, at)).transpose()
-    }
-
-    fn rows_at(&self, claimed: &Claimed, at: u64) -> Result<Rows> {
-        let mut bytes = Vec::new();
-        self.copy_out(claimed, at, FORM_HEADER, &mut bytes)?;
-        let len = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
-        self.copy_out(claimed, at.saturating_add(FORM_HEADER), len, &mut bytes)?;
-        let form = Form::read(&bytes)?;
-        let places = form.places(claimed.plan.len, claimed.plan.samples);
-        let (columns, end) = places
-            .filter(|(_, end)| *end <= self.window)
-            .ok_or_else(|| Error::Corrupt("rows beyond their window".into()))?;
-        Ok(Rows { form, columns, end })
     }
 
     /// The run was made, and its part is written, or its rows are. Returns true if this worker is to collate the batch.
@@ -417,17 +325,6 @@ fn bytes_for(places: u32, window: u64) -> Result<u64> {
 
 fn too_many(places: u32, window: u64) -> Error {
     Error::Config(format!("memory for {places} batches of {window} bytes"))
-}
-
-/// The rows of a batch.
-#[derive(Debug)]
-pub struct Rows {
-    /// The form of the samples.
-    pub form: Form,
-    /// The places of its columns.
-    pub columns: Vec<Place>,
-    /// Where they end.
-    pub end: u64,
 }
 
 /// A worker's claim of a batch.

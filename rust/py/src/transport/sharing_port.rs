@@ -1,6 +1,6 @@
-//! Tasks that all worker processes share, as Python classes: the parent's end, and a worker's.
+//! Tasks that all worker processes share: a worker's end, as a Python class.
 
-use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsFd, RawFd};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -13,16 +13,11 @@ use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::Arc;
 use ringloader_core::timing::Stamps;
-use ringloader_core::transport::Transport;
-use ringloader_core::transport::engine::Engine as CoreEngine;
-use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
 use ringloader_core::transport::port::Wake;
-use ringloader_core::transport::received::Received;
-use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, Rows, SharedTasks, TaskSharing};
+use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, Rows, SharedTasks};
 use ringloader_core::transport::task_number::{epoch_of, is_before};
-use ringloader_core::{Error, Result};
 
-use super::engine::Engine;
+use super::claimed::Claimed;
 use super::joint_batch::JointBatch;
 use super::port::Port;
 use crate::batch::encode::Encoded;
@@ -30,8 +25,7 @@ use crate::batch::write::Target;
 use crate::batch::{decode, rows};
 use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
 use crate::process::duplicate;
-use crate::sampling::codec::{decode_index, pair};
-use crate::sampling::places::{self, part, placed, samples_of, without_places};
+use crate::sampling::codec::pair;
 use crate::timing::WorkerClock;
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
@@ -46,159 +40,6 @@ const HEADER: u64 = 64;
 const FIRST_NAP: Duration = Duration::from_millis(1);
 const LONGEST_NAP: Duration = Duration::from_millis(50);
 
-/// The parent's end of an engine whose workers share all tasks.
-#[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct SharingEngine {
-    pub(crate) engine: Py<Engine>,
-    /// The tasks, and the descriptor of their bytes, for workers. `None` once it is closed.
-    tasks: Mutex<Option<(Arc<TaskSharing>, OwnedFd)>>,
-}
-
-#[pymethods]
-impl SharingEngine {
-    /// `places`: batches that may be under way. `window`: bytes of one, at most. `keeps_whole`: each batch is made by
-    /// one worker. `timed`: runs are timed.
-    #[new]
-    fn new(
-        engine: Py<Engine>,
-        workers: u32,
-        places: u32,
-        window: u64,
-        keeps_whole: bool,
-        timed: bool,
-    ) -> PyResult<Self> {
-        let (memory, windows, bytes) = SharedTasks::create(places, window, timed).map_err(exception)?;
-        let windows = Arc::new(windows);
-        engine.get().core()?.share_windows(windows.clone());
-        let sharing = Arc::new(TaskSharing::new(memory, windows, workers, keeps_whole));
-        Ok(Self { engine, tasks: Mutex::new(Some((sharing, bytes))) })
-    }
-
-    /// The descriptors of the memory, which stay this object's.
-    fn fds(&self) -> PyResult<(RawFd, RawFd)> {
-        match &*self.lock() {
-            Some((sharing, bytes)) => {
-                let words = sharing.memory().words_fd().map_err(exception)?;
-                Ok((words.as_raw_fd(), bytes.as_raw_fd()))
-            }
-            None => Err(closed()),
-        }
-    }
-
-    /// Gives back all memory that no batch of the user's lies in. Calling it again does nothing.
-    fn close(&self) {
-        // Unmapped after the lock is released.
-        let tasks = self.lock().take();
-        if let Some((sharing, _fd)) = tasks {
-            sharing.close();
-        }
-    }
-}
-
-fn closed() -> PyErr {
-    PyRuntimeError::new_err("this iterator was shut down")
-}
-
-impl SharingEngine {
-    /// # Errors
-    /// Once the engine is closed.
-    pub(crate) fn core(&self) -> PyResult<Arc<Sharing>> {
-        let sharing = self.lock().as_ref().map(|(sharing, _)| sharing.clone()).ok_or_else(closed)?;
-        Ok(Arc::new(Sharing { engine: self.engine.get().core()?, sharing }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(Arc<TaskSharing>, OwnedFd)>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// An engine whose workers share all tasks, as the scheduler uses it.
-pub(crate) struct Sharing {
-    pub(crate) engine: Arc<CoreEngine>,
-    pub(crate) sharing: Arc<TaskSharing>,
-}
-
-impl Sharing {
-    fn taken(&self, found: Result<Option<Received>>) -> Result<Option<Received>> {
-        let answered = match &found {
-            Ok(Some(received)) if received.kind == ResultKind::Batch => {
-                Some((received.seq, received.backing().is_shared()))
-            }
-            Err(Error::Arrival { task, .. }) => task.map(|seq| (seq, false)),
-            _ => None,
-        };
-        if let Some((seq, in_window)) = answered
-            && self.sharing.answered(seq, in_window)?
-        {
-            self.engine.wake_workers();
-        }
-        found
-    }
-}
-
-impl Transport for Sharing {
-    type Index = TaskIndex;
-    type Received = Received;
-
-    fn answered(received: &Received) -> (u64, ResultKind) {
-        (received.seq, received.kind)
-    }
-
-    fn put_task(&self, _worker: u32, seq: u64, index: TaskIndex) -> Result<()> {
-        let samples = samples_of(&index);
-        if self.sharing.put(seq, index, samples)? {
-            self.engine.wake_workers();
-        }
-        Ok(())
-    }
-
-    fn try_next(&self) -> Result<Option<Received>> {
-        self.taken(self.engine.try_next())
-    }
-
-    fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
-        self.taken(self.engine.try_next_of(worker))
-    }
-
-    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
-        self.engine.peek_of(worker)
-    }
-
-    fn there_of(&self, worker: u32) -> Result<u64> {
-        self.engine.there_of(worker)
-    }
-
-    fn take_ended(&self) -> Option<u32> {
-        self.engine.take_ended()
-    }
-
-    fn begin_epoch(&self, epoch: u64) {
-        self.sharing.begin_epoch(epoch);
-        self.engine.wake_workers();
-    }
-
-    fn lose(&self, worker: u32) {
-        self.sharing.lose(worker);
-        self.engine.wake_workers();
-    }
-
-    fn share_among(&self, workers: u32) {
-        self.sharing.share_among(workers);
-    }
-
-    fn has_claim(&self, worker: u32) -> bool {
-        self.sharing.has_claim(worker)
-    }
-
-    fn is_open(&self) -> bool {
-        self.sharing.is_open()
-    }
-
-    fn has_made(&self, worker: u32) -> bool {
-        self.sharing.has_made(worker)
-    }
-}
-
 /// A worker's end of the tasks that all workers share. It has a port too, by which batches go.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct SharingPort {
@@ -208,81 +49,6 @@ pub(crate) struct SharingPort {
     spare: Mutex<Option<Box<Encoded>>>,
     /// The batch of rows that was collated last, until it is sent, and where its rows end.
     joint: Mutex<Option<(CoreClaimed, u64)>>,
-}
-
-/// A worker's claim of a batch: a run of samples, or the collation.
-#[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Claimed {
-    core: CoreClaimed,
-    index: TaskIndex,
-    /// The number of the task.
-    #[pyo3(get)]
-    seq: u64,
-    /// True for a batch of an epoch that was given up: nobody wants it.
-    #[pyo3(get)]
-    is_stale: bool,
-}
-
-impl Claimed {
-    pub(crate) fn core(&self) -> &CoreClaimed {
-        &self.core
-    }
-}
-
-#[pymethods]
-impl Claimed {
-    /// True if the run is the whole batch.
-    #[getter]
-    fn is_whole(&self) -> bool {
-        self.core.is_whole()
-    }
-
-    /// True for the collation of a batch whose samples others have made.
-    #[getter]
-    fn is_collation(&self) -> bool {
-        self.core.claim.run.is_none()
-    }
-
-    /// The number of the run's samples.
-    fn __len__(&self) -> usize {
-        let samples = self.core.samples();
-        (samples.end - samples.start) as usize
-    }
-
-    /// The index of the whole batch, with the places of its samples, as a task has it.
-    fn whole_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        let (kind, bytes) = &self.index;
-        match kind {
-            TaskKind::Seeded => {
-                let (places, kind, bytes) = places::split(bytes)?;
-                placed(decode_index(py, kind, bytes)?, &places)
-            }
-            kind => decode_index(py, *kind, bytes),
-        }
-    }
-
-    /// The index of the run, as that of a batch.
-    fn run_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if self.core.is_whole() {
-            return self.whole_index(py);
-        }
-        let (kind, bytes) = &self.index;
-        let TaskKind::Seeded = kind else { return Err(without_places()) };
-        let (places, kind, bytes) = places::split(bytes)?;
-        let samples = self.core.samples();
-        if kind == TaskKind::Indices {
-            let of_run = bytes.get(8 * samples.start as usize..8 * samples.end as usize);
-            let index = decode_index(py, kind, of_run.ok_or_else(without_places)?)?;
-            return placed(index, &places.part(samples));
-        }
-        part(decode_index(py, kind, bytes)?, &places, samples)
-    }
-
-    /// The samples of the batch in place of its index, with their places.
-    fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let (TaskKind::Seeded, bytes) = &self.index else { return Err(without_places()) };
-        placed(samples, &places::split(bytes)?.0)
-    }
 }
 
 #[pymethods]

@@ -1,0 +1,104 @@
+//! The contents of the queues, which one lock guards.
+
+use std::collections::VecDeque;
+
+use super::shared_task::TaskRun;
+use super::sharing::Sharing;
+use super::{Reply, Request};
+use crate::transport::task_number::{epoch_of, is_before};
+
+/// The queues of one worker.
+#[derive(Debug)]
+pub(super) struct Worker<I, R> {
+    pub(super) requests: VecDeque<Request<I>>,
+    /// The run that it took last, until it answers the task, or looks for another.
+    pub(super) in_hand: Option<TaskRun<I, R>>,
+    /// True if it has taken a run since it began to make tasks.
+    pub(super) has_made: bool,
+    pub(super) replies: VecDeque<Reply<R>>,
+    /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last
+    /// odd one.
+    pub(super) epoch: u64,
+    pub(super) batches: [u64; 2],
+    /// The epoch of the tasks that it may take, and of those before.
+    pub(super) entered: u64,
+}
+
+/// The queues of all workers.
+#[derive(Debug)]
+pub(super) struct State<I, R> {
+    pub(super) workers: Vec<Worker<I, R>>,
+    /// `None` where each task is one worker's.
+    pub(super) sharing: Option<Sharing<I, R>>,
+    /// The epoch of which batches are counted.
+    pub(super) epoch: u64,
+    pub(super) ended: VecDeque<u32>,
+    /// The worker at which the next look at all begins.
+    pub(super) turn: usize,
+    pub(super) is_done: bool,
+    pub(super) is_woken: bool,
+    pub(super) is_closed: bool,
+    /// The number of threads that wait for replies. If it is one thread, `only` names the worker that it waits for, if
+    /// any.
+    pub(super) waiting: u32,
+    pub(super) only: Option<u32>,
+}
+
+impl<I, R> State<I, R> {
+    pub(super) fn new(workers: u32) -> Self {
+        let worker = |_| Worker {
+            requests: VecDeque::new(),
+            in_hand: None,
+            has_made: false,
+            replies: VecDeque::new(),
+            epoch: 0,
+            batches: [0; 2],
+            entered: 0,
+        };
+        Self {
+            workers: (0..workers).map(worker).collect(),
+            sharing: None,
+            epoch: 0,
+            ended: VecDeque::new(),
+            turn: 0,
+            is_done: false,
+            is_woken: false,
+            is_closed: false,
+            waiting: 0,
+            only: None,
+        }
+    }
+
+    pub(super) fn is_there(&self, only: Option<u32>) -> bool {
+        let has_replies = |worker: &Worker<I, R>| !worker.replies.is_empty();
+        self.is_woken
+            || self.is_closed
+            || !self.ended.is_empty()
+            || match only {
+                Some(worker) => has_replies(&self.workers[worker as usize]),
+                None => self.workers.iter().any(has_replies),
+            }
+    }
+
+    pub(super) fn is_run_for(&self, worker: u32) -> bool {
+        let entered = self.workers[worker as usize].entered;
+        let first = self.sharing.as_ref().and_then(|sharing| sharing.runs.front());
+        first.is_some_and(|run| !is_before(entered, epoch_of(run.task.seq)))
+    }
+
+    /// The place of the first request that a worker may take: one that begins an epoch has to wait.
+    pub(super) fn request_for(&self, worker: u32) -> Option<usize> {
+        let unanswered = self.sharing.as_ref().map(|sharing| &sharing.unanswered);
+        self.workers[worker as usize].requests.iter().position(|request| match request {
+            Request::Epoch { number, .. } => {
+                unanswered.is_none_or(|all| all.iter().all(|&seq| !is_before(epoch_of(seq), *number)))
+            }
+            _ => true,
+        })
+    }
+
+    /// Returns true if a thread that waits may be glad of news of `worker`.
+    pub(super) fn is_awaited(&self, worker: u32) -> bool {
+        self.waiting > 1 || self.waiting == 1 && self.only.is_none_or(|only| only == worker)
+    }
+}

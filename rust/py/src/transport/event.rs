@@ -1,0 +1,93 @@
+//! Events for the parent: messages, stand-ins for batches that cannot be had, ends of workers.
+
+use std::convert::Infallible;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyException;
+use pyo3::prelude::*;
+
+use crate::caught::caught;
+use crate::{objects, python};
+
+/// A worker's process has ended.
+#[pyclass(frozen, get_all, module = "ringloader._native")]
+pub(crate) struct WorkerEnded {
+    worker: u32,
+}
+
+impl WorkerEnded {
+    pub(crate) fn new(worker: u32) -> Self {
+        Self { worker }
+    }
+}
+
+/// Events that the parent waits for.
+///
+/// INVARIANT: a message is neither `None` nor a `WorkerEnded`, so it needs no object around it, which would cost every
+/// batch. the worker loop sends pairs; the engine refuses `None`.
+#[derive(IntoPyObject)]
+pub(crate) enum Event<'py> {
+    Message(Bound<'py, PyAny>),
+    WorkerEnded(WorkerEnded),
+}
+
+/// Data that has come, while no message could be made of it: an interrupt was raised, or there was no memory.
+#[derive(Default)]
+pub(crate) struct Unsent(Mutex<Option<(i64, Py<PyAny>)>>);
+
+impl Unsent {
+    /// Returns true if there is any such data.
+    pub(crate) fn is_some(&self) -> bool {
+        self.lock().is_some()
+    }
+
+    /// The message of what there is.
+    ///
+    /// # Errors
+    /// As [`message`](Self::message).
+    pub(crate) fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let found = self.lock().take();
+        found.map(|(seq, data)| self.message(py, seq, data.into_bound(py))).transpose()
+    }
+
+    /// Keeps data whose message must be made later.
+    pub(crate) fn keep(&self, seq: i64, data: Py<PyAny>) {
+        let before = self.lock().replace((seq, data));
+        // After the lock is released: the end of an object may run any code.
+        drop(before);
+    }
+
+    /// The message of torch's protocol that carries the data of a task.
+    ///
+    /// # Errors
+    /// `MemoryError`: then it is kept.
+    pub(crate) fn message<'py>(
+        &self,
+        py: Python<'py>,
+        seq: i64,
+        data: Bound<'py, PyAny>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let made = objects::int(py, seq)
+            .and_then(|seq| objects::arguments(py, [seq.into_any(), data.clone()]).map(Bound::into_any));
+        made.inspect_err(|_| self.keep(seq, data.unbind()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(i64, Py<PyAny>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns a stand-in for a batch whose arrival has failed, which torch raises in the batch's turn. Also returns the
+/// error itself if it interrupts or ends the program, so that it must be raised at once; or another such error that
+/// came meanwhile.
+///
+/// # Errors
+/// None that is known. If there were no stand-in for a batch, the program would go on to wait for it.
+pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
+    let Err(error) = caught(py, || Err::<Infallible, _>(error));
+    let interrupts = |error: &PyErr| !error.is_instance_of::<PyException>(py);
+    let was_raised = interrupts(&error);
+    let (standing, other) = python::failed_arrival(py, &error, was_raised)?;
+    let interrupt = if was_raised { Some(error) } else { other.filter(interrupts) };
+    Ok((standing, interrupt))
+}

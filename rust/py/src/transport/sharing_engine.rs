@@ -1,0 +1,171 @@
+//! Tasks that all worker processes share: the parent's end, as a Python class.
+
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::prelude::*;
+use ringloader_core::sync::Arc;
+use ringloader_core::transport::Transport;
+use ringloader_core::transport::engine::Engine as CoreEngine;
+use ringloader_core::transport::message::{ResultKind, TaskIndex};
+use ringloader_core::transport::received::Received;
+use ringloader_core::transport::shared_tasks::{SharedTasks, TaskSharing};
+use ringloader_core::{Error, Result};
+
+use super::engine::Engine;
+use crate::gil::exception;
+use crate::sampling::places::samples_of;
+
+/// The parent's end of an engine whose workers share all tasks.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct SharingEngine {
+    pub(crate) engine: Py<Engine>,
+    /// The tasks, and the descriptor of their bytes, for workers. `None` once it is closed.
+    tasks: Mutex<Option<(Arc<TaskSharing>, OwnedFd)>>,
+}
+
+#[pymethods]
+impl SharingEngine {
+    /// `places`: batches that may be under way. `window`: bytes of one, at most. `keeps_whole`: each batch is made by
+    /// one worker. `timed`: runs are timed.
+    #[new]
+    fn new(
+        engine: Py<Engine>,
+        workers: u32,
+        places: u32,
+        window: u64,
+        keeps_whole: bool,
+        timed: bool,
+    ) -> PyResult<Self> {
+        let (memory, windows, bytes) = SharedTasks::create(places, window, timed).map_err(exception)?;
+        let windows = Arc::new(windows);
+        engine.get().core()?.share_windows(windows.clone());
+        let sharing = Arc::new(TaskSharing::new(memory, windows, workers, keeps_whole));
+        Ok(Self { engine, tasks: Mutex::new(Some((sharing, bytes))) })
+    }
+
+    /// The descriptors of the memory, which stay this object's.
+    fn fds(&self) -> PyResult<(RawFd, RawFd)> {
+        match &*self.lock() {
+            Some((sharing, bytes)) => {
+                let words = sharing.memory().words_fd().map_err(exception)?;
+                Ok((words.as_raw_fd(), bytes.as_raw_fd()))
+            }
+            None => Err(closed()),
+        }
+    }
+
+    /// Gives back all memory that no batch of the user's lies in. Calling it again does nothing.
+    fn close(&self) {
+        // Unmapped after the lock is released.
+        let tasks = self.lock().take();
+        if let Some((sharing, _fd)) = tasks {
+            sharing.close();
+        }
+    }
+}
+
+fn closed() -> PyErr {
+    PyRuntimeError::new_err("this iterator was shut down")
+}
+
+impl SharingEngine {
+    /// # Errors
+    /// Once the engine is closed.
+    pub(crate) fn core(&self) -> PyResult<Arc<Sharing>> {
+        let sharing = self.lock().as_ref().map(|(sharing, _)| sharing.clone()).ok_or_else(closed)?;
+        Ok(Arc::new(Sharing { engine: self.engine.get().core()?, sharing }))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Arc<TaskSharing>, OwnedFd)>> {
+        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// An engine whose workers share all tasks, as the scheduler uses it.
+pub(crate) struct Sharing {
+    pub(crate) engine: Arc<CoreEngine>,
+    pub(crate) sharing: Arc<TaskSharing>,
+}
+
+impl Sharing {
+    fn taken(&self, found: Result<Option<Received>>) -> Result<Option<Received>> {
+        let answered = match &found {
+            Ok(Some(received)) if received.kind == ResultKind::Batch => {
+                Some((received.seq, received.backing().is_shared()))
+            }
+            Err(Error::Arrival { task, .. }) => task.map(|seq| (seq, false)),
+            _ => None,
+        };
+        if let Some((seq, in_window)) = answered
+            && self.sharing.answered(seq, in_window)?
+        {
+            self.engine.wake_workers();
+        }
+        found
+    }
+}
+
+impl Transport for Sharing {
+    type Index = TaskIndex;
+    type Received = Received;
+
+    fn answered(received: &Received) -> (u64, ResultKind) {
+        (received.seq, received.kind)
+    }
+
+    fn put_task(&self, _worker: u32, seq: u64, index: TaskIndex) -> Result<()> {
+        let samples = samples_of(&index);
+        if self.sharing.put(seq, index, samples)? {
+            self.engine.wake_workers();
+        }
+        Ok(())
+    }
+
+    fn try_next(&self) -> Result<Option<Received>> {
+        self.taken(self.engine.try_next())
+    }
+
+    fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
+        self.taken(self.engine.try_next_of(worker))
+    }
+
+    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+        self.engine.peek_of(worker)
+    }
+
+    fn there_of(&self, worker: u32) -> Result<u64> {
+        self.engine.there_of(worker)
+    }
+
+    fn take_ended(&self) -> Option<u32> {
+        self.engine.take_ended()
+    }
+
+    fn begin_epoch(&self, epoch: u64) {
+        self.sharing.begin_epoch(epoch);
+        self.engine.wake_workers();
+    }
+
+    fn lose(&self, worker: u32) {
+        self.sharing.lose(worker);
+        self.engine.wake_workers();
+    }
+
+    fn share_among(&self, workers: u32) {
+        self.sharing.share_among(workers);
+    }
+
+    fn has_claim(&self, worker: u32) -> bool {
+        self.sharing.has_claim(worker)
+    }
+
+    fn is_open(&self) -> bool {
+        self.sharing.is_open()
+    }
+
+    fn has_made(&self, worker: u32) -> bool {
+        self.sharing.has_made(worker)
+    }
+}
