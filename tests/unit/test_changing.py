@@ -165,13 +165,21 @@ def test_epochs_that_are_begun_before_iter(task: str, method: str, script: Scrip
     expected.shutdown()
 
 
+class Unhurried(Noisy):
+    """Takes so long for a sample that no worker makes them all."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, int]:
+        time.sleep(0.001)
+        return super().__getitem__(index)
+
+
 @both_tasks
 @pytest.mark.parametrize("method", ["multiprocessing", "thread"])
 def test_a_worker_that_is_added_in_a_later_epoch_makes_samples(
     task: str, method: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(numbers, "controller_of", lambda *_: Scripted({130: 3}))
-    loader = auto(task, persistent_workers=True, worker_method=method)
+    put(Scripted({130: 3}), monkeypatch)
+    loader = auto(task, dataset=Unhurried(480), persistent_workers=True, worker_method=method)
     makers = [{worker for batch in slowly(loader) for worker in batch[1].tolist()} for _ in range(2)]
     assert makers == [{0}, {0, 1, 2}]
     loader.shutdown()
