@@ -19,9 +19,12 @@ LONG = (pytest.mark.slow, pytest.mark.long)
 
 # Files for `make test-long`: storms, sweeps, and options in pairs. Each option alone is in a file that stays.
 SLOW = (
+    "device_end",
+    "device_errors",
     "device_findings",
     "device_storages",
     "device_streams",
+    "device_transform",
     "interrupted_steps",
     "pinning_findings",
     "pinning_processes",
