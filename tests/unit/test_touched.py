@@ -254,3 +254,30 @@ def test_samplers_whose_attributes_are_odd(name, workers, options, cls):
     loader = cls(list(range(N)), batch_size=4, sampler=SAMPLERS[name](), **WORKERS[workers], **options)
     for _ in range(2):
         assert torch.cat([batch for batch in loader]).tolist() == list(range(N))  # noqa: C416
+
+
+class Named(Dataset):
+    """Notes that its text was made."""
+
+    texts = 0
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        return index
+
+    def __repr__(self):
+        type(self).texts += 1
+        return "Named"
+
+
+@pytest.mark.parametrize("cls", [torch.utils.data.DataLoader, ringloader.DataLoader])
+@pytest.mark.parametrize("workers", ["none", "two"])
+def test_a_length_that_is_set_in_a_loader_with_indices_warns_of_nothing(recwarn, cls, workers):
+    loader = cls(Named(), **WORKERS[workers])
+    loader._IterableDataset_len_called = 2
+    before = Named.texts
+    assert len(list(loader)) == N
+    assert Named.texts == before
+    assert not [one for one in recwarn if "was reported to be" in str(one.message)]

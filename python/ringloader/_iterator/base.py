@@ -56,6 +56,7 @@ class LoaderIterator(Pausing, _Declared):
     # Until torch's constructor sets it: another thread may ask for the state meanwhile.
     _num_yielded: int = 0
     _num_workers: int
+    _dataset_kind: Any
     _profile_name: str
     _IterableDataset_len_called: int | None
     _plan = EpochPlan()
@@ -149,7 +150,8 @@ class LoaderIterator(Pausing, _Declared):
 
     def _check_length(self, length: int) -> None:
         fetched = self._num_yielded + 1
-        if fetched <= length:
+        # A program may set the length of a loader with indices, which torch does not look at.
+        if fetched <= length or self._dataset_kind != internals.ITERABLE:
             return
         message = (
             f"Length of IterableDataset {self._dataset} was reported to be {length}"

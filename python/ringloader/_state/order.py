@@ -88,6 +88,12 @@ class Order:
         """Returns texts that say whose own states are taken, and when: none of torch's samplers."""
         return []
 
+    def _begin(self, saved: Saved) -> None:
+        """Records the epoch's beginning."""
+        self._saved = saved
+        # The iterator has this order: it does not keep the loader's generator, as torch's does not.
+        del self._generator
+
     def end(self) -> None:
         """Ends the epoch: another one of this loader begins."""
 
@@ -122,7 +128,13 @@ class NativeOrder(Order):
         batches = None if draws.batch is None else loader._index_sampler
         super().__init__(loader, draws.sampler, batches, "sampler_generator")
         self._draws = draws
+        self._rule = _rule_of(batches)
         draws.is_recording = True
+
+    def is_as_made(self) -> bool:
+        """True if the program has not changed the batch sampler since this was made."""
+        sampler, size = _rule_of(self._batches)
+        return sampler is self._rule[0] and size == self._rule[1]
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began."""
@@ -166,7 +178,7 @@ class NativeOrder(Order):
 
     def begin(self, saved: Saved) -> _native.Ledger:
         """Begins an epoch, from its beginning or from a state. Returns its ledger."""
-        self._saved = saved
+        self._begin(saved)
         draws = self._draws
         place, step = _places(saved)
         if saved.has_begun:
@@ -195,8 +207,8 @@ class NativeOrder(Order):
                 first request. What the epoch had drawn before is not drawn again, so nothing has to wait.
         """
         if not self._saved.has_begun:
-            return _Native(self._draws, made) if self._draws_from_program() else made
-        rest = _Native(self._draws, None)
+            return _Native(self, self._draws, made) if self._draws_from_program() else made
+        rest = _Native(self, self._draws, None)
         if at_once and self._saved.ranges:
             rest.read_ahead()
         return rest
@@ -282,19 +294,30 @@ def _opened(draws: samplers.TorchDraws) -> _native.Stream:
     return stream
 
 
+def _rule_of(batches: Any) -> tuple[Any, Any]:
+    """Returns what a batch sampler reads when it begins: its sampler, and its size with ``drop_last``."""
+    if batches is None:
+        return None, None
+    return batches.sampler, batches.batch_size if batches.drop_last else None
+
+
 class _Native:
     """Reads an epoch's indices natively in place of torch's iterator, which draws unnoticed.
 
     Args:
+        order: The order.
         draws: The sampler's draws.
         made: torch's iterator, which refuses a sampler in torch's words; None for an epoch that goes on.
     """
 
-    def __init__(self, draws: samplers.TorchDraws, made: Iterator[Any] | None) -> None:
+    def __init__(self, order: NativeOrder, draws: samplers.TorchDraws, made: Iterator[Any] | None) -> None:
+        self._order = order
         self._draws = draws
         draws.is_recording = True
         self._made = made
         self._stream: _native.Stream | None = None
+        # False if torch's iterator is read: it begins with the first index, and the stream with `iter`.
+        self._is_native = True
         self._ahead: list[Any] = []
 
     def read_ahead(self) -> None:
@@ -308,10 +331,13 @@ class _Native:
         if self._ahead:
             return self._ahead.pop()
         if self._stream is None:
-            self._stream = _opened(self._draws) if self._made is None else self._draws.open()
-            if self._stream is None:
-                assert self._made is not None
-                return next(self._made)
+            if self._made is None:
+                self._stream = _opened(self._draws)
+            else:
+                self._is_native = self._is_native and self._order.is_as_made()
+                self._stream = self._draws.open() if self._is_native else None
+                if self._stream is None:
+                    return next(self._made)
         index = self._stream.next(self._draws)
         if index is None:
             raise StopIteration

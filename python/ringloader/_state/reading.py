@@ -131,7 +131,7 @@ class ReadOrder(Order):
 
     def begin(self, saved: Saved) -> _native.Ledger:
         """Begins an epoch, from its beginning or from a state. Returns its ledger."""
-        self._saved = saved
+        self._begin(saved)
         passed, fingerprint = (None, None) if saved.is_edited else (saved.passed, saved.fingerprint)
         self._ledger = _native.Ledger(
             saved.ranges, saved.num_yielded, passed, fingerprint, whole=self.is_whole
@@ -174,12 +174,13 @@ class ReadOrder(Order):
         return state, has_ended
 
     def ask(self, made: Iterator[Any]) -> tuple[Iterator[Any], Any]:
-        """Begins to read. Returns the indices or batches, and the object to take states of, or None."""
+        """Begins to read. Returns the loader's indices, and the object to take states of, or None."""
         iterator = made if self.batches is None else iter(self._sampler)
         keeps = has_state(iterator)
         stateful = self._sampler if self._has_state else iterator if keeps else None
         self._is_asked, self._records_states = True, stateful is not None
-        return self._rest_of(iterator, keeps), stateful
+        rest = self._rest_of(iterator, keeps)
+        return rest if self.batches is None else _grouped(rest, self.batches), stateful
 
     def record(self, item: Any, stateful: Any) -> None:
         """Records that an index or a batch was read, with the state after it."""
@@ -273,9 +274,8 @@ class _Indices:
 
     def __next__(self) -> Any:
         if self._iterator is None:
-            indices, self._stateful = self._order.ask(self._made)
-            batches = self._order.batches
-            self._iterator = indices if batches is None else _grouped(indices, batches)
+            # No local variable has the sampler's iterator: it goes with its end, also in this call.
+            self._iterator, self._stateful = self._order.ask(self._made)
         try:
             item = next(self._iterator)
         except StopIteration:
@@ -289,14 +289,15 @@ class _Indices:
 
 def _grouped(indices: Iterator[Any], batches: Any) -> Iterator[list[Any]]:
     """Yields batches. MIRRORS torch sampler.py::BatchSampler.__iter__, rollover.py::RolloverBatchSampler."""
+    if batches.drop_last:
+        # The size of all batches is the one that is read now.
+        yield from map(list, zip(*[indices] * batches.batch_size, strict=False))
+        return
     rolls = isinstance(batches, RolloverBatchSampler)
     while batch := [*itertools.islice(indices, batches.batch_size)]:
-        if len(batch) < batches.batch_size:
-            if rolls:
-                batches.set_rest(batch)
-                return
-            if batches.drop_last:
-                return
+        if rolls and len(batch) < batches.batch_size:
+            batches.set_rest(batch)
+            return
         yield batch
 
 
