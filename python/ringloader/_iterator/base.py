@@ -27,6 +27,14 @@ else:
     _Declared = object
 
 
+class _WithSampler(InFront):
+    """A loader for torch's iterator, which then has a sampler that the loader was asked for before."""
+
+    def __init__(self, loader: TorchLoader, index_sampler: Any) -> None:
+        super().__init__(loader)
+        self._index_sampler = index_sampler
+
+
 class WithoutDrawing(InFront):
     """A loader for torch's iterator, which then draws its base seed from a new generator."""
 
@@ -97,13 +105,19 @@ class LoaderIterator(Pausing, _Declared):
     def _init_base(self, loader: TorchLoader) -> None:
         """Calls the constructor of torch's base, which draws the base seed unless it is known."""
         epoch = self._plan.epoch
-        if epoch is None or epoch.given_seed is None:
+        if epoch is None:
             internals.BaseIterator.__init__(self, loader)
+            return
+        given: Any = loader
+        is_torchs = type(loader)._index_sampler is internals.Loader._index_sampler
+        if epoch.index_sampler is not None and not is_torchs:
+            given = _WithSampler(loader, epoch.index_sampler)
+        if epoch.given_seed is None:
+            internals.BaseIterator.__init__(self, given)
         else:
-            internals.BaseIterator.__init__(self, WithoutDrawing(loader))
+            internals.BaseIterator.__init__(self, WithoutDrawing(given))
             self._base_seed = epoch.given_seed
-        if epoch is not None:
-            epoch.begin(self, epoch.given_seed is None)
+        epoch.begin(self, epoch.given_seed is None)
 
     def _places(self, keys: Keys) -> _native.Places:
         """Returns what gives tasks their places in the epoch that begins."""
