@@ -219,7 +219,7 @@ def test_an_interrupted_iter_is_no_epoch(kind, way, epochs):
 
         try:
             with at_each_moment(interrupt, is_of_loaders):
-                iter(loader)
+                _kept = iter(loader)
             break
         except Interrupted:
             state, rng = taken(loader)

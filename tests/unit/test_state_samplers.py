@@ -512,3 +512,51 @@ def test_another_batch_size_would_leave_another_remainder(workers):
     expected = [index for batch in iterator for index in batch.tolist()]
     found = [index for batch in resumed for index in batch.tolist()]
     assert found[: len(expected)] == expected[: len(found)] and not set(found) & set(seen[3:])
+
+
+class Batches:
+    """Batches of two, which go on where a state was."""
+
+    def __init__(self):
+        self.at = 0
+
+    def __iter__(self):
+        while self.at < 4:
+            self.at += 1
+            yield [2 * self.at - 2, 2 * self.at - 1]
+        self.at = 0
+
+    def __len__(self):
+        return 4
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class MakesSamplers(ringloader.StatefulDataLoader):
+    """Makes another sampler whenever it is asked for one."""
+
+    @property
+    def _index_sampler(self):
+        return Batches()
+
+
+@pytest.mark.parametrize(
+    "workers", [{}, {"num_workers": 1}, {"num_workers": 1, "persistent_workers": True}, {"seeding": "sample"}]
+)
+@pytest.mark.parametrize("epochs", [0, 1])
+def test_a_property_that_makes_another_sampler_each_time(epochs, workers):
+    loader = MakesSamplers(list(range(8)), **workers)
+    for _ in range(epochs):
+        assert [batch.tolist() for batch in loader] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    iterator = iter(loader)
+    assert [next(iterator).tolist() for _ in range(2)] == [[0, 1], [2, 3]]
+    state = through_json(loader.state_dict())
+    assert [batch.tolist() for batch in iterator] == [[4, 5], [6, 7]]
+    other = MakesSamplers(list(range(8)), **workers)
+    other.load_state_dict(state)
+    assert [batch.tolist() for batch in other] == [[4, 5], [6, 7]]
+    assert [batch.tolist() for batch in other] == [[0, 1], [2, 3], [4, 5], [6, 7]]

@@ -159,6 +159,14 @@ def test_options_that_need_no_more(kind, option):
     assert touched_by(ringloader.DataLoader, kind, **WORKERS["persistent"], **OPTIONS[option]) == theirs
 
 
+@pytest.mark.parametrize("options", [{}, {"on_error": "skip"}, {"stats": True}])
+@pytest.mark.parametrize("kind", KINDS)
+def test_options_without_workers(kind, options):
+    """A batch reads no ``__class__``, which ``isinstance`` does."""
+    theirs = touched_by(torch.utils.data.DataLoader, kind)
+    assert touched_by(ringloader.DataLoader, kind, **options) == theirs
+
+
 @pytest.mark.parametrize("options", [{"seeding": "sample"}, {"seeding": "batch", "seed": 3}])
 @pytest.mark.parametrize("workers", ["none", "persistent"])
 def test_seeds_run_no_code_of_a_sampler(workers, options):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard, TypeVar
+
+_T = TypeVar("_T")
 
 
 def attribute(thing: object, name: str, default: Any = None) -> Any:
@@ -30,6 +32,11 @@ def stored(thing: object, name: str, default: Any = None) -> Any:
             # A property, or a slot, would run code.
             return default if hasattr(type(value), "__get__") else value
     return default
+
+
+def is_of(thing: object, cls: type[_T]) -> TypeGuard[_T]:
+    """True if ``thing`` is of a class, or of one below it. Does not read its ``__class__``."""
+    return issubclass(type(thing), cls)
 
 
 def has(thing: object, name: str) -> bool:

@@ -51,6 +51,8 @@ class Epoch(Protocol):
 
     # The seed of the workers, which the iterator then does not draw.
     given_seed: int | None
+    # The loader's sampler, which it then is not asked for again; None: it is.
+    index_sampler: Any
     # The states of its dataset, if it may have any.
     dataset: Any
 

@@ -28,6 +28,14 @@ else:
     _Declared = object
 
 
+class _WithSampler(InFront):
+    """A loader for torch's iterator, which then has a sampler that the loader was asked for before."""
+
+    def __init__(self, loader: TorchLoader, index_sampler: Any) -> None:
+        super().__init__(loader)
+        self._index_sampler = index_sampler
+
+
 class WithoutDrawing(InFront):
     """A loader for torch's iterator, which then draws its base seed from a new generator."""
 
@@ -121,14 +129,18 @@ class LoaderIterator(Pausing, _Declared):
         if epoch is None:
             internals.BaseIterator.__init__(self, loader)
             return
+        given: Any = loader
+        is_torchs = type(loader)._index_sampler is internals.Loader._index_sampler
+        if epoch.index_sampler is not None and not is_torchs:
+            given = _WithSampler(loader, epoch.index_sampler)
         seed = epoch.given_seed
         if seed is not None:
-            internals.BaseIterator.__init__(self, WithoutDrawing(loader))
-        elif isinstance(loader.dataset, IterDataPipe):
+            internals.BaseIterator.__init__(self, WithoutDrawing(given))
+        elif issubclass(type(loader.dataset), IterDataPipe):
             # torch asks for the generator twice: the pipes' seed is drawn first.
-            internals.BaseIterator.__init__(self, loader)
+            internals.BaseIterator.__init__(self, given)
         else:
-            internals.BaseIterator.__init__(self, _Drawing(loader, epoch))
+            internals.BaseIterator.__init__(self, _Drawing(given, epoch))
             seed = epoch.drawn_seed()
         if seed is not None:
             self._base_seed = seed

@@ -20,6 +20,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import memory_file
+from ringloader._common.looking import is_of
 from ringloader._common.text import shown
 from ringloader._late import overdue
 from ringloader._torch import collating, internals
@@ -188,7 +189,7 @@ class _Timed(WorkerOption):
         # Samples of plain arrays are gathered natively, and need no time.
         if gather.is_gathered(dataset):
             return dataset
-        timed = _InTurn if isinstance(dataset, SeedsInTurn) else _Dataset
+        timed = _InTurn if is_of(dataset, SeedsInTurn) else _Dataset
         return timed(dataset, self)
 
     def meet(self, fetcher: Any) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ringloader._common import errors as kept_errors
+from ringloader._common.looking import is_of
 from ringloader._common.text import shown
 from ringloader._options import collecting
 from ringloader._options.table import Options
@@ -236,7 +237,7 @@ class _ByIndex:
             one = _one_of(fetcher.dataset)
             # An index that is no list may allow only one iteration.
             index = index if isinstance(index, (list, tuple)) else list(index)
-            in_turn = fetcher.dataset.in_turn(index) if isinstance(fetcher.dataset, SeedsInTurn) else index
+            in_turn = fetcher.dataset.in_turn(index) if is_of(fetcher.dataset, SeedsInTurn) else index
             found = [[sample for at in in_turn for sample in rule.tried(one, at, at, errors)]]
             if errors and not found[0]:
                 return rule.nothing(errors)
@@ -268,7 +269,7 @@ class _ByIndex:
 
 def _one_of(dataset: Any) -> Callable[[Any], Any]:
     """Returns the function that asks a dataset for a sample, the first time and again."""
-    if isinstance(dataset, SeedsInTurn):
+    if is_of(dataset, SeedsInTurn):
         return dataset.current
     return functools.partial(operator.getitem, dataset)
 

@@ -49,6 +49,8 @@ class Epoch:
         self.why_not = why_not
         # The seed of the workers, which the iterator then does not draw.
         self.given_seed = begun.base_seed
+        # The loader's sampler, as the epoch knows it; None: the epoch does not know it.
+        self.index_sampler: Any = None
         self._iterator: weakref.ref[Any] | None = None
         if iterator is not None:
             self.attach(iterator)
@@ -214,6 +216,7 @@ class SampledEpoch(Epoch):
     ) -> None:
         super().__init__(begun, iterator, dataset)
         self._order = order
+        self.index_sampler = order.index_sampler
         self.ledger: _native.Ledger = order.begin(begun)
 
     @property

@@ -11,6 +11,7 @@ import struct
 import traceback
 from typing import Any, NamedTuple, Protocol
 
+from ringloader._common.looking import is_of
 from ringloader._state.parts import Part, Snapshot, has_state
 from ringloader._worker.options import CountsSamples, Fetcher, InFront
 
@@ -96,7 +97,7 @@ class Objects:
         self._rule = rule
         iterator = getattr(torchs, "dataset_iter", None) if rule.is_iterable else None
         # An option may stand in front of the dataset's own.
-        own = iterator._behind if isinstance(iterator, InFront) else iterator
+        own = iterator._behind if is_of(iterator, InFront) else iterator
         self._has_iterator = has_state(own)
         # True if the iterator is the dataset itself, and has its state.
         self.is_own_iterator = own is dataset and self._has_iterator
@@ -151,7 +152,7 @@ class Objects:
         """Puts another dataset in the place of this one, for the next iterator."""
         self.dataset = dataset
         front = self.torchs.dataset
-        if isinstance(front, InFront):
+        if is_of(front, InFront):
             front._behind = dataset
         else:
             self.torchs.dataset = dataset
@@ -196,7 +197,7 @@ class Objects:
         if not self._rule.is_iterable:
             return []
         found = (self.torchs.dataset_iter, self._counting)
-        return [one for one in found if isinstance(one, CountsSamples)]
+        return [one for one in found if is_of(one, CountsSamples)]
 
     def _dropped(self, index: Any) -> bool:
         """Reads a batch and drops it. False: there is none."""
@@ -222,7 +223,7 @@ class Objects:
     @property
     def are_seeded(self) -> bool:
         """True if an option sets generators before samples or batches, by their number."""
-        return isinstance(self.torchs.dataset_iter, InFront)
+        return is_of(self.torchs.dataset_iter, InFront)
 
     def read_again(self, part: Part, size: int, worker: int) -> None:
         """Reads and drops the batches between the state of a worker and where its epoch goes on.

@@ -27,22 +27,25 @@ class Order:
 
     Args:
         loader: The loader.
+        index_sampler: The object that gives its indices.
         sampler: The sampler, or batch sampler.
         batches: torch's batch sampler over it, if it has one.
         own_generator: The key of a state with the generator of the sampler.
     """
 
-    def __init__(self, loader: TorchLoader, sampler: Any, batches: Any, own_generator: str) -> None:
+    def __init__(
+        self, loader: TorchLoader, index_sampler: Any, sampler: Any, batches: Any, own_generator: str
+    ) -> None:
         # Not the loader: an epoch is kept for as long as its loader lives.
         generator = loader.generator
         # None where it draws from the program's.
         self._generator = None if generator is torch.default_generator else generator
-        self._index_sampler = loader._index_sampler
+        # Asked for once: a property of a subclass may make another one each time.
+        self.index_sampler = index_sampler
         self._sampler = sampler
         self._batches = batches
         self._key = own_generator
-        found = self._index_sampler
-        self._rolling = found if isinstance(found, RolloverBatchSampler) else None
+        self._rolling = index_sampler if isinstance(index_sampler, RolloverBatchSampler) else None
         # The epoch's beginning.
         self._saved: Saved
 
@@ -121,12 +124,13 @@ class NativeOrder(Order):
 
     Args:
         loader: The loader.
+        index_sampler: The object that gives its indices.
         draws: The sampler's draws.
     """
 
-    def __init__(self, loader: TorchLoader, draws: samplers.TorchDraws) -> None:
-        batches = None if draws.batch is None else loader._index_sampler
-        super().__init__(loader, draws.sampler, batches, "sampler_generator")
+    def __init__(self, loader: TorchLoader, index_sampler: Any, draws: samplers.TorchDraws) -> None:
+        batches = None if draws.batch is None else index_sampler
+        super().__init__(loader, index_sampler, draws.sampler, batches, "sampler_generator")
         self._draws = draws
         self._rule = _rule_of(batches)
         draws.is_recording = True
@@ -230,7 +234,7 @@ class NativeOrder(Order):
 
     def _sum_of(self, saved: Saved) -> int | None:
         """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
-        draws = samplers.draws_of(self._index_sampler, in_iter=True)
+        draws = samplers.draws_of(self.index_sampler, in_iter=True)
         assert draws is not None
         if saved.drawn is None and self._draws_from_program():
             # Nothing was read before the state was taken: the epoch draws when it goes on.

@@ -33,13 +33,15 @@ class ReadOrder(Order):
 
     Args:
         loader: The loader.
+        index_sampler: The object that gives its indices.
     """
 
-    def __init__(self, loader: TorchLoader) -> None:
-        found = loader._index_sampler
+    def __init__(self, loader: TorchLoader, index_sampler: Any) -> None:
+        found = index_sampler
         has_batches = type(found) in (BatchSampler, RolloverBatchSampler) and not samplers.reads_whole(found)
         self.batches = found if has_batches else None
-        super().__init__(loader, found.sampler if has_batches else found, self.batches, "inner_generator")
+        sampler = found.sampler if has_batches else found
+        super().__init__(loader, found, sampler, self.batches, "inner_generator")
         self._has_state = has_state(self._sampler)
         # True once the iterator of indices was asked, and if it records states.
         self._is_asked = False
@@ -108,7 +110,7 @@ class ReadOrder(Order):
             return
         if saved.epoch is not None:
             self.set_epoch(saved.epoch)
-        collections.deque(self._index_sampler, maxlen=0)
+        collections.deque(self.index_sampler, maxlen=0)
         if named is not None and not counts:
             self.set_epoch(named)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterDataPipe
@@ -58,7 +58,7 @@ def resumed(
             if order is not None:
                 order.pass_epoch(loaded)
             workers = None if workers is None else workers.next_epoch(datasets.lives_on(loader))
-        order = order_of(loader)
+        order = None if order is None else order_of(loader, order.index_sampler)
         begun = beginning(loader, order, number)
         dataset = None
         if iterator is not None:
@@ -148,12 +148,18 @@ def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> No
         draw_base_seed(loader.generator)
 
 
-def order_of(loader: TorchLoader) -> NativeOrder | ReadOrder | None:
-    """Returns the order of a loader's samples; None if its dataset decides."""
+def order_of(loader: TorchLoader, index_sampler: Any = None) -> NativeOrder | ReadOrder | None:
+    """Returns the order of a loader's samples; None if its dataset decides.
+
+    Args:
+        loader: The loader.
+        index_sampler: The object that gives its indices; None: the loader is asked for it.
+    """
     if datasets.decides(loader):
         return None
-    draws = samplers.draws_of(loader._index_sampler, in_iter=True)
-    return ReadOrder(loader) if draws is None else NativeOrder(loader, draws)
+    found = loader._index_sampler if index_sampler is None else index_sampler
+    draws = samplers.draws_of(found, in_iter=True)
+    return ReadOrder(loader, found) if draws is None else NativeOrder(loader, found, draws)
 
 
 def beginning(loader: TorchLoader, order: NativeOrder | ReadOrder | None, number: int | None = None) -> Saved:

@@ -127,7 +127,8 @@ def begin(
     previous, loaded = last_epoch(loader), loaded_of(loader)
     if previous is not None and loaded is None:
         previous.end()
-    order = order_of(loader)
+    # Workers that live on keep their iterator, which has asked the loader for its sampler.
+    order = order_of(loader, None if iterator is None or not are_same else iterator._index_sampler)
     if loaded is None:
         before, dataset = None if previous is None else previous.dataset, None
         begun = beginning(loader, order, number)
