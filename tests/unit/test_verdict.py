@@ -266,7 +266,7 @@ def test_the_start_of_each_worker_counts():
     after = epoch(dataset, 0.02, **options, **before.verdict.change)
     assert before.verdict.gain == pytest.approx(before.seconds / after.seconds, rel=0.3), (before, after)
     # Where the start is a small part, it is no wait for a slow loader.
-    dataset = StartingOneByOne([0.005] * 60)
+    dataset = StartingOneByOne([0.005] * 90)
     long = epoch(dataset, 0.02, **{**options, "worker_init_fn": dataset})
     assert long.waiting > 0.1 * long.caller
     assert long.verdict.kind == "caller", long
