@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
 import os
 import re
 import traceback
-import warnings
 
 import numpy as np
 import pytest
 import torch
 import torch.utils.data
 from torch.utils.data import TensorDataset, default_collate
-from torch.utils.data._utils import collate as torch_collate
 
 import ringloader
+from parity.arrays import DTYPES, RANDOM, ROWS, case, count_gathered, floats, noise
 from parity.harness import Case, compare
 from ringloader import ArrayDataset, DataLoader
-from ringloader._worker import gather
-
-ROWS = 7
-RANDOM = np.random.default_rng(0)
-# Rows that may not be written to are said once in a process: here, for both loaders.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    torch.as_tensor(np.broadcast_to(np.float32(1), 3))
 
 
-def noise(dtype, *shape):
-    """Any bytes: numbers that are none, and those no conversion keeps."""
-    dtype = np.dtype(dtype)
-    count = int(np.prod((ROWS, *shape)))
-    made = (
-        RANDOM.integers(0, 2, count).astype(bool)
-        if dtype.kind == "b"
-        else RANDOM.bytes(dtype.itemsize * count)
-    )
-    return np.frombuffer(made, dtype).reshape(ROWS, *shape).copy()
+@pytest.fixture
+def made(monkeypatch):
+    return count_gathered(monkeypatch)
 
 
 def signalling():
@@ -51,17 +33,12 @@ def unaligned():
     return np.frombuffer(bytearray(RANDOM.bytes(1 + ROWS * 12)), np.uint8)[1:].view("f4").reshape(ROWS, 3)
 
 
-def floats(*shape):
-    return torch.arange(float(np.prod((ROWS, *shape)))).reshape(ROWS, *shape)
-
-
 def ended(array, ones):
     """With a dimension of size 1 whose stride torch refuses."""
     strides = (*array.strides, ones)
     return np.lib.stride_tricks.as_strided(array, (*array.shape, 1), strides)
 
 
-DTYPES = "?bBhHiIlqefdFD"
 # One gather makes their batches.
 GATHERED = {
     **{f"rows of {code}": noise(code, 2, 3) for code in DTYPES},
@@ -212,32 +189,6 @@ def test_the_names_of_cases_with_workers_are_there():
     assert {name for name, workers in [*cases(GATHERED), *cases(NOT_GATHERED)] if workers} == WITH_WORKERS
 
 
-@pytest.fixture
-def made(monkeypatch):
-    """Counts the batches that a gather has made, and those left to torch, in forked processes too."""
-    counts = multiprocessing.Array("i", 2)
-    batch = gather.Rows.batch
-
-    def counted(self, index):
-        found = batch(self, index)
-        with counts.get_lock():
-            counts[0 if found is not None else 1] += 1
-        return found
-
-    monkeypatch.setattr(gather.Rows, "batch", counted)
-    return counts
-
-
-def case(dataset, workers, **arguments):
-    arguments = {"batch_size": 3, "num_workers": workers, **arguments}
-    # Starting workers is most of the time that a case takes.
-    epochs = 1 if workers else 2
-    return Case(
-        lambda: {"dataset": dataset, "generator": torch.Generator().manual_seed(5), **arguments},
-        epochs=epochs,
-    )
-
-
 @pytest.mark.parametrize(("name", "workers"), cases(GATHERED))
 def test_one_gather_makes_what_torch_makes_row_by_row(loader_class, made, name, workers):
     if name == "elements of ?" and not takes_bools():
@@ -386,88 +337,6 @@ def test_frames_of_the_error_of_a_sequence_of_ones_own(workers):
     assert "array_dataset.py" not in told and "gather.py" in told
 
 
-def summed(batch, **_):
-    return sum(float(row.sum()) for row in batch)
-
-
-def put_items(monkeypatch):
-    monkeypatch.setattr(TensorDataset, "__getitem__", lambda _, index: index)
-
-
-def put_several_items(monkeypatch):
-    monkeypatch.setattr(TensorDataset, "__getitems__", lambda _, indices: indices, raising=False)
-
-
-def put_tensors_items(monkeypatch):
-    own = torch.Tensor.__getitem__
-    monkeypatch.setattr(torch.Tensor, "__getitem__", lambda self, index: own(self, index) + 1)
-
-
-def put_collation_of_tensors(monkeypatch):
-    monkeypatch.setitem(torch_collate.default_collate_fn_map, torch.Tensor, summed)
-
-
-def put_collation_of_tuples(monkeypatch):
-    monkeypatch.setitem(torch_collate.default_collate_fn_map, tuple, lambda batch, **_: len(batch))
-
-
-def put_collate(monkeypatch):
-    monkeypatch.setattr(torch_collate, "collate", lambda batch, **_: len(batch))
-
-
-def put_stack(monkeypatch):
-    own = torch.stack
-    monkeypatch.setattr(torch, "stack", lambda *args, **named: own(*args, **named) + 1)
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    "put",
-    [
-        put_items,
-        put_several_items,
-        put_tensors_items,
-        put_collation_of_tensors,
-        put_collation_of_tuples,
-        put_collate,
-        put_stack,
-    ],
-)
-def test_what_was_replaced_is_called(loader_class, made, monkeypatch, put, workers):
-    put(monkeypatch)
-    compare(loader_class, case(TensorDataset(floats(3)), workers))
-    assert made[0] == 0
-
-
-@pytest.mark.parametrize("put", [put_items, put_collation_of_tensors, put_stack])
-def test_what_is_replaced_in_the_middle_is_called(monkeypatch, put):
-    def second(cls):
-        iterator = iter(cls(TensorDataset(floats(3)), batch_size=3))
-        next(iterator)
-        with monkeypatch.context() as patch:
-            put(patch)
-            return next(iterator)
-
-    assert str(second(DataLoader)) == str(second(torch.utils.data.DataLoader))
-    first, third = (list(DataLoader(TensorDataset(floats(3)), batch_size=3))[number] for number in (0, 2))
-    assert first[0].shape == (3, 3) and third[0].shape == (1, 3)
-
-
-def test_a_mode_has_its_say(made):
-    loaders = [cls(noise("B", 3), batch_size=3) for cls in (DataLoader, torch.utils.data.DataLoader)]
-    iterators = [iter(loader) for loader in loaders]
-    with torch.device("meta"):
-        ours, theirs = (next(iterator) for iterator in iterators)
-    assert ours.device == theirs.device
-    assert list(made) == [0, 1]
-    with torch.inference_mode():
-        ours = next(iter(DataLoader(floats(3), batch_size=3)))
-        assert (
-            ours.is_inference()
-            == next(iter(torch.utils.data.DataLoader(floats(3), batch_size=3))).is_inference()
-        )
-
-
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("make", [lambda: noise("B", 4096), lambda: floats(4096), lambda: noise("q")])
 def test_a_batch_and_the_array_are_apart(make, workers):
@@ -515,108 +384,6 @@ def test_rows_past_a_resized_storage_are_not_read():
     rows.untyped_storage().resize_(4 << 22)
     with pytest.raises(RuntimeError, match="out of bounds for storage"):
         list(DataLoader(TensorDataset(rows), batch_size=ROWS))
-
-
-TENSORS = [
-    torch.bfloat16,
-    torch.float16,
-    torch.float32,
-    torch.complex64,
-    torch.int8,
-    torch.uint16,
-    torch.bool,
-]
-
-
-def random_view(rng, array):
-    """Some rows of it, some of what is in them, in any order of dimensions and steps, or repeated."""
-    for dim in range(1, array.ndim):
-        if rng.random() < 0.3:
-            step = int(rng.choice([1, 2, -1] if isinstance(array, np.ndarray) else [1, 2]))
-            array = array[(slice(None),) * dim + (slice(None, None, step),)]
-    if array.ndim > 2 and rng.random() < 0.3:
-        array = array.swapaxes(1, int(rng.integers(1, array.ndim)))
-    if rng.random() < 0.3:
-        array = array[::2] if rng.random() < 0.5 or not isinstance(array, np.ndarray) else array[::-2]
-    else:
-        array = array[:ROWS]
-    if rng.random() < 0.2:
-        # Rows that all lie in one place.
-        whole = (ROWS, *array.shape[1:])
-        array = (
-            np.broadcast_to(array[:1], whole) if isinstance(array, np.ndarray) else array[:1].expand(whole)
-        )
-    return array
-
-
-def random_column(rng, folder, number):
-    shape = (2 * ROWS, *(int(size) for size in rng.choice([0, 1, 1, 2, 3, 5], rng.integers(0, 4))))
-    dtype = np.dtype(str(rng.choice(list(DTYPES))))
-    count = int(np.prod(shape))
-    raw = rng.integers(0, 2, count).astype(bool) if dtype.kind == "b" else rng.bytes(dtype.itemsize * count)
-    # Not aligned, at times.
-    offset = 0 if rng.random() < 0.8 else 1
-    held = np.frombuffer(bytearray(offset) + bytearray(bytes(raw)), dtype, count, offset).reshape(shape)
-    sort = rng.choice(["array", "map", "tensor", "tensor", "another tensor"])
-    if sort == "map" and count:
-        path = folder / f"{number}.bin"
-        path.write_bytes(held.tobytes())
-        held = np.memmap(path, dtype, str(rng.choice(["r+", "c"])), shape=shape)
-    elif sort == "tensor" and offset == 0:
-        with contextlib.suppress(TypeError):
-            held = torch.from_numpy(held)
-    elif sort == "another tensor":
-        held = torch.from_numpy(rng.integers(0, 99, shape)).to(TENSORS[int(rng.integers(len(TENSORS)))])
-    return random_view(rng, held)
-
-
-def row_by_row(column, index):
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return default_collate([column[row] for row in index])
-    except (TypeError, ValueError, RuntimeError, NotImplementedError):
-        return None
-
-
-def same_bytes(ours, theirs):
-    layout = [(one.dtype, one.shape, one.stride(), one.is_contiguous()) for one in (ours, theirs)]
-    # Compared as bytes: numbers that are none are equal to themselves then.
-    raw = [one.reshape(-1).view(torch.uint8) if one.numel() else None for one in (ours, theirs)]
-    return layout[0] == layout[1] and (raw[0] is None or torch.equal(*raw))
-
-
-@pytest.mark.rings_only
-@pytest.mark.parametrize("workers", [0, 2])
-def test_random_columns_come_as_row_by_row(workers, made, tmp_path):
-    """Types, shapes, strides, maps and tensors at random, many beside each other in one dataset."""
-    rng = np.random.default_rng(workers)
-    compared = 0
-    for number in range(6):
-        order = [[int(row) for row in rng.integers(-ROWS, ROWS, rng.integers(1, 9))] for _ in range(4)]
-        order[0] = list(range(1, ROWS))
-        columns = [random_column(rng, tmp_path, f"{number} {column}") for column in range(40)]
-        expected = [[row_by_row(column, index) for index in order] for column in columns]
-        # Columns that torch refuses are in another test.
-        there = [at for at, batches in enumerate(expected) if all(one is not None for one in batches)]
-        assert len(there) > 20
-        dataset = ArrayDataset(*(columns[at] for at in there))
-        kept = list(DataLoader(dataset, batch_sampler=order, num_workers=workers))
-        for time, batch in enumerate(kept):
-            for at, ours in zip(there, batch, strict=True):
-                theirs = expected[at][time]
-                told = (number, at, order[time], type(columns[at]), columns[at].dtype, columns[at].shape)
-                assert same_bytes(ours, theirs), told
-                compared += 1
-        # Their memory is theirs alone.
-        for batch in kept:
-            for ours in batch:
-                ours.zero_()
-        assert all(same_bytes(row_by_row(columns[at], order[0]), expected[at][0]) for at in there), (
-            "a batch is the array's memory"
-        )
-    # The first of each worker is torch's where rows may not be written to.
-    assert compared > 500 and made[0] >= 24 - 6 * max(1, workers) and sum(made) == 24
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])

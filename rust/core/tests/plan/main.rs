@@ -4,8 +4,10 @@
 mod cases;
 mod generators;
 mod passing;
+mod ranks;
 mod reorder;
 mod resuming;
+mod rollover;
 mod scheduling;
 mod streams;
 mod torch_iterator;
