@@ -183,3 +183,16 @@ def test_other_code_in_a_function_that_default_collate_calls():
         assert [batch.tolist() for batch in DataLoader(data, batch_size=2)] == [[[0.0], [1.0]]]
     finally:
         function.__code__ = code
+
+
+@pytest.mark.parametrize("name", ["dataset", "batch_sampler", "collate_fn", "generator"])
+def test_the_error_of_a_missing_attribute_names_the_loader(name):
+    """The attributes are read from another object, which no program knows."""
+    texts = []
+    for cls in (torch.utils.data.DataLoader, DataLoader):
+        loader = cls([1, 2])
+        delattr(loader, name)
+        with pytest.raises(AttributeError) as caught:
+            iter(loader)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]

@@ -29,6 +29,10 @@ class _Bare(torch.utils.data.DataLoader[Any]):
     __setattr__ = object.__setattr__  # type: ignore[assignment]
 
 
+# Errors name it: an attribute may be missing.
+_Bare.__name__ = _Bare.__qualname__ = torch.utils.data.DataLoader.__name__
+
+
 def make(loader: TorchLoader, get_iterator: Any, own: dict[str, Any] | None = None) -> Any:
     """Returns the iterator; None for a loader that is not plain, or where ``make.py`` must look closer.
 
