@@ -29,6 +29,17 @@ def connect() -> None:
         ray.init()
 
 
+def connection() -> tuple[str, str] | None:
+    """Returns the node and the job of this program; None if it is in no cluster.
+
+    Ask before a call to Ray that must not connect: most calls do, and may start a cluster.
+    """
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
+
+
 def address_of(host: str | None) -> str:
     """Returns the IP address at which the main process listens.
 

@@ -29,6 +29,7 @@ class Actor:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
+        self._made_over = cluster.connection()
         self.handle = cluster.new_actor(options)
         self._birth: concurrent.futures.Future[Birth] = self.handle.birth.remote().future()
         # Of the records that it holds, or has been sent.
@@ -58,11 +59,26 @@ class Actor:
         """Returns why it has not come to life, if it never will."""
         return self._birth.exception() if self._birth.done() else None
 
+    def has_gone(self) -> bool:
+        """True if this program has left the cluster that has the actor."""
+        # Ray may be shut down meanwhile.
+        with contextlib.suppress(Exception):
+            return cluster.connection() != self._made_over
+        return True
+
+    def check(self) -> None:
+        """Raises a ``RuntimeError`` if it has gone."""
+        if self.has_gone():
+            raise RuntimeError(
+                "the actors of this iterator have gone: ray.shutdown() has left their cluster; make another "
+                "iterator"
+            )
+
     def kill(self) -> None:
         """Ends it at once."""
-        # Ray may have been shut down.
-        with contextlib.suppress(Exception):
-            ray.kill(self.handle, no_restart=True)
+        if not self.has_gone():
+            with contextlib.suppress(Exception):
+                ray.kill(self.handle, no_restart=True)
 
 
 class ActorWorker:
@@ -176,6 +192,8 @@ class Crew:
         self.records = Records()
         self.is_shut_down = False
         self._owner = self._process_identity()
+        # Of the last iterator: another one has neither the actors nor the records.
+        self._connection: tuple[str, str] | None = None
         # Appended to and taken from by any thread, and by finalizers.
         self._idle: collections.deque[Actor] = collections.deque()
         self._lent: set[Actor] = set()
@@ -183,6 +201,20 @@ class Crew:
     def is_inherited(self) -> bool:
         """True if this process is a forked child of the one that made the crew."""
         return self._process_identity() != self._owner
+
+    def connect(self) -> None:
+        """Connects to a cluster for another iterator, if the program is in none.
+
+        Raises:
+            RuntimeError: If it is shut down, in a forked child, and for a program that uses Ray Client.
+        """
+        self.check_open()
+        cluster.connect()
+        connection = cluster.connection()
+        if connection != self._connection:
+            self._connection = connection
+            self._idle.clear()
+            self.records = Records()
 
     def check_open(self) -> None:
         """Raises a ``RuntimeError`` once it is shut down, and in a forked child."""
@@ -217,7 +249,8 @@ class Crew:
     def give_back(self, actor: Actor) -> None:
         """Takes back an actor that has nothing to do. Called from anywhere."""
         self._lent.discard(actor)
-        if self.is_shut_down or self.is_inherited() or len(self._idle) >= 2 * self.num_workers:
+        has_room = len(self._idle) < 2 * self.num_workers
+        if self.is_shut_down or self.is_inherited() or actor.has_gone() or not has_room:
             actor.kill()
         else:
             self._idle.append(actor)

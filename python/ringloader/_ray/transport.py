@@ -182,7 +182,9 @@ class RayTransport(Transport):
         """
         deaths = 0
         while True:
+            self._crew.check_open()
             handle = self._handles[worker]
+            handle.actor.check()
             timeout = min(max(left(), 0.0), _LOOK)
             is_connected, lost = self._relay.standing(worker, self._numbers[worker], timeout)
             # Raises for other versions.
@@ -206,7 +208,6 @@ class RayTransport(Transport):
                 self._another(worker)
             elif left() <= 0:
                 raise self._error_of_room(worker, birth is not None)
-            self._crew.check_open()
 
     def _error_of_start(self, worker: int, error: RayTaskError) -> RuntimeError:
         cause = error.cause if isinstance(error.cause, BaseException) else None
@@ -247,6 +248,7 @@ class RayTransport(Transport):
         self.sound = False
         self._crew.check_open()
         lost = self._handles[worker]
+        lost.actor.check()
         lost.kill()
         self._work[worker] = self._work[worker]._replace(start=start)
         self._counts.replaced_workers += 1

@@ -118,8 +118,7 @@ class Workers(WorkerPool):
         from ringloader._ray import cluster
         from ringloader._ray.transport import RayTransport, Settings
 
-        self._actors.check_open()
-        cluster.connect()
+        self._actors.connect()
         settings = Settings(
             self._max_bytes, self._retries, self._start_timeout, cluster.address_of(self._host)
         )

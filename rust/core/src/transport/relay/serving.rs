@@ -89,7 +89,7 @@ impl Serving {
             match self.listener.accept() {
                 Ok((socket, _)) => {
                     if socket.set_nonblocking(true).is_ok() && socket.set_nodelay(true).is_ok() {
-                        sockets::fit_buffers(&socket);
+                        sockets::fit(&socket);
                         self.callers.push(Caller::new(socket));
                     }
                 }

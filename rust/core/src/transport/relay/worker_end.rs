@@ -89,7 +89,7 @@ impl WorkerRelay {
             return Err(failed(last.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
         };
         socket.set_nodelay(true).map_err(&failed)?;
-        sockets::fit_buffers(&socket);
+        sockets::fit(&socket);
         let Identity { token, worker, number } = identity;
         socket.write_all(&Hello { token, worker, number }.to_bytes()).map_err(&failed)?;
         let shared = Arc::new(Shared {
