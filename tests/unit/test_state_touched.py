@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Sampler, SequentialSampler
+from torch.utils.data import Dataset, Sampler, SequentialSampler
 
 import ringloader
 
@@ -118,3 +118,37 @@ def test_a_batch_sampler_that_changes_before_its_first_batch(change, drop_last, 
         getattr(Sets, change)(loader.batch_sampler)
         found.append([batch.tolist() for batch in iterator] + [torch.rand(()).item()])
     assert found[0] == found[1]
+
+
+class Counting(Dataset):
+    """Has a state: where it begins, and how many samples it has made since."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def __len__(self):
+        return N
+
+    def __getitem__(self, index):
+        self.at += 1
+        return index, self.at
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class Unasked(Counting):
+    def state_dict(self):
+        raise AssertionError("nobody asked for it")
+
+
+@pytest.mark.parametrize("workers", WORKERS)
+def test_the_state_before_the_first_epoch_has_none_of_the_dataset(workers):
+    """That of torchdata's loader has one, for which it starts the workers."""
+    state = ringloader.StatefulDataLoader(Unasked(50), **workers).state_dict()
+    loader = ringloader.StatefulDataLoader(Counting(7), collate_fn=list, **workers)
+    loader.load_state_dict(state)
+    assert list(loader) == [[(index, 8 + index)] for index in range(N)]
