@@ -514,7 +514,7 @@ def test_another_batch_size_would_leave_another_remainder(workers):
     assert found[: len(expected)] == expected[: len(found)] and not set(found) & set(seen[3:])
 
 
-class Batches:
+class Pairs:
     """Batches of two, which go on where a state was."""
 
     def __init__(self):
@@ -541,7 +541,7 @@ class MakesSamplers(ringloader.StatefulDataLoader):
 
     @property
     def _index_sampler(self):
-        return Batches()
+        return Pairs()
 
 
 @pytest.mark.parametrize(
