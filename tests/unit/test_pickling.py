@@ -213,8 +213,12 @@ class OneHuge:
         return 12
 
     def __getitem__(self, index):
-        if index == 2:
-            return Odd([str(number) * 8 for number in range(1_000_000)])
+        if index in (0, 2):
+            # Made before the first look too: what Python keeps of its own objects is not the pickle's.
+            huge = Odd([str(number) * 8 for number in range(1_000_000)])
+            if index == 2:
+                return huge
+            del huge
         status = Path("/proc/self/status").read_text()
         return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) >> 10
 
