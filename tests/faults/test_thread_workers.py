@@ -412,10 +412,11 @@ from ringloader._worker.collate import Collation
 from ringloader._torch import internals
 from torch.utils.data import default_collate
 internals.JOIN_SECONDS = 0.0
+# Not in the threads: an exit while one waits for the interpreter in torch's own code aborts the process.
+samples = [torch.zeros(8)] * 64
 class Collates(Slow):
     def __getitem__(self, index):
         collation = Collation(default_collate)
-        samples = [torch.zeros(8)] * 64
         while True:
             collation(samples)
 iterator = iter(DataLoader(Collates(), num_workers=2, worker_method="thread"))
@@ -426,12 +427,13 @@ from ringloader import ArrayDataset
 from ringloader._torch import internals
 from ringloader._worker.gather import Rows
 internals.JOIN_SECONDS = 0.0
+rows = torch.zeros(64, 8)
 class Gathers(Slow):
     def __getitem__(self, index):
-        fetcher = internals.create_fetcher(internals.MAP, torch.zeros(64, 8), True, None, False)
-        rows = Rows(fetcher)
+        fetcher = internals.create_fetcher(internals.MAP, rows, True, None, False)
+        gathering = Rows(fetcher)
         while True:
-            assert rows.batch(list(range(64))) is not None
+            assert gathering.batch(list(range(64))) is not None
 iterator = iter(DataLoader(Gathers(), num_workers=2, worker_method="thread"))
 time.sleep(0.2)
 """,
