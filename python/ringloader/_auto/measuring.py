@@ -112,7 +112,7 @@ def _mean(values: Sequence[float]) -> float:
 
 def times_of(pid: int) -> _Times | None:
     """Returns the times of a process; None if it has ended, or the system does not tell."""
-    # First: what has been ready until now has its time in the other file then.
+    # Before the times: a wait for a processor that ends in between is in both, and never in neither.
     is_ready = proc.state_of(pid) == "R"
     try:
         ran, ready, _ = Path(f"/proc/{pid}/schedstat").read_text().split()

@@ -51,7 +51,7 @@ class Epoch(Protocol):
 
     # The seed of the workers, which the iterator then does not draw.
     given_seed: int | None
-    # The loader's sampler, which it then is not asked for again; None: it is.
+    # The sampler that the loader gave for this epoch; None: torch's iterator asks the loader.
     index_sampler: Any
     # The states of its dataset, if it may have any.
     dataset: Any

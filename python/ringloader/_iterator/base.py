@@ -136,8 +136,8 @@ class LoaderIterator(Pausing, _Declared):
         seed = epoch.given_seed
         if seed is not None:
             internals.BaseIterator.__init__(self, WithoutDrawing(given))
-        elif issubclass(type(loader.dataset), IterDataPipe):
-            # torch asks for the generator twice: the pipes' seed is drawn first.
+        elif isinstance(loader.dataset, IterDataPipe):
+            # As torch asks. It then reads the generator twice: the pipes' seed is drawn first.
             internals.BaseIterator.__init__(self, given)
         else:
             internals.BaseIterator.__init__(self, _Drawing(given, epoch))

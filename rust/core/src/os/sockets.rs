@@ -59,7 +59,7 @@ mod tests {
     fn a_connection_is_fit_within_this_machine_only() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        // Its other end has another address, as one elsewhere has.
+        // The other end has another address, as one on another machine has.
         let other = TcpListener::bind("127.0.0.2:0").unwrap().local_addr().unwrap();
         let far =
             rustix::net::socket(rustix::net::AddressFamily::INET, rustix::net::SocketType::STREAM, None)

@@ -102,12 +102,12 @@ impl<I, R> SharedTask<I, R> {
         let mut parts = self.lock();
         let is_made = parts.by_run[run as usize].is_some();
         match parts.last {
-            // It had taken the samples of all.
+            // The lost worker had taken the samples of all.
             Some(last) if last == run && !is_made => {
                 parts.last = None;
                 0..self.runs()
             }
-            // It was to collate: the worker that makes its run again does.
+            // The lost worker was to collate: the one that makes its run again does.
             Some(last) if last == run => run..run + 1,
             None if !is_made => run..run + 1,
             _ => run..run,
