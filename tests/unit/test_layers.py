@@ -46,17 +46,18 @@ CORE_MAY_USE = {
 # Folder or file of the binding: those that it may use.
 BINDING_MAY_USE = {
     "objects": set(),
+    "strings": set(),
     "caught": {"objects"},
     "identity": set(),
-    "timing": set(),
+    "timing": {"strings"},
     "gil": {"objects"},
     "lock": {"gil"},
     "process": {"gil", "objects"},
-    "python": {"caught", "objects"},
+    "python": {"caught", "objects", "strings"},
     "items": {"gil", "objects", "process"},
-    "torch": {"gil", "identity", "objects", "python"},
-    "sampling": {"gil", "lock", "objects", "python", "torch"},
-    "batch": {"gil", "identity", "objects", "torch"},
+    "torch": {"gil", "identity", "objects", "python", "strings"},
+    "sampling": {"gil", "lock", "objects", "python", "strings", "torch"},
+    "batch": {"gil", "identity", "objects", "strings", "torch"},
     "cache": {"batch", "gil", "process", "torch"},
     "transport": {
         "batch",
@@ -66,10 +67,11 @@ BINDING_MAY_USE = {
         "process",
         "python",
         "sampling",
+        "strings",
         "timing",
         "torch",
     },
-    "placement": {"batch", "caught", "gil", "torch", "transport"},
+    "placement": {"batch", "caught", "gil", "strings", "torch", "transport"},
     "scheduler": {
         "caught",
         "gil",
@@ -78,11 +80,12 @@ BINDING_MAY_USE = {
         "placement",
         "python",
         "sampling",
+        "strings",
         "timing",
         "torch",
         "transport",
     },
-    "collate": {"batch", "gil", "objects", "torch", "transport"},
+    "collate": {"batch", "gil", "objects", "strings", "torch", "transport"},
 }
 # Places where the binding names modules of ours and private attributes, and private ones of torch's.
 BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)"}

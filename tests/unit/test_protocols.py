@@ -22,6 +22,7 @@ from ringloader._torch import protocols as torchs
 
 ROOT = Path(__file__).parents[2]
 NAMES = (ROOT / "rust/py/src/python.rs").read_text()
+STRINGS = dict(re.findall(r'(\w+) = "(\w+)",', NAMES))
 PACKAGE = ROOT / "python/ringloader"
 STUB = ast.parse((ROOT / "python/ringloader/_native.pyi").read_text())
 
@@ -29,7 +30,7 @@ STUB = ast.parse((ROOT / "python/ringloader/_native.pyi").read_text())
 def called_by(wrapper: str) -> set[str]:
     """The methods that a Rust type calls of the object it wraps."""
     body = NAMES.split(f"impl<'py> {wrapper}<")[1].split("\n}\n")[0]
-    return set(re.findall(r'intern!\(self\.py\(\), "(\w+)"\)', body))
+    return {STRINGS[name] for name in re.findall(r"names::(\w+)\(self\.py\(\)\)", body)}
 
 
 def in_stub(protocol: str) -> set[str]:

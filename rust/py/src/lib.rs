@@ -7,6 +7,7 @@
 //! | `gil.rs` | threads that detach from the interpreter; errors of the core as exceptions |
 //! | `lock.rs` | a lock that threads wait for without the interpreter |
 //! | `identity.rs` | maps by objects' addresses |
+//! | `strings.rs` | names of attributes and arguments, made at import |
 //! | `process.rs` | this process: forks, identity, memory, descriptors |
 //! | `python.rs` | the calls of ringloader's Python, by name |
 //! | `timing.rs` | the times of batches |
@@ -45,6 +46,7 @@ mod native {
     pub(crate) mod python;
     pub(crate) mod sampling;
     pub(crate) mod scheduler;
+    pub(crate) mod strings;
     pub(crate) mod timing;
     pub(crate) mod torch;
     pub(crate) mod transport;
@@ -98,7 +100,16 @@ mod _native {
     #[pymodule_init]
     fn init(module: &pyo3::Bound<'_, pyo3::types::PyModule>) -> pyo3::PyResult<()> {
         #[cfg(all(target_os = "linux", not(ringloader_portable)))]
-        pyo3::types::PyModuleMethods::add(module, "SharedSequence", super::items::look::class(module.py())?)?;
+        {
+            super::strings::make_all(module.py());
+            super::python::names::make_all(module.py());
+            super::torch::names::private::make_all(module.py());
+            pyo3::types::PyModuleMethods::add(
+                module,
+                "SharedSequence",
+                super::items::look::class(module.py())?,
+            )?;
+        }
         let _ = module;
         Ok(())
     }

@@ -3,13 +3,34 @@
 //! INVARIANT: no other file of this crate names a module or a private attribute of ours. `_native.pyi` has the
 //! protocols of the objects.
 
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyBool, PyString};
+use pyo3::types::PyBool;
 
 use crate::caught::caught;
 use crate::objects;
+
+/// Names of ringloader's own methods.
+pub(crate) mod names {
+    crate::strings::strings! {
+        end_epoch = "_end_epoch",
+        integers = "integers",
+        leave = "leave",
+        multinomial = "multinomial",
+        next_index = "_next_index",
+        note_exhausted = "_note_exhausted",
+        note_wait = "_note_wait",
+        num_samples = "num_samples",
+        odd_size = "odd_size",
+        open = "open",
+        permutation = "permutation",
+        raise_lost = "_raise_lost",
+        raise_timeout = "_raise_timeout",
+        replace_lost = "_replace_lost",
+        seed = "seed",
+        words = "words",
+    }
+}
 
 /// The module whose functions pickle and unpickle.
 pub(crate) fn pickling(py: Python<'_>) -> PyResult<Bound<'_, PyModule>> {
@@ -44,14 +65,7 @@ pub(crate) fn log_not_given_back(py: Python<'_>, why: &str) -> PyResult<()> {
 /// The error that importing it raises.
 pub(crate) fn load(py: Python<'_>) -> PyResult<()> {
     py.import("ringloader._transport.budget")?;
-    reraise(py);
     Standing::get(py).map(drop)
-}
-
-/// Returns the name of the method that raises an object's error: an object that stands for a batch has it. [`load`]
-/// makes the name, because there may be no memory for it when there is none for a batch.
-pub(crate) fn reraise(py: Python<'_>) -> &Bound<'_, PyString> {
-    intern!(py, "reraise")
 }
 
 /// The class whose objects stand for a batch whose arrival has failed, and one object that stands for any such batch.
@@ -109,7 +123,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// # Errors
     /// `StopIteration` at the sampler's end; what the sampler raises.
     pub(crate) fn next_index(&self) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method0(intern!(self.py(), "_next_index"))
+        self.0.call_method0(names::next_index(self.py()))
     }
 
     /// A worker's iterable dataset has ended.
@@ -117,7 +131,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// # Errors
     /// The error that torch raises.
     pub(crate) fn note_exhausted(&self, worker: u32) -> PyResult<()> {
-        self.0.call_method1(intern!(self.py(), "_note_exhausted"), (worker,)).map(drop)
+        self.0.call_method1(names::note_exhausted(self.py()), (worker,)).map(drop)
     }
 
     /// A worker's process has ended. `in_hand`: what it was in.
@@ -125,7 +139,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// # Errors
     /// The error that the iterator raises. It always raises one.
     pub(crate) fn raise_lost(&self, worker: u32, in_hand: Option<Late<'py>>) -> PyResult<()> {
-        self.0.call_method1(intern!(self.py(), "_raise_lost"), (worker, in_hand)).map(drop)
+        self.0.call_method1(names::raise_lost(self.py()), (worker, in_hand)).map(drop)
     }
 
     /// Starts a successor of a worker whose process has ended, if it gets one. Returns true if it did.
@@ -133,7 +147,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// # Errors
     /// The error that starting a process raises.
     pub(crate) fn replace_lost(&self, worker: u32, in_hand: Option<Late<'py>>) -> PyResult<bool> {
-        self.0.call_method1(intern!(self.py(), "_replace_lost"), (worker, in_hand))?.extract()
+        self.0.call_method1(names::replace_lost(self.py()), (worker, in_hand))?.extract()
     }
 
     /// The time for a batch is over. `late`: what may be waited for.
@@ -141,7 +155,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// # Errors
     /// The error that the iterator raises. It always raises one.
     pub(crate) fn raise_timeout(&self, late: Vec<Late<'py>>) -> PyResult<()> {
-        self.0.call_method1(intern!(self.py(), "_raise_timeout"), (late,)).map(drop)
+        self.0.call_method1(names::raise_timeout(self.py()), (late,)).map(drop)
     }
 
     /// Reports that the wait for a batch has taken `seconds` so far. `owing`: the task that each worker owes.
@@ -149,7 +163,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// # Errors
     /// The error that logging raises.
     pub(crate) fn note_wait(&self, seconds: f64, owing: Vec<Late<'py>>) -> PyResult<()> {
-        self.0.call_method1(intern!(self.py(), "_note_wait"), (seconds, owing)).map(drop)
+        self.0.call_method1(names::note_wait(self.py()), (seconds, owing)).map(drop)
     }
 
     /// The epoch is over.
@@ -157,7 +171,7 @@ impl<'py> Callbacks<'_, 'py> {
     /// # Errors
     /// The error that shutting the workers down raises.
     pub(crate) fn end_epoch(&self) -> PyResult<()> {
-        self.0.call_method0(intern!(self.py(), "_end_epoch")).map(drop)
+        self.0.call_method0(names::end_epoch(self.py())).map(drop)
     }
 }
 
@@ -174,43 +188,43 @@ impl<'py> Draws<'_, 'py> {
     /// # Errors
     /// The error that the sampler's `len` raises.
     pub(crate) fn open(&self) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method0(intern!(self.py(), "open"))
+        self.0.call_method0(names::open(self.py()))
     }
 
     /// Makes the epoch's own generator.
     pub(crate) fn seed(&self) -> PyResult<()> {
-        self.0.call_method0(intern!(self.py(), "seed")).map(drop)
+        self.0.call_method0(names::seed(self.py())).map(drop)
     }
 
     pub(crate) fn num_samples(&self) -> PyResult<u64> {
-        self.0.call_method0(intern!(self.py(), "num_samples"))?.extract()
+        self.0.call_method0(names::num_samples(self.py()))?.extract()
     }
 
     /// `None` if the permutation must be made of [`words`](Self::words).
     pub(crate) fn permutation(&self, n: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = self.0.call_method1(intern!(self.py(), "permutation"), (n,))?;
+        let found = self.0.call_method1(names::permutation(self.py()), (n,))?;
         Ok((!found.is_none()).then_some(found))
     }
 
     pub(crate) fn words(&self, count: u64) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method1(intern!(self.py(), "words"), (count,))
+        self.0.call_method1(names::words(self.py()), (count,))
     }
 
     pub(crate) fn integers(&self, high: u64, count: u64) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method1(intern!(self.py(), "integers"), (high, count))
+        self.0.call_method1(names::integers(self.py()), (high, count))
     }
 
     pub(crate) fn multinomial(&self) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method0(intern!(self.py(), "multinomial"))
+        self.0.call_method0(names::multinomial(self.py()))
     }
 
     /// Gives it the incomplete last batch of a stream that rolls over.
     pub(crate) fn leave(&self, rest: Bound<'py, PyAny>) -> PyResult<()> {
-        self.0.call_method1(intern!(self.py(), "leave"), (rest,)).map(drop)
+        self.0.call_method1(names::leave(self.py()), (rest,)).map(drop)
     }
 
     /// Returns what torch makes of a batch size that was set meanwhile and is no plain number.
     pub(crate) fn odd_size(&self, size: &Bound<'py, PyAny>) -> PyResult<u64> {
-        self.0.call_method1(intern!(self.py(), "odd_size"), (size,))?.extract()
+        self.0.call_method1(names::odd_size(self.py()), (size,))?.extract()
     }
 }

@@ -6,10 +6,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
-use pyo3::{PyTraverseError, PyVisit, intern};
+use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::os::clock::{monotonic, thread_cpu};
 use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::{EpochTimes, Event, Fetch, MainWork, Stamps, WorkerClock as CoreClock};
+
+use crate::strings;
 
 /// Notes the moments of one batch after another, in the thread that makes them.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -332,7 +334,7 @@ impl TimedFetch {
         let py = index.py();
         let (recorder, clock) = (self.recorder.get(), self.clock.get());
         let begun = clock.begin_here();
-        let made = self.fetcher.bind(py).call_method1(intern!(py, "fetch"), (index,));
+        let made = self.fetcher.bind(py).call_method1(strings::fetch(py), (index,));
         if self.iterable && made.as_ref().is_err_and(|error| error.is_instance_of::<PyStopIteration>(py)) {
             // The end of the samples is no batch.
             return made;

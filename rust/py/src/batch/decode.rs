@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 use ringloader_core::batch::{
@@ -16,6 +15,7 @@ use super::template::{TemplateCache, class_name};
 use super::{MOST_DEPTH_READ, SMALL};
 use crate::gil::exception;
 use crate::objects;
+use crate::strings;
 use crate::torch::header::cost;
 use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
@@ -165,7 +165,7 @@ impl<'py> LeafReader<'_, 'py> {
             return Ok(made.clone());
         }
         let flat = flat(py, &Span::new(self.bytes, record.offset, record.nbytes)?, copy)?;
-        let storage = flat.call_method0(intern!(py, "untyped_storage"))?;
+        let storage = flat.call_method0(strings::untyped_storage(py))?;
         self.storages.borrow_mut().insert(leaf.storage(), storage.clone());
         Ok(storage)
     }
@@ -184,7 +184,7 @@ impl<'py> LeafReader<'_, 'py> {
             .bind(py)
             .call1(objects::arguments(py, [objects::bytes(py, leaf.dtype_tag())?.into_any()])?)?;
         let shape = objects::ints(py, leaf.shape().iter())?.into_any();
-        let order = if flags.fortran { intern!(py, "F") } else { intern!(py, "C") };
+        let order = if flags.fortran { strings::fortran(py) } else { strings::c_order(py) };
         let order = order.clone().into_any();
         if record.nbytes == 0 {
             return self.torch.empty_array.bind(py).call1(objects::arguments(py, [shape, dtype, order])?);
@@ -192,11 +192,11 @@ impl<'py> LeafReader<'_, 'py> {
         let len = record.nbytes - leaf.byte_offset();
         let span = Span::new(self.bytes, record.offset + leaf.byte_offset(), len)?;
         let flat = flat(py, &span, copy)?;
-        let bytes = flat.call_method0(intern!(py, "numpy"))?;
+        let bytes = flat.call_method0(strings::numpy(py))?;
         if flags.read_only {
             // A read-only array must not become writable, just as one that is unpickled from `bytes` cannot.
             let arguments = objects::arguments(py, [PyBool::new(py, false).to_owned().into_any()])?;
-            bytes.call_method1(intern!(py, "setflags"), arguments)?;
+            bytes.call_method1(strings::setflags(py), arguments)?;
         }
         let none = py.None().into_bound(py);
         let first = objects::int(py, 0)?.into_any();

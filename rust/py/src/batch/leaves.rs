@@ -12,12 +12,12 @@
 //! (`refcheck=False`) meanwhile, as numpy asks for each use of an array by several threads.
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{ArrayFlags, Dtype};
 
 use crate::identity::ByIdentity;
+use crate::strings;
 use crate::torch::elements::describe;
 use crate::torch::elements::memory_of_array;
 use crate::torch::names::Torch;
@@ -144,7 +144,7 @@ impl Drafts {
         self.disturbed = true;
         let object = self.held[held as usize].clone_ref(py).into_bound(py);
         let storage = match kind {
-            LeafKind::Tensor { .. } => object.call_method0(intern!(py, "untyped_storage"))?,
+            LeafKind::Tensor { .. } => object.call_method0(strings::untyped_storage(py))?,
             _ => object,
         };
         if !storage.get_type().is(&torch.untyped_storage) {
@@ -308,8 +308,8 @@ impl Drafts {
         {
             // The values of such a view are not the bytes it lies over.
             self.disturbed = true;
-            let resolved = tensor.call_method0(intern!(py, "resolve_conj"))?;
-            let resolved = resolved.call_method0(intern!(py, "resolve_neg"))?;
+            let resolved = tensor.call_method0(strings::resolve_conj(py))?;
+            let resolved = resolved.call_method0(strings::resolve_neg(py))?;
             // A mode of torch's may change what a method returns: to no plain tensor, or to the same one.
             if !resolved.get_type().is(&torch.tensor) || torch.is_lazy(&resolved, dtype)? {
                 return Ok(None);
@@ -359,17 +359,17 @@ impl Drafts {
         let py = tensor.py();
         let Some(dtype) = torch.dtype_of(tensor)? else { return Ok(None) };
         let is = |name| tensor.getattr(name)?.is_truthy();
-        let strided = tensor.getattr(intern!(py, "layout"))?.is(&torch.strided);
-        if !strided || !is(intern!(py, "is_cpu"))? || is(intern!(py, "is_nested"))? {
+        let strided = tensor.getattr(strings::layout(py))?.is(&torch.strided);
+        if !strided || !is(strings::is_cpu(py))? || is(strings::is_nested(py))? {
             return Ok(None);
         }
-        let shape: Vec<i64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+        let shape: Vec<i64> = tensor.getattr(strings::shape(py))?.extract()?;
         if shape.len() > MAX_NDIM {
             return Ok(None);
         }
-        let strides: Vec<i64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+        let strides: Vec<i64> = tensor.call_method0(strings::stride(py))?.extract()?;
         // Last: what goes before makes objects, which may bring finalisers about.
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let address = tensor.call_method0(strings::data_ptr(py))?.extract()?;
         self.disturbed |= torch.collects_anywhere;
         self.dims.extend(shape.iter().chain(&strides));
         Ok(Some(self.draft(address, dtype, shape.len())))
@@ -416,7 +416,7 @@ impl LeafDraft {
 
 fn storage(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
     let py = object.py();
-    if object.getattr(intern!(py, "device"))?.getattr(intern!(py, "type"))?.ne("cpu")? {
+    if object.getattr(strings::device(py))?.getattr(strings::type_(py))?.ne("cpu")? {
         return Ok(None);
     }
     let (address, len) = torch.memory_of(object)?;

@@ -1,13 +1,13 @@
 //! Rows of a batch that all workers make, back to objects: the batch over them, or the samples that they were.
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::rows::{Column, ColumnKind, Form, Place};
 use ringloader_core::sync::Arc;
 
 use crate::objects;
+use crate::strings;
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
 use crate::torch::tensor::contiguous_tensor;
@@ -85,10 +85,10 @@ pub(crate) fn samples<'py>(
             };
             match column.kind {
                 ColumnKind::Tensor => tensor(&column.shape),
-                ColumnKind::Array => tensor(&column.shape)?.call_method0(intern!(py, "numpy")),
-                ColumnKind::Number => tensor(&[])?.call_method0(intern!(py, "item")),
+                ColumnKind::Array => tensor(&column.shape)?.call_method0(strings::numpy(py)),
+                ColumnKind::Number => tensor(&[])?.call_method0(strings::item(py)),
                 ColumnKind::Scalar => {
-                    let array = tensor(&[])?.call_method0(intern!(py, "numpy"))?;
+                    let array = tensor(&[])?.call_method0(strings::numpy(py))?;
                     array.get_item(PyTuple::empty(py))
                 }
             }

@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 
+use pyo3::PyTypeCheck;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple, PyType};
-use pyo3::{PyTypeCheck, intern};
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
@@ -14,6 +14,7 @@ use super::rows::{Destination, Rows, fill};
 use super::{DEEPEST, is_number, is_text};
 use crate::gil::in_thread;
 use crate::objects::entries_of;
+use crate::strings;
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 use crate::transport::port::Port;
@@ -133,7 +134,7 @@ impl Collate {
         fn_map: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = PyDict::new(batch.py());
-        options.set_item(intern!(batch.py(), "collate_fn_map"), fn_map)?;
+        options.set_item(strings::collate_fn_map(batch.py()), fn_map)?;
         self.fallback.call(batch, Some(&options))
     }
 }

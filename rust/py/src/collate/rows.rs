@@ -6,7 +6,6 @@ use std::ptr::copy_nonoverlapping;
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::Place;
@@ -16,6 +15,7 @@ use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 
 use super::batch_memory::BatchMemory;
 use crate::gil::{DETACH, exception, runs_others, without_interpreter};
+use crate::strings;
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
@@ -286,7 +286,7 @@ pub(super) fn dtype_of_format(format: &[u8], itemsize: usize) -> Option<Dtype> {
 ///
 /// MIRRORS torch/csrc/utils/tensor_numpy.cpp::tensor_from_numpy
 pub(super) fn has_strides_of_torch(array: &Bound<'_, PyAny>, dtype: Dtype, skipped: usize) -> bool {
-    let strides = array.getattr(intern!(array.py(), "strides")).and_then(|strides| strides.extract());
+    let strides = array.getattr(strings::strides(array.py())).and_then(|strides| strides.extract());
     strides.is_ok_and(|strides: Vec<isize>| {
         strides
             .iter()

@@ -7,7 +7,6 @@ use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::transport::copier::{Copier, CopyJob, CopyPart};
 use ringloader_core::transport::received::Received;
@@ -15,6 +14,7 @@ use ringloader_core::transport::received::Received;
 use super::arrival::{Arrival, Content, Pinned};
 use crate::batch::template::TemplateCache;
 use crate::caught::caught;
+use crate::strings;
 use crate::torch::names::Torch;
 use crate::torch::source::Span;
 use crate::torch::tensor::Form;
@@ -94,7 +94,7 @@ pub(crate) fn pin<'py, 'c>(
                 part(torch, &span, &tensor)?.copy_now();
                 Ok(tensor)
             } else {
-                form.tensor(py, delivery, None)?.call_method0(intern!(py, "pin_memory"))
+                form.tensor(py, delivery, None)?.call_method0(strings::pin_memory(py))
             }
         })?;
         Ok(Some((batch, parts.into_inner())))
@@ -121,7 +121,7 @@ fn prototype(
 /// Returns the part to copy to fill a new tensor.
 fn part(torch: &Torch, span: &Span<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<CopyPart> {
     let (from, len) = span.address_and_len();
-    if tensor.getattr(intern!(tensor.py(), "nbytes"))?.extract::<usize>()? != len {
+    if tensor.getattr(strings::nbytes(tensor.py()))?.extract::<usize>()? != len {
         return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
     }
     let into = torch.new_address(tensor)? as *mut u8;

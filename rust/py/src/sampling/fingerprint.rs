@@ -5,12 +5,12 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::plan::{OrdinalSet, fingerprint_of, hash_of_words};
 
 use crate::gil::exception;
+use crate::strings;
 use crate::torch::names::Torch;
 
 /// Levels of tuples and lists inside each other that are looked into.
@@ -90,7 +90,7 @@ fn other(value: &Bound<'_, PyAny>, level: u32) -> Option<i64> {
     if !kinds.into_iter().any(|kind| value.is_instance(kind).unwrap_or(false)) {
         return None;
     }
-    let found = value.call_method0(intern!(py, "tolist")).ok()?;
+    let found = value.call_method0(strings::tolist(py)).ok()?;
     // A value that is no int, float or list of them would come here again.
     (level < MOST_LEVELS && !found.get_type().is(value.get_type())).then(|| number(&found, level + 1))?
 }

@@ -3,7 +3,6 @@
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
 use pyo3::exceptions::{PyValueError, PyZeroDivisionError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
@@ -17,6 +16,7 @@ use crate::gil::exception;
 use crate::lock::DetachedLock;
 use crate::objects;
 use crate::python::Draws;
+use crate::strings;
 use crate::torch::elements::TensorIndices;
 
 /// The rule that makes batches of indices.
@@ -292,7 +292,7 @@ impl Stream {
         read: impl FnOnce(&Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = draws.py();
-        let indices = sampler.bind(py).getattr(intern!(py, "indices"));
+        let indices = sampler.bind(py).getattr(strings::indices(py));
         indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core().close())
     }
 
@@ -323,7 +323,7 @@ fn item<'py>(indices: &Bound<'py, PyAny>, at: i64) -> PyResult<Bound<'py, PyAny>
 
 /// The batch sampler's size.
 fn batch_size<'py>(batches: &Bound<'py, PyAny>, draws: &Draws<'_, 'py>) -> PyResult<u64> {
-    let size = batches.getattr(intern!(batches.py(), "batch_size"))?;
+    let size = batches.getattr(strings::batch_size(batches.py()))?;
     match size.extract::<i64>() {
         Ok(plain @ 0..) => Ok(plain as u64),
         _ => draws.odd_size(&size),

@@ -1,7 +1,6 @@
 //! From one batch to the next: waiting, what ended workers left, errors in their turn, the next task.
 
 use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError, PyStopIteration};
-use pyo3::intern;
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::scheduler::Poll;
@@ -14,7 +13,8 @@ use super::late::Watched;
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::{Core, Due, End, Scheduling, State, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
-use crate::python::{self, Callbacks, Late};
+use crate::python::{Callbacks, Late};
+use crate::strings;
 use crate::torch::names::Torch;
 use crate::transport::event::stand_in;
 
@@ -269,7 +269,7 @@ impl<E: ParentEnd> Scheduling<E> {
         sent?;
         // By its type: `isinstance` would ask every batch for `__class__` too, which a user's class may answer.
         if data.get_type().is_subclass(Torch::get(py)?.exception_wrapper.bind(py))? {
-            data.call_method0(python::reraise(py)).inspect_err(|error| forget_locals(py, error))?;
+            data.call_method0(strings::reraise(py)).inspect_err(|error| forget_locals(py, error))?;
         }
         Ok(data)
     }
@@ -340,9 +340,8 @@ impl<E: ParentEnd> Scheduling<E> {
 /// traceback: in this cycle the caller's frames, and so the iterator with its workers, would wait for the collector.
 fn forget_locals(py: Python<'_>, error: &PyErr) {
     if let Some(traceback) = error.traceback(py) {
-        let cleared = traceback
-            .getattr(intern!(py, "tb_frame"))
-            .and_then(|frame| frame.call_method0(intern!(py, "clear")));
+        let cleared =
+            traceback.getattr(strings::tb_frame(py)).and_then(|frame| frame.call_method0(strings::clear(py)));
         // Only the error that was raised matters, and not a failure to clear the frame.
         drop(cleared);
     }

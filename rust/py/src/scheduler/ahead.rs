@@ -4,7 +4,6 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pyo3::exceptions::{PyAssertionError, PyException};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::sync::Ordering;
@@ -15,6 +14,7 @@ use crate::caught::caught;
 use crate::objects;
 use crate::placement::arrival::Arrival;
 use crate::python::Callbacks;
+use crate::strings;
 
 /// The time for which an end waits for the user's code that another thread runs in a call for a batch.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -75,7 +75,7 @@ impl<E: ParentEnd> Scheduling<E> {
         closes: u64,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
-        let depth: usize = placement.getattr(intern!(py, "depth"))?.extract()?;
+        let depth: usize = placement.getattr(strings::depth(py))?.extract()?;
         {
             let mut state = self.lock(py)?;
             state.source.get().begin_call();
@@ -94,7 +94,7 @@ impl<E: ParentEnd> Scheduling<E> {
         ahead.looks = true;
         let first = ahead.batches.front().ok_or_else(invalid_state)?;
         let begun = self.begin_placed();
-        let data = first.bind(py).call_method0(intern!(py, "result"))?;
+        let data = first.bind(py).call_method0(strings::result(py))?;
         self.end_placed(py, 0, begun)?;
         if self.closes.load(Ordering::Relaxed) != closes {
             return Err(PyAssertionError::new_err("Invalid iterator state: it was shut down meanwhile"));
@@ -171,7 +171,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let py = placement.py();
         self.check_process()?;
         let mut ahead = self.ahead.lock(py, BUSY)?;
-        placement.call_method0(intern!(py, "abandon"))?;
+        placement.call_method0(strings::abandon(py))?;
         let left = std::mem::take(&mut ahead.batches);
         drop(ahead);
         drop(left);
@@ -207,7 +207,7 @@ impl<E: ParentEnd> Scheduling<E> {
 fn end(placement: &Bound<'_, PyAny>) -> PyResult<()> {
     let py = placement.py();
     let mut ended = Ok(());
-    for name in [intern!(py, "abandon"), intern!(py, "close")] {
+    for name in [strings::abandon(py), strings::close(py)] {
         let mut called = placement.call_method0(name);
         if let Err(interrupt) = &called
             && !interrupt.is_instance_of::<PyException>(py)

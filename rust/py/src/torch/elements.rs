@@ -3,7 +3,6 @@
 use std::ffi::{c_char, c_int, c_void};
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use ringloader_core::batch::Dtype;
@@ -12,6 +11,7 @@ use ringloader_core::plan::Indices;
 
 use super::abi::{CPU, DlTensor, ExchangeApi};
 use super::names::Torch;
+use crate::strings;
 
 /// A plain CPU tensor, as it lies in memory.
 pub(crate) struct Described {
@@ -84,7 +84,7 @@ struct ArrayInterface {
 /// # Errors
 /// The error that numpy raises.
 pub(crate) fn memory_of_array(array: &Bound<'_, PyAny>) -> PyResult<Option<(usize, u64)>> {
-    let shown = array.getattr(intern!(array.py(), "__array_struct__"))?.cast_into::<PyCapsule>()?;
+    let shown = array.getattr(strings::array_struct(array.py()))?.cast_into::<PyCapsule>()?;
     let Ok(shown) = shown.pointer_checked(None) else { return Ok(None) };
     // SAFETY: by numpy's array protocol such a capsule points to that structure, whose `shape` has `ndim` numbers, and
     // which lives as long as the capsule.

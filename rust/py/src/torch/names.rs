@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyList, PyTuple, PyType};
@@ -15,6 +14,7 @@ use super::abi::NoArgsMethod;
 use crate::identity::ByIdentity;
 use crate::objects;
 use crate::python;
+use crate::strings;
 
 /// The functions and types.
 pub(crate) struct Torch {
@@ -75,6 +75,14 @@ pub(crate) struct Torch {
 /// The arguments of a function that takes a shape and strides.
 fn sizes(py: Python<'_>, shape: Vec<i64>, strides: Vec<i64>) -> PyResult<Bound<'_, PyTuple>> {
     objects::arguments(py, [objects::ints(py, shape)?.into_any(), objects::ints(py, strides)?.into_any()])
+}
+
+/// Private names of torch's and of named tuples.
+pub(crate) mod private {
+    crate::strings::strings! {
+        cdata = "_cdata",
+        make = "_make",
+    }
 }
 
 static TORCH: PyOnceLock<Torch> = PyOnceLock::new();
@@ -154,7 +162,7 @@ impl Torch {
 
     /// The element type of a tensor, if it has a fast path.
     pub(crate) fn dtype_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
-        let dtype = tensor.getattr(intern!(tensor.py(), "dtype"))?;
+        let dtype = tensor.getattr(strings::dtype(tensor.py()))?;
         Ok(self.dtypes.get(&(dtype.as_ptr() as usize)).copied())
     }
 
@@ -261,7 +269,7 @@ impl Torch {
     pub(crate) fn is_more(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         let has_names =
             || self.has_names.as_ref().map_or(Ok(false), |method| method.call(tensor)?.is_truthy());
-        Ok(tensor.getattr(intern!(tensor.py(), "requires_grad"))?.is_truthy()? || has_names()?)
+        Ok(tensor.getattr(strings::requires_grad(tensor.py()))?.is_truthy()? || has_names()?)
     }
 
     /// Returns true for objects that a worker sends in place of a batch: an error, or the end of an iterable dataset.
@@ -278,13 +286,13 @@ impl Torch {
         let py = tensor.py();
         let plain = tensor.is_instance(self.tensor.bind(py))?
             && self.dtype_of(tensor)? == Some(Dtype::I64)
-            && tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()?
-            && tensor.call_method0(intern!(py, "dim"))?.eq(1)?
-            && tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
+            && tensor.getattr(strings::is_cpu(py))?.is_truthy()?
+            && tensor.call_method0(strings::dim(py))?.eq(1)?
+            && tensor.call_method0(strings::is_contiguous(py))?.is_truthy()?;
         if !plain {
             return Ok(None);
         }
-        let address = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        let address = tensor.call_method0(strings::data_ptr(py))?.extract()?;
         Ok(Some((address, tensor.len()?)))
     }
 
@@ -293,7 +301,7 @@ impl Torch {
     /// # Errors
     /// The error that torch raises.
     pub(crate) fn number_of(storage: &Bound<'_, PyAny>) -> PyResult<usize> {
-        storage.getattr(intern!(storage.py(), "_cdata"))?.extract()
+        storage.getattr(private::cdata(storage.py()))?.extract()
     }
 
     /// The class of a module and a name.
@@ -311,7 +319,7 @@ impl Torch {
     /// functions.
     pub(crate) fn new_address(&self, tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
         let exact = tensor.get_type().is(self.tensor.bind(tensor.py()));
-        if exact && tensor.getattr(intern!(tensor.py(), "is_cpu"))?.is_truthy()? {
+        if exact && tensor.getattr(strings::is_cpu(tensor.py()))?.is_truthy()? {
             let address = self.address_of(tensor)?;
             if address != 0 {
                 return Ok(address);
@@ -331,7 +339,7 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let class = self.class_of(name)?;
         let arguments = objects::arguments(name.py(), [items.into_any()])?;
-        class.call_method1(intern!(name.py(), "_make"), arguments)
+        class.call_method1(private::make(name.py()), arguments)
     }
 
     /// A new tensor, whose elements are undefined.
@@ -377,7 +385,7 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = out.py();
         let options = PyDict::new(py);
-        options.set_item(intern!(py, "out"), out)?;
+        options.set_item(strings::out(py), out)?;
         self.stack.bind(py).call((PyList::new(py, tensors)?,), Some(&options))
     }
 
@@ -393,7 +401,7 @@ impl Torch {
         strides: Vec<i64>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = self.plain_options(py, dtype)?;
-        options.set_item(intern!(py, "pin_memory"), true)?;
+        options.set_item(strings::pin_memory(py), true)?;
         self.empty_strided.bind(py).call(sizes(py, shape, strides)?, Some(&options))
     }
 
@@ -418,9 +426,9 @@ impl Torch {
 
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
         let options = objects::dict(py)?;
-        options.set_item(intern!(py, "dtype"), self.torch_dtype(py, dtype)?)?;
+        options.set_item(strings::dtype(py), self.torch_dtype(py, dtype)?)?;
         // Without this, the default device would decide, which may be another one.
-        options.set_item(intern!(py, "device"), intern!(py, "cpu"))?;
+        options.set_item(strings::device(py), strings::cpu(py))?;
         Ok(options)
     }
 
@@ -440,6 +448,6 @@ impl Torch {
         let first = objects::unsigned(py, first_element)?.into_any();
         let (shape, strides) = (objects::ints(py, shape)?.into_any(), objects::ints(py, strides)?.into_any());
         let arguments = objects::arguments(py, [storage.clone(), first, shape, strides])?;
-        tensor.call_method1(intern!(py, "set_"), arguments)
+        tensor.call_method1(strings::set_(py), arguments)
     }
 }

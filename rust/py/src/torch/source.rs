@@ -4,7 +4,6 @@ use std::cell::RefCell;
 use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::exceptions::PyRuntimeError;
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringloader_core::batch::Dtype;
@@ -16,6 +15,7 @@ use ringloader_core::transport::received::{Backing, Received};
 use super::memory::{Copies, Memory, SHARED};
 use super::names::Torch;
 use crate::gil::{DETACH, exception, without_interpreter};
+use crate::strings;
 
 /// The owner that keeps the bytes of a tensor that does not own them.
 pub(super) enum Keeper {
@@ -155,7 +155,7 @@ pub(crate) fn pinned_copy<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let tensor = Torch::get(py)?.new_pinned(py, dtype, shape, strides)?;
     let into = Torch::get(py)?.new_address(&tensor)?;
-    let len: u64 = tensor.getattr(intern!(py, "nbytes"))?.extract()?;
+    let len: u64 = tensor.getattr(strings::nbytes(py))?.extract()?;
     if parts.iter().any(|(span, at)| at.checked_add(span.len).is_none_or(|end| end > len)) {
         return Err(PyRuntimeError::new_err("torch made a tensor of another size"));
     }

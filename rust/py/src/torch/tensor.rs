@@ -15,8 +15,8 @@ use std::cell::RefCell;
 use std::ptr::NonNull;
 
 use pyo3::exceptions::PyRuntimeError;
+use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::{ffi, intern};
 use ringloader_core::batch::wire::check_tensor;
 use ringloader_core::batch::{Dtype, Leaf, LeafKind};
 use ringloader_core::transport::port::Chunk;
@@ -29,6 +29,7 @@ use super::memory::Copies;
 use super::names::Torch;
 use super::source::{Bytes, Source, Span};
 use crate::objects;
+use crate::strings;
 
 /// A tensor of a batch, but for the batch.
 ///
@@ -187,7 +188,7 @@ fn make_tensor<'py>(
     }?;
     if by_view {
         let arguments = objects::arguments(py, [torch.torch_dtype(py, dtype)?])?;
-        return tensor.call_method1(intern!(py, "view"), arguments);
+        return tensor.call_method1(strings::view(py), arguments);
     }
     Ok(tensor)
 }

@@ -6,7 +6,6 @@ use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
@@ -27,6 +26,7 @@ use crate::batch::write::Target;
 use crate::gil::{Deadline, detached, exception};
 use crate::process::{GRACE, duplicate};
 use crate::sampling::codec::{decode_task, pair};
+use crate::strings;
 use crate::timing::WorkerClock;
 use crate::torch::names::Torch;
 use crate::torch::tensor::tensor_over_chunk;
@@ -144,7 +144,7 @@ impl Port {
     fn new_storage<'py>(&self, py: Python<'py>, nbytes: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some(chunk) = self.allocate(nbytes)? else { return Ok(None) };
         let bytes = tensor_over_chunk(py, chunk, Dtype::U8, &[nbytes as i64])?;
-        bytes.call_method0(intern!(py, "untyped_storage")).map(Some)
+        bytes.call_method0(strings::untyped_storage(py)).map(Some)
     }
 
     /// Ends what the worker does with this memory. False: collation's results are still in it, so that it stays mapped
