@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import gc
 import random
-import sys
 import threading
 import time
 
@@ -246,46 +244,6 @@ def test_a_thread_that_changes_them_while_the_worker_waits_for_room(loader_class
             time.sleep(0.01)
     assert number == 60
     assert not wrong
-
-
-class ChangedOnce(Dataset):
-    """A thread gives all tensors but the last of sample 1 other memory as soon as it has the lock."""
-
-    def __len__(self):
-        return 2
-
-    def change(self, tensors):
-        others = [torch.zeros_like(tensor) for tensor in tensors]
-        self.is_ready = True
-        while not self.goes:
-            pass
-        # In one call of C: it is not interrupted.
-        collections.deque(map(torch.Tensor.data.__set__, tensors, others), maxlen=0)
-        del others
-
-    def __getitem__(self, index):
-        tensors = [torch.zeros(50, dtype=torch.int32) for _ in range((2, 3000)[index])]
-        if index == 0:
-            return tensors
-        self.is_ready = self.goes = False
-        threading.Thread(target=self.change, args=(tensors,), daemon=True).start()
-        while not self.is_ready:
-            time.sleep(0.001)
-        # The thread asks for the lock soon after this one has got it, and has it whenever this one lets go.
-        sys.setswitchinterval(1e-6)
-        time.sleep(0.001)
-        self.goes = True
-        # An element type that the worker has not met yet.
-        return [*tensors, torch.zeros(50, dtype=torch.uint8)]
-
-
-def test_no_thread_runs_while_a_batch_is_read_for_the_first_time(loader_class):
-    """Python's names for what is asked of a tensor are there before: to make one would let the lock go."""
-    loader = loader_class(
-        ChangedOnce(), num_workers=1, batch_size=None, collate_fn=identity, multiprocessing_context="spawn"
-    )
-    for batch in loader:
-        assert not any(part.any() for part in batch)
 
 
 class SaysIfTheCollectorIsOn(Dataset):

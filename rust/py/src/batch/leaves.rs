@@ -322,7 +322,7 @@ impl Drafts {
     }
 
     fn is_lazy(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
-        self.disturbed |= !torch.is_lazy_asked_directly(tensor.py(), dtype);
+        self.disturbed |= Torch::may_be_lazy(dtype);
         torch.is_lazy(tensor, dtype)
     }
 

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
-use super::rows::dtype_of_format;
+use super::rows::{are_their_bytes, dtype_of_format};
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 
@@ -74,8 +74,11 @@ impl Ragged {
 
     fn of_tensors(torch: &Torch, items: &[Bound<'_, PyAny>]) -> PyResult<Option<Self>> {
         let Some(api) = torch.exchange else { return Ok(None) };
-        let mut found: Option<Self> = None;
         let mut dims = Vec::new();
+        if !are_their_bytes(torch, api, items, &mut dims)? {
+            return Ok(None);
+        }
+        let mut found: Option<Self> = None;
         for tensor in items {
             dims.clear();
             let is_plain = tensor.get_type().is(&torch.tensor) && !torch.is_more(tensor)?;
@@ -94,7 +97,6 @@ impl Ragged {
                     // The stride of a dimension of size 1 may be any number.
                     strides.iter().map(|&stride| (stride as isize).wrapping_mul(itemsize)),
                 )
-                || torch.is_lazy(tensor, described.dtype)?
             {
                 return Ok(None);
             }

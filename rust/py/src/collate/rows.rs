@@ -16,6 +16,7 @@ use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 use super::batch_memory::BatchMemory;
 use crate::gil::{DETACH, exception, runs_others, without_interpreter};
 use crate::strings;
+use crate::torch::abi::ExchangeApi;
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
@@ -104,8 +105,11 @@ impl<'a, 'py> Rows<'a, 'py> {
     /// The error that torch raises.
     pub(crate) fn of_tensors(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
         let Some(api) = torch.exchange else { return Ok(None) };
-        let mut rows = Self::new(items);
         let mut dims = Vec::new();
+        if !are_their_bytes(torch, api, items, &mut dims)? {
+            return Ok(None);
+        }
+        let mut rows = Self::new(items);
         for tensor in items {
             dims.clear();
             let is_plain = tensor.get_type().is(&torch.tensor) && !torch.is_more(tensor)?;
@@ -117,7 +121,6 @@ impl<'a, 'py> Rows<'a, 'py> {
                 // torch warns when it makes one of these.
                 || found.dtype == Dtype::C32
                 || !rows.push(found.address, found.dtype, shape.iter().copied())
-                || torch.is_lazy(tensor, found.dtype)?
             {
                 return Ok(None);
             }
@@ -250,6 +253,30 @@ impl<'a, 'py> Rows<'a, 'py> {
         }
         Ok(true)
     }
+}
+
+/// Returns true if the values of all tensors are their bytes. Called before their addresses are taken: torch lets other
+/// threads run while it answers. `dims` is written over.
+///
+/// # Errors
+/// The error that torch raises.
+pub(super) fn are_their_bytes(
+    torch: &Torch,
+    api: ExchangeApi,
+    items: &[Bound<'_, PyAny>],
+    dims: &mut Vec<i64>,
+) -> PyResult<bool> {
+    let is_tensor = |item: &Bound<'_, PyAny>| item.get_type().is(&torch.tensor);
+    let Some(first) = items.first().filter(|first| is_tensor(first)) else { return Ok(false) };
+    let Some(found) = describe(torch, api, first, dims) else { return Ok(false) };
+    if Torch::may_be_lazy(found.dtype) {
+        for item in items {
+            if !is_tensor(item) || torch.is_lazy(item, found.dtype)? {
+                return Ok(false);
+            }
+        }
+    }
+    Ok(true)
 }
 
 /// Returns the bytes of a contiguous tensor; `None` if a size is negative, or if their number overflows.

@@ -199,15 +199,16 @@ impl Torch {
 
     /// Returns true if the values are other than the bytes: a conjugate or negative view. Only complex numbers, and the
     /// parts of them, are ever seen so.
+    ///
+    /// torch lets other threads run while it answers: no address holds over it.
     pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>, dtype: Dtype) -> PyResult<bool> {
         Ok((dtype.is_complex() && self.is_conj.call(tensor)?.is_truthy()?)
             || (dtype.is_floating() && self.is_neg.call(tensor)?.is_truthy()?))
     }
 
-    /// Returns true if [`is_lazy`](Self::is_lazy) goes to torch's C functions alone by now.
-    pub(crate) fn is_lazy_asked_directly(&self, py: Python<'_>, dtype: Dtype) -> bool {
-        (!dtype.is_complex() || self.is_conj.is_direct(py))
-            && (!dtype.is_floating() || self.is_neg.is_direct(py))
+    /// Returns true if [`is_lazy`](Self::is_lazy) asks torch.
+    pub(crate) fn may_be_lazy(dtype: Dtype) -> bool {
+        dtype.is_complex() || dtype.is_floating()
     }
 
     /// Returns true if a question about a tensor may run any code: the first time, and while a mode is active.
