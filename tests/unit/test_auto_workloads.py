@@ -112,20 +112,20 @@ def test_an_epoch_is_nearly_as_fast_as_with_the_best_number(
     assert is_good(parts, WORKLOADS[name][2]), sorted(parts)
 
 
-def refused_wrongly(monkeypatch: pytest.MonkeyPatch) -> int:
-    """Returns the number of seeds of a very noisy workload for which one worker is left after a minute."""
-    count = 0
-    for seed in range(3 * SEEDS):
+def is_refused_wrongly(monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Returns true if one worker is left after a minute of a very noisy workload, for one of the seeds."""
+    for seed in range(SEEDS):
         loader = found(monkeypatch, computing(1.0), seed)
         loader.run(40.0)
-        count += loader.used < 2
-    return count
+        if loader.used < 2:
+            return True
+    return False
 
 
 def test_a_refusal_that_noise_made_is_not_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert refused_wrongly(monkeypatch) == 0
+    assert not is_refused_wrongly(monkeypatch)
     monkeypatch.setattr(controller_module, "_AFTER_DOUBT", 1e9)
-    assert refused_wrongly(monkeypatch) > 0
+    assert is_refused_wrongly(monkeypatch)
 
 
 def test_what_the_first_sample_says_is_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
