@@ -84,10 +84,12 @@ CELL = """
 
 def run(arguments: list[str], folder: Path) -> Any:
     paths = [str(TESTS), os.environ.get("PYTHONPATH", "")]
+    # IPython warns of another environment than the one it runs in.
+    others = {name: value for name, value in os.environ.items() if name != "VIRTUAL_ENV"}
     done = client.run(
         arguments,
         timeout=100,
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
+        env=others | {"PYTHONPATH": os.pathsep.join(filter(None, paths))},
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
