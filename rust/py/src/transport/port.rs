@@ -16,6 +16,7 @@ use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::{ResultKind, TaskKind};
 use ringloader_core::transport::port::{Chunk, Commit, Port as Core, Room, Wake};
+use ringloader_core::transport::relay::worker_end::{Ahead, Answer, WorkerRelay};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
@@ -48,6 +49,8 @@ pub(crate) struct Port {
     spare: Mutex<Option<Box<Encoded>>>,
     /// Notes the moments of each batch, where that is wanted.
     clock: OnceLock<Py<WorkerClock>>,
+    /// Sends what lies in objects' memory, where a relay serves this worker.
+    ahead: OnceLock<Ahead>,
 }
 
 #[pymethods]
@@ -185,7 +188,14 @@ impl Port {
 
     pub(super) fn of(core: Core) -> Self {
         let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { core, parent_ended, warned, spare: Mutex::default(), clock: OnceLock::new() }
+        Self {
+            core,
+            parent_ended,
+            warned,
+            spare: Mutex::default(),
+            clock: OnceLock::new(),
+            ahead: OnceLock::new(),
+        }
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
@@ -225,6 +235,13 @@ impl Port {
             *self.spare() = Some(encoded);
         }
         committed
+    }
+
+    /// The worker's end, which a relay serves.
+    pub(super) fn of_relay(relay: &WorkerRelay) -> PyResult<Self> {
+        let port = Self::of(relay.port().map_err(exception)?);
+        let _ = port.ahead.set(relay.ahead());
+        Ok(port)
     }
 
     pub(super) fn core(&self) -> &Core {
@@ -292,7 +309,28 @@ impl Port {
             (None, Some(batch)) => batch.target(),
             (None, None) => Target::Slot(&commit),
         };
-        target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
+        // Before anything is sent: the parent finds a batch counted that it has taken.
+        let counters = self.core.counters();
+        let count =
+            |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        let counts = counters.now();
+        if kind == ResultKind::Object {
+            counters.begin_epoch();
+        } else if pickled.is_none() || !Torch::get(py)?.is_notice(object)? {
+            count(&counts.batches, 1);
+            count(&counts.in_place, if own.is_some() { 0 } else { groups.in_place() });
+            count(&counts.copied, groups.copies().len() as u64);
+            count(&counts.pickled, pickled.is_some().into());
+            count(&counts.oversize, own.is_some().into());
+        }
+        let begun = match (&target, self.ahead.get()) {
+            (Target::Slot(commit), Some(ahead)) if groups.has_held() => {
+                let meta = (meta_at, block.len() as u64);
+                ahead.begin(commit.committed(), &Answer { seq, kind, len: end, meta, generation })
+            }
+            _ => None,
+        };
+        target.write_or_send(py, groups.copies(), &drafts.held, meta_at, block, begun)?;
         if let Some((_, fd)) = &own {
             let begun = Instant::now();
             loop {
@@ -307,20 +345,6 @@ impl Port {
                     return Ok(true);
                 }
             }
-        }
-        // Before the commit: the parent finds a batch counted that it has taken.
-        let counters = self.core.counters();
-        let count =
-            |counter: &ringloader_core::sync::AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
-        let counts = counters.now();
-        if kind == ResultKind::Object {
-            counters.begin_epoch();
-        } else if pickled.is_none() || !Torch::get(py)?.is_notice(object)? {
-            count(&counts.batches, 1);
-            count(&counts.in_place, if own.is_some() { 0 } else { groups.in_place() });
-            count(&counts.copied, groups.copies().len() as u64);
-            count(&counts.pickled, pickled.is_some().into());
-            count(&counts.oversize, own.is_some().into());
         }
         if let Some(clock) = clock {
             target.write(py, &[], &[], meta_end, &clock.note_sent().to_bytes(generation))?;

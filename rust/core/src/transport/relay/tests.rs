@@ -1,5 +1,6 @@
 //! Both ends over real connections of this machine.
 
+mod ahead;
 mod windows;
 
 use std::io::{Read, Write};
