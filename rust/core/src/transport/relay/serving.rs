@@ -204,7 +204,8 @@ impl Serving {
         // A stalled connection is read again once there is room.
         let speaking = links().filter(|link| !link.is_stalled);
         fds.extend(speaking.filter_map(|link| Some((link.socket.as_ref()?.as_fd(), link.has_outgoing()))));
-        if !self.is_short {
+        // While all places are taken, nobody is accepted.
+        if !self.is_short && self.callers.len() < MOST_CALLERS {
             fds.push((self.listener.as_fd(), false));
         }
         fds.extend(self.callers.iter().map(|caller| (caller.socket.as_fd(), false)));
