@@ -3,7 +3,7 @@
 //! | file | about |
 //! |---|---|
 //! | `engine.rs`, `event.rs` | shared memory, the parent's end, and what it waits for |
-//! | `port.rs` | shared memory, a worker's end |
+//! | `port.rs`, `port/` | shared memory, a worker's end; how it sends a batch |
 //! | `memory.rs` | shared memory: descriptors for a worker, slots for a driver |
 //! | `sharing_engine.rs`, `sharing_port.rs` | shared memory: tasks that all workers share, the parent's and a worker's end |
 //! | `claimed.rs`, `joint_batch.rs` | shared memory: a worker's claim of such a batch; the batch as it is sent |

@@ -4,7 +4,7 @@
 //! The relay of the main process is the worker there: it takes tasks out of the ring and commits results. The relay of
 //! the worker's process is the parent there. A batch's bytes go from the worker's slot over the connection straight
 //! into a slot of the main process; table and offsets stay as they are. Within a machine, the first bytes of a large batch
-//! go [from where they are](line).
+//! go [from where they are](mod@line).
 //!
 //! ```text
 //! main process                                              worker's process

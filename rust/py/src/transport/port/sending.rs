@@ -1,0 +1,241 @@
+//! A batch on its way from a worker: encoded, laid out, copied and committed.
+
+use std::ffi::CString;
+use std::sync::{MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
+use pyo3::prelude::*;
+use ringloader_core::os::clock::monotonic;
+use ringloader_core::os::fd_passing::{SendOutcome, most_in_flight};
+use ringloader_core::sync::{AtomicU64, Ordering};
+use ringloader_core::timing::Stamps;
+use ringloader_core::transport::message::ResultKind;
+use ringloader_core::transport::port::{Commit, Port as Core, Room, Wake};
+use ringloader_core::transport::relay::worker_end::Answer;
+
+use super::super::joint_batch::{JointBatch, Reserved};
+use super::Port;
+use crate::batch::encode::Encoded;
+use crate::batch::groups::Groups;
+use crate::batch::write::Target;
+use crate::gil::{detached, exception};
+use crate::sampling::codec::pair;
+use crate::timing::WorkerClock;
+use crate::torch::names::Torch;
+
+/// The number of times that a batch is read if others change it meanwhile.
+const MOST_LOOKS: u32 = 100;
+
+/// The time for which a worker waits in silence for a limit that other processes may have filled.
+const SILENT: Duration = Duration::from_secs(5);
+
+impl Port {
+    /// Returns whether the message was committed, or is wanted no more. The rows of a batch that all workers have made
+    /// stay in their window.
+    pub(in super::super) fn send(
+        &self,
+        message: &Bound<'_, PyAny>,
+        waits: bool,
+        joint: Option<&JointBatch<'_>>,
+    ) -> PyResult<bool> {
+        if !self.core.is_current() {
+            // The rings are the worker's, which answers for itself.
+            self.parent_ended.store(true, Ordering::Relaxed);
+            return Ok(true);
+        }
+        let (kind, seq, object) = match pair(message)? {
+            Some((seq, data)) => (ResultKind::Batch, seq, data),
+            None => (ResultKind::Object, 0, message.clone()),
+        };
+        // Only batches have stamps.
+        let clock = self.clock().filter(|_| kind == ResultKind::Batch);
+        if let Some(clock) = clock {
+            clock.note_made();
+        }
+        let mut encoded = self.spare().take().unwrap_or_default();
+        encoded.encode(&object)?;
+        let committed = self.commit(&object, (kind, seq as u64), &mut encoded, waits, clock, joint);
+        if encoded.clear() {
+            *self.spare() = Some(encoded);
+        }
+        committed
+    }
+
+    pub(super) fn spare(&self) -> MutexGuard<'_, Option<Box<Encoded>>> {
+        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn commit(
+        &self,
+        object: &Bound<'_, PyAny>,
+        (kind, seq): (ResultKind, u64),
+        encoded: &mut Encoded,
+        waits: bool,
+        clock: Option<&WorkerClock>,
+        mut joint: Option<&JointBatch<'_>>,
+    ) -> PyResult<bool> {
+        let py = object.py();
+        let is_batch = encoded.pickled.is_none() || !Torch::get(py)?.is_notice(object)?;
+        let extra = if clock.is_some() { Stamps::BYTES } else { 0 };
+        let mut commit = self.core.begin_commit();
+        let generation = commit.generation();
+        let mut found = None;
+        for _ in 0..MOST_LOOKS {
+            let Encoded { meta, drafts, groups, .. } = encoded;
+            let filled = joint.map_or_else(|| Ok(commit.filled()), JointBatch::filled)?;
+            groups.form(py, drafts, filled, meta)?;
+            let reserved = match joint {
+                Some(batch) => batch.reserve(encoded, extra)?,
+                None => self.reserve(py, &mut commit, encoded, extra, waits)?,
+            };
+            let Some(reserved) = reserved else {
+                if joint.take().is_some() {
+                    // The window has no room for the rest: all goes to a slot.
+                    encoded.clear();
+                    encoded.encode(object)?;
+                    continue;
+                }
+                return Ok(waits || self.is_done());
+            };
+            if encoded.verify(object)? {
+                found = Some(reserved);
+                break;
+            }
+        }
+        let Some(Reserved { own, meta_at, meta_end, end }) = found else {
+            let text = format!(
+                "the batch was changed by another thread each time that it was read, {MOST_LOOKS} times"
+            );
+            return Err(PyRuntimeError::new_err(text));
+        };
+        let Encoded { meta, drafts, groups, pickled, .. } = encoded;
+        let block = meta.finish(generation);
+        let target = match (&own, joint) {
+            (Some((segment, _)), _) => Target::Own(segment),
+            (None, Some(batch)) => batch.target(),
+            (None, None) => Target::Slot(&commit),
+        };
+        // Before anything is sent: the parent finds a batch counted that it has taken.
+        match kind {
+            ResultKind::Object => self.core.counters().begin_epoch(),
+            _ if is_batch => self.count(groups, pickled.is_some(), own.is_some()),
+            _ => {}
+        }
+        let begun = match (&target, self.ahead.get()) {
+            (Target::Slot(commit), Some(ahead)) if groups.has_held() => {
+                let meta = (meta_at, block.len() as u64);
+                ahead.begin(commit.committed(), &Answer { seq, kind, len: end, meta, generation })
+            }
+            _ => None,
+        };
+        target.write_or_send(py, groups.copies(), &drafts.held, meta_at, block, begun)?;
+        if let Some((_, fd)) = &own {
+            let begun = Instant::now();
+            loop {
+                match commit.send(fd).map_err(exception)? {
+                    SendOutcome::Yes => break,
+                    SendOutcome::TooManyInFlight if begun.elapsed() > SILENT => {
+                        self.warn_of_many_in_flight(py)?
+                    }
+                    SendOutcome::TooManyInFlight | SendOutcome::Full => {}
+                }
+                if self.rest(py)? {
+                    return Ok(true);
+                }
+            }
+        }
+        if let Some(clock) = clock {
+            target.write(py, &[], &[], meta_end, &clock.note_sent().to_bytes(generation))?;
+        }
+        let mut finish = || match joint {
+            Some(batch) => commit.finish_shared(seq, kind, meta_at..meta_end, end, batch.window()),
+            None => commit.finish(seq, kind, meta_at..meta_end, end, own.is_some()),
+        };
+        while !finish().map_err(exception)? {
+            if self.rest(py)? {
+                return Ok(true);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Counts a batch.
+    fn count(&self, groups: &Groups, is_pickled: bool, is_oversize: bool) {
+        let counts = self.core.counters().now();
+        let count = |counter: &AtomicU64, by: u64| counter.fetch_add(by, Ordering::Relaxed);
+        count(&counts.batches, 1);
+        count(&counts.in_place, if is_oversize { 0 } else { groups.in_place() });
+        count(&counts.copied, groups.copies().len() as u64);
+        count(&counts.pickled, is_pickled.into());
+        count(&counts.oversize, is_oversize.into());
+    }
+
+    /// Reserves memory for the batch, and for `extra` bytes after it. `None` when the parent wants nothing more, or
+    /// when there is no room and `waits` is false.
+    fn reserve(
+        &self,
+        py: Python<'_>,
+        commit: &mut Commit<&Core>,
+        encoded: &mut Encoded,
+        extra: u64,
+        waits: bool,
+    ) -> PyResult<Option<Reserved>> {
+        let Encoded { meta, drafts, groups, .. } = encoded;
+        let len = meta.encoded_len() as u64;
+        loop {
+            let meta_at = groups.lay_out(meta, Some(commit.bump()));
+            let meta_end = meta_at + len;
+            let end = meta_end + extra;
+            match commit.reserve(end).map_err(exception)? {
+                Room::Ready => return Ok(Some(Reserved { own: None, meta_at, meta_end, end })),
+                Room::Later => {
+                    drafts.disturb();
+                    if !waits || self.rest(py)? {
+                        return Ok(None);
+                    }
+                }
+                Room::Oversize => {
+                    let meta_at = groups.lay_out(meta, None);
+                    let meta_end = meta_at + len;
+                    let end = meta_end + extra;
+                    let own = commit.own_segment(end).map_err(exception)?;
+                    if own.is_some() {
+                        return Ok(Some(Reserved { own, meta_at, meta_end, end }));
+                    }
+                    drafts.disturb();
+                    if !waits || self.rest(py)? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Says once that another program, or a loader that nobody reads, keeps this worker from sending.
+    fn warn_of_many_in_flight(&self, py: Python<'_>) -> PyResult<()> {
+        if self.warned.swap(true, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let text = format!(
+            "ringloader: worker {} cannot send a large batch yet, and waits: as many descriptors as RLIMIT_NOFILE \
+             allows ({}) were sent over sockets by this user's processes and not received. Take batches from the \
+             loaders that have some ready, or raise the limit: ulimit -n",
+            self.core.worker(),
+            most_in_flight().map_or_else(|| "no limit".to_owned(), |most| most.to_string()),
+        );
+        PyErr::warn(py, &py.get_type::<PyRuntimeWarning>(), &CString::new(text)?, 1)
+    }
+
+    /// Waits a moment for room. Returns whether the parent wants nothing more.
+    fn rest(&self, py: Python<'_>) -> PyResult<bool> {
+        let begun = self.clock().map(|clock| (clock, monotonic()));
+        if detached(py, || self.core.wait_for_room())? == Wake::ParentEnded {
+            self.parent_ended.store(true, Ordering::Relaxed);
+        }
+        if let Some((clock, begun)) = begun {
+            clock.note_room(monotonic().saturating_sub(begun));
+        }
+        Ok(self.is_done())
+    }
+}
