@@ -7,7 +7,6 @@ import copyreg
 import functools
 import importlib
 import io
-import operator
 import pickle
 import sys
 from collections.abc import Callable
@@ -152,7 +151,9 @@ def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
         return array.__reduce_ex__(5)
     # As a leaf, or by numpy's pickle, its axes would not be reversed: torch would take what it refuses.
     axes = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)
-    return operator.getitem, (array[axes], axes)
+    # A memory map's own indexing makes a plain array of one without a file.
+    turned = np.ndarray.__getitem__
+    return turned, (turned(array, axes), axes)
 
 
 def exact_dumps(sample: object, leaves: Leaves) -> bytes:
