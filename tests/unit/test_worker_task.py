@@ -300,6 +300,40 @@ def test_an_error_of_worker_init_fn_is_raised(way):
         next(iter(loader))
 
 
+class Flipped(Drawing):
+    """Arrays with reversed axes, of which torch makes no tensors, and which are slow enough to be cut."""
+
+    def __init__(self, shape, axes):
+        self.shape, self.axes = shape, axes
+
+    def __getitem__(self, index):
+        time.sleep(0.002)
+        return np.full(self.shape, index)[self.axes]
+
+
+def strides_of(samples):
+    return [(int(sample.max()), sample.strides) for sample in samples]
+
+
+FLIPS = [
+    ((6,), np.s_[::-1]),
+    ((4, 6, 3), np.s_[:, ::-1]),
+    ((1, 5), np.s_[::-1, ::-2]),
+    ((3, 4), np.s_[2:0:-1, 1:3]),
+]
+
+
+@pytest.mark.parametrize(("shape", "axes"), FLIPS, ids=str)
+def test_arrays_that_torch_refuses_are_refused_whoever_collates_them(shape, axes):
+    iterator = iter(DataLoader(Flipped(shape, axes), 8, num_workers=2, **SAMPLES))
+    for _ in range(5):
+        with pytest.raises(ValueError, match="stride in the given numpy array is negative"):
+            next(iterator)
+    got = list(DataLoader(Flipped(shape, axes), 8, collate_fn=strides_of, num_workers=2, **SAMPLES))
+    assert [number for batch in got for number, _ in batch] == list(range(N))
+    assert all(min(strides) < 0 for batch in got for _, strides in batch)
+
+
 class Unsendable(Drawing):
     def __getitem__(self, index):
         # No pickle, and a sample that takes long enough for batches to be cut.

@@ -137,8 +137,23 @@ class _ExactPickler(pickle.Pickler):
     def __init__(self, file: io.BytesIO, leaves: Leaves) -> None:
         super().__init__(file, 5)
         # So the storage in a tensor of another class is a leaf. torch's own reduction saves it as a file.
-        self.dispatch_table = {**copyreg.dispatch_table, torch.TypedStorage: reductions.reduce_typed_storage}
+        self.dispatch_table = {
+            **copyreg.dispatch_table,
+            torch.TypedStorage: reductions.reduce_typed_storage,
+            np.ndarray: _reduce_array,
+            np.memmap: _reduce_array,
+        }
         self.reducer_override = leaves  # type: ignore[method-assign]
+
+
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
+    if not _is_reversed(array):
+        return array.__reduce_ex__(5)
+    # As a leaf, or by numpy's pickle, its axes would not be reversed: torch would take what it refuses.
+    axes = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)
+    # A memory map's own indexing makes a plain array of one without a file.
+    turned = np.ndarray.__getitem__
+    return turned, (turned(array, axes), axes)
 
 
 def exact_dumps(sample: object, leaves: Leaves) -> bytes:
@@ -247,8 +262,11 @@ def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
 def exact_array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
     """Returns what :func:`array_tag` does, for an array that arrives as it is, if it has no gaps.
 
-    It is then perhaps read-only, of the other byte order, with its axes in any order.
+    It is then perhaps read-only, of the other byte order, with its axes in any order. None for one with a
+    reversed axis too, which has its strides by ``_reduce_array``.
     """
+    if _is_reversed(array):
+        return None
     if not (array.flags.forc or array.dtype.isnative):
         # With gaps, it would arrive in the machine's byte order.
         array = array.copy(order="K")
@@ -281,6 +299,11 @@ def _has_buffer(array: np.ndarray[Any, Any]) -> bool:
     except Exception:  # as numpy's reduction, which then goes on without
         return False
     return True
+
+
+def _is_reversed(array: np.ndarray[Any, Any]) -> bool:
+    """True if ``array`` has a negative stride, in an axis of length 1 too, which torch refuses."""
+    return min(array.strides, default=0) < 0
 
 
 def _without_gaps(array: np.ndarray[Any, Any]) -> bool:
