@@ -27,10 +27,11 @@ pub(crate) struct CopyRange {
 /// # Safety
 /// The piece has its bytes, and all that comes before it in the batch is there.
 unsafe fn send(begun: &mut Begun, start: usize, piece: &CopyRange) -> u64 {
-    let gap = piece.to - begun.gone();
-    let (Some(before), Some(from)) =
-        (NonNull::new((start + begun.gone() as usize) as *mut u8), NonNull::new(piece.from as *mut u8))
-    else {
+    let (Some(gap), Some(before), Some(from)) = (
+        piece.to.checked_sub(begun.gone()),
+        NonNull::new((start + begun.gone() as usize) as *mut u8),
+        NonNull::new(piece.from as *mut u8),
+    ) else {
         return 0;
     };
     // SAFETY: the caller's.
