@@ -149,7 +149,7 @@ class _ExactPickler(pickle.Pickler):
 def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
     if not _is_reversed(array):
         return array.__reduce_ex__(5)
-    # As a leaf, or by numpy's pickle, its axes would not be reversed: torch would take what it refuses.
+    # A leaf, and numpy's own pickle, would lose the reversal, and torch would take an array that it refuses.
     axes = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)
     # A memory map's own indexing makes a plain array of one without a file.
     turned = np.ndarray.__getitem__

@@ -1,4 +1,4 @@
-//! Connections: waiting for any number of them at once, and their buffers.
+//! Connections: sending, waiting for any number of them at once, and their buffers.
 
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -45,10 +45,11 @@ struct State {
     sent: u64,
     /// Epochs that these have begun after the first.
     epoch: u64,
+    /// The frame that the worker's thread has begun, until the relay's thread ends it.
     begun: Option<Place>,
 }
 
-/// How far the frame of a result has gone.
+/// The part of a result's frame that has gone.
 #[derive(Debug, Clone, Copy)]
 struct Place {
     /// The number of the result's filling.
@@ -84,7 +85,7 @@ impl Line {
     pub(super) fn send_header(&self, header: &[u8; HEADER]) -> Result<()> {
         let state = self.lock();
         if state.begun.is_some() {
-            // Inside a frame. Its bytes are a sign of life, too.
+            // A frame is on its way: the bytes of its rest are a sign of life, too.
             return Ok(());
         }
         let Some(socket) = &state.socket else { return Ok(()) };

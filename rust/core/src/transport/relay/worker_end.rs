@@ -138,7 +138,7 @@ impl WorkerRelay {
         self.shared.last.store(seq, Ordering::Relaxed);
     }
 
-    /// What the worker's thread begins to send batches by.
+    /// Returns the part by which the worker's thread begins to send batches itself.
     #[must_use]
     pub fn ahead(&self) -> Ahead {
         Ahead(self.shared.clone())
@@ -184,13 +184,13 @@ impl Drop for WorkerRelay {
 pub struct Answer {
     /// The task that it answers.
     pub seq: u64,
-    /// Its kind.
+    /// The kind of the result.
     pub kind: ResultKind,
-    /// Its bytes.
+    /// Bytes of the result, its table among them.
     pub len: u64,
-    /// Where its table begins, and the bytes of that.
+    /// The offset and the length of the table.
     pub meta: (u64, u64),
-    /// The number of its filling.
+    /// The number of the result's filling.
     pub generation: u64,
 }
 

@@ -47,7 +47,7 @@ fn answer_ahead(ahead: &Ahead, port: &Port, seq: u64, bytes: &[u8]) -> Option<us
     if sent.is_some() {
         std::thread::sleep(Duration::from_millis(3));
     }
-    // What has gone is not in the slot.
+    // Bytes that have gone are not in the slot.
     commit.copy_in(0, &vec![0xEE; sent.unwrap_or(0)], None).unwrap();
     commit.copy_in(sent.unwrap_or(0) as u64, &bytes[sent.unwrap_or(0)..], None).unwrap();
     while !commit.finish(seq, ResultKind::Batch, 0..8, len, false).unwrap() {
@@ -117,7 +117,7 @@ fn a_connection_that_takes_nothing_does_not_keep_the_worker() {
     let sent = answer_begun(&ahead, &port, 0, &pattern(0, LEN));
     assert!(0 < sent && sent < LEN, "{sent}");
     assert!(began.elapsed() < Duration::from_secs(10));
-    // Its rest is not sent yet.
+    // The rest of that batch is not sent yet.
     assert_eq!(answer_ahead(&ahead, &port, 1, &pattern(1, LEN)), None);
     for seq in 0..2 {
         let (header, content) = result_of(&mut socket);
