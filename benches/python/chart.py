@@ -17,6 +17,8 @@ IMAGES = ROOT / "docs/images"
 OURS, TORCHS, INK, LINES = "#1f6fb4", "#a9a9a9", "#222222", "#dddddd"
 WIDTH, LABELS, ROW, TOP = 960, 480, 26, 40
 BARS = WIDTH - LABELS - 70
+# A ratio at the start of a cell; bold where its range does not include 1.
+RATIO = re.compile(r"\**([\d,.]+)")
 
 
 def rows(page: str, first_cell: str) -> list[list[str]]:
@@ -112,7 +114,7 @@ def throughput(page: str) -> str:
         1,
     )
     for place, row in enumerate(found):
-        ratio = re.search(r"\*\*(.*?)\*\*", row[1])
+        ratio = RATIO.match(row[1])
         assert ratio, row
         chart.group(place, row[0], [(number(ratio[1]), ratio[1], OURS)])
     return chart.svg()
@@ -121,7 +123,7 @@ def throughput(page: str) -> str:
 def programs(page: str) -> str:
     """The better of ringloader's rates over the better of torch's, for each program; the largest first."""
     found = rows(page, "program | torch without workers")
-    ratios = {row[0].replace("`", ""): re.search(r"\*\*(.*?)\*\*", row[5]) for row in found}
+    ratios = {row[0].replace("`", ""): RATIO.match(row[5]) for row in found}
     texts = {label: ratio[1] for label, ratio in ratios.items() if ratio}
     assert len(texts) == len(found), ratios
     chart = Chart(

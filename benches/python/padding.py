@@ -22,7 +22,7 @@ from .files import BUILD
 from .loaders import LOADERS
 from .measure import timed_loader
 from .processes import ProcessFailedError, call_in_process
-from .report import figure, head, machine, write
+from .report import head, machine, ratio_cell, write
 from .verify import fingerprint
 from .workloads import ENDLESS, NUM_WORKERS, PREFETCH_FACTOR
 
@@ -255,13 +255,13 @@ def table(made: list[dict[str, Any]]) -> str:
         "|---|---|---|--:|--:|--:|--:|",
     ]
     for row in made:
-        low, middle, high = map(figure, row["times"])
+        low, middle, high = row["times"]
         cells = [
             row["group"],
             f"`{row['loader']}`",
             f"`{row['function']}`",
             f"{row['rate']:,.0f}",
-            f"**{middle}** ({low} to {high})",
+            ratio_cell(middle, low, high),
             *(f"{row['cpu_us'][where]:,.0f}" for where in ("main", "worker")),
         ]
         lines.append("| " + " | ".join(cells) + " |")

@@ -26,7 +26,7 @@ import torch
 from .files import BUILD
 from .loaders import LOADERS
 from .processes import ProcessFailedError, call_in_process, named
-from .report import figure, head, machine, write
+from .report import figure, head, machine, ratio_cell, write
 from .verify import HELD_BATCHES, fingerprint
 
 WORKERS = 2
@@ -194,7 +194,7 @@ def table(found: list[Measured]) -> str:
         cells = [figure(median(rates)) for rates in one.rates.values()]
         cells = [f"**{cell}**" if way in better else cell for way, cell in zip(WAYS, cells, strict=True)]
         ratios = one.ratios()
-        cells.append(f"**{figure(median(ratios))}** ({figure(min(ratios))} to {figure(max(ratios))})")
+        cells.append(ratio_cell(median(ratios), min(ratios), max(ratios)))
         lines.append(f"| {one.program.text} | {' | '.join(cells)} |")
     failed = [one for one in found if one.error is not None]
     lines += [f"| {one.program.text} | failed: {one.error} |" for one in failed]

@@ -200,8 +200,7 @@ def by_row(summaries: list[dict[str, Any]]) -> str:
 def _ratio(row: dict[str, Any]) -> str:
     if row.get("ratio") is None:
         return ""
-    low, high = row["ratio_range"]
-    return f"**{figure(row['ratio'])}** ({figure(low)} to {figure(high)})"
+    return ratio_cell(row["ratio"], *row["ratio_range"])
 
 
 def _times(ours: dict[str, Any], reference: dict[str, Any]) -> str:
@@ -244,6 +243,12 @@ def percent(value: float | None) -> str:
     if value is None:
         return ""
     return f"{value:.0%}" if value >= 0.1 else f"{value:.1%}"
+
+
+def ratio_cell(middle: float, low: float, high: float) -> str:
+    """Returns a ratio and its range, bold where the whole range lies on one side of 1."""
+    text = figure(middle) if low <= 1 <= high else f"**{figure(middle)}**"
+    return f"{text} ({figure(low)} to {figure(high)})"
 
 
 def figure(value: float | None) -> str:

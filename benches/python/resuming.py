@@ -27,7 +27,7 @@ from torch.utils.data import IterableDataset
 from . import datasets
 from .loaders import LOADERS, OURS
 from .processes import ProcessFailedError, call_in_process
-from .report import figure, head, machine
+from .report import figure, head, machine, ratio_cell
 
 THEIRS = "torchdata-stateful"
 NAMES = (THEIRS, OURS)
@@ -179,8 +179,8 @@ def main() -> int:
                     return 1
         of_rounds = [ours / theirs for theirs, ours in zip(taken[THEIRS], taken[OURS], strict=True)]
         cells = [figure(median(taken[name])) for name in NAMES]
-        ratio = f"**{median(of_rounds):.2f}** ({min(of_rounds):.2f} to {max(of_rounds):.2f})"
-        print(f"| {text} | {' | '.join(cells)} | {ratio} |", flush=True)
+        cells.append(ratio_cell(median(of_rounds), min(of_rounds), max(of_rounds)))
+        print(f"| {text} | {' | '.join(cells)} |", flush=True)
     return 0
 
 

@@ -14,7 +14,7 @@ from .files import BUILD
 from .loaders import BASELINE, OURS
 from .measure import timed_run
 from .processes import ProcessFailedError, call_in_process
-from .report import Row, figure, head, machine, ratios, summary, write
+from .report import Row, figure, head, machine, ratio_cell, ratios, summary, write
 from .workloads import BY_NAME, WORKLOADS, Workload
 
 WORKERS = (1, 2, 4, 8)
@@ -76,8 +76,7 @@ def table(rows: list[dict[str, Any]]) -> str:
         if row["error"] is not None:
             cells += ["failed", row["error"].replace("|", "/")]
         else:
-            low, high = row["ratio_range"]
-            cells.append(f"**{figure(row['ratio'])}** ({figure(low)} to {figure(high)})")
+            cells.append(ratio_cell(row["ratio"], *row["ratio_range"]))
             cells.append(", ".join(map(figure, row["rounds"])))
         lines.append("| " + " | ".join(cells) + " |")
     return "\n".join(lines) + "\n"
