@@ -259,7 +259,7 @@ def _log_copy() -> None:
 
 
 def _require(needed: int, built: int) -> None:
-    """At a control group's limit the system kills, so who is about to take memory looks first."""
+    """Checks free memory first: at a cgroup's limit the kernel would kill this process."""
     if not _native.SUPPORTED:
         return
     available = _native.available_memory()

@@ -97,7 +97,7 @@ class Pausing:
         self._put_gate().close()
 
     def resume(self) -> None:
-        """Goes on where the iterator was paused, or stopped at its limit. The limit starts again from here.
+        """Continues where the iterator was paused, or stopped at its limit. The limit starts again from here.
 
         Raises:
             RuntimeError: If the iterator was ended.
@@ -147,7 +147,7 @@ class Pausing:
 class _Gate:
     """Lets batches through to the caller, up to a limit.
 
-    INVARIANT: each step is one for the interpreter, because threads may share an iterator.
+    INVARIANT: each step is atomic under the interpreter lock, because threads may share an iterator.
     """
 
     def __init__(self) -> None:
@@ -226,7 +226,7 @@ def shut_down(loader: TorchLoader) -> None:
         # In a forked child the iterator is the parent's.
         loader._iterator = None
     errors = []
-    # The newest first: what others were zipped with waits for nothing.
+    # Newest first: with `zip(a, b)`, ending `b` first cannot leave `a` waiting.
     for iterator in reversed(alive(loader)):
         try:
             _shut_down(iterator)

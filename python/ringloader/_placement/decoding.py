@@ -51,7 +51,7 @@ class _Decoded:
         self._is_done = True
 
     def release(self) -> None:
-        """Says that the thread does no more with it."""
+        """Marks the batch as decoded, and wakes the caller."""
         self._is_done = True
         self._pending.release()
 
@@ -80,7 +80,7 @@ class Decoding:
         ahead: Batches that are decoded before their turn, at most.
 
     Attributes:
-        is_stopped: Whether nobody may wait for a batch any more.
+        is_stopped: True once the iterator has ended: callers that wait raise.
     """
 
     # Attributes: a thread that lives on while modules are torn down finds their names None.
@@ -167,7 +167,7 @@ def _decode_all(tasks: queue.SimpleQueue[_Decoded | None]) -> None:
             decoded.decode()
         except BaseException:
             # Memory ran out before the batch was begun: a MemoryError, or a SystemError where none was set.
-            # The caller decodes it. INVARIANT: the thread goes on, as callers wait for it.
+            # The caller decodes it. INVARIANT: the thread continues, as callers wait for it.
             if decoded is not None:
                 decoded.abandon()
         # The caller's alone, while this thread waits for the next.

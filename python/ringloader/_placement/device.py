@@ -97,7 +97,7 @@ class Moving:
     Args:
         device: The device. Without an index, the one that is current when the first batch is moved.
         prefetch: How many batches are moved before their turn, at most.
-        transform: What is called with each batch there, and makes the batch of it.
+        transform: The user's `device_transform`.
         find_registrations: Returns what is registered of the memory that arrivals lie in, for a device type.
 
     Attributes:

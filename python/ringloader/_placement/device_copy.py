@@ -165,7 +165,7 @@ class Moved:
         stream: On which its memory was allocated.
         done: What happens once its copies are done.
         memory: Tensors that have its memory, where those in ``data`` need not all be known.
-        move_rest: Moves what of it is still to be moved, on the stream of the caller.
+        move_rest: Moves the leaves that were not packed, on the caller's stream.
     """
 
     __slots__ = ("_ahead", "_copies", "_data", "_done", "_memory", "_move_rest", "_stream")

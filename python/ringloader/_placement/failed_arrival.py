@@ -1,4 +1,4 @@
-"""The stand-in for a batch that a worker made and that cannot be had here. The native side makes it."""
+"""The stand-in for a batch that a worker made and the main process cannot read. The native side makes it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ringloader._torch import internals
 
 
 class FailedArrival(internals.ExceptionWrapper):  # type: ignore[misc]
-    """Stands for a batch that was made and cannot be had here. torch raises it in the batch's turn.
+    """Stands for a batch that was made and cannot be read here. torch raises it in the batch's turn.
 
     Args:
         error: What was raised while it arrived.
@@ -95,6 +95,6 @@ def once(function: Callable[..., Any], *arguments: Any, lasting: type[Exception]
 
 
 def is_failed(data: Any) -> bool:
-    """True if ``data`` stands for a batch that cannot be had."""
+    """True if ``data`` stands for a batch that cannot be read."""
     # Not `isinstance`, which would ask every batch for `__class__` too.
     return issubclass(type(data), FailedArrival)

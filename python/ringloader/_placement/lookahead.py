@@ -1,4 +1,4 @@
-"""Batches that are prepared before their turn: taken from their rings as soon as they are there.
+"""Batches that are prepared before their turn: taken from their rings as soon as they arrive.
 
 The native scheduler takes them, keeps them and hands them out, so that an interrupt finds no step half done.
 """
@@ -15,11 +15,11 @@ class Prepared(Protocol):
     """A batch on its way to where it is needed."""
 
     def result(self) -> Any:
-        """Returns the batch, once it is there. The caller gets what it raises, and may then ask again."""
+        """Returns the batch, once it has arrived. The caller gets what it raises, and may then ask again."""
 
 
 class Ready:
-    """A batch that is there, or the error that stands for it."""
+    """A batch that has arrived, or the error that stands for it."""
 
     __slots__ = ("_data",)
 
