@@ -24,13 +24,6 @@ class Told(Dataset):
         return torch.full((self.elements,), float(index)), os.getpid()
 
 
-class Large(Told):
-    """Samples of 8 MB."""
-
-    def __getitem__(self, index):
-        return torch.full((1 << 20,), float(index), dtype=torch.float64), os.getpid()
-
-
 class Deadly(Told):
     """Kills each process that makes one of its samples."""
 

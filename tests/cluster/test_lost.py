@@ -18,7 +18,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 import ringloader
 import ringloader.ray
 from cluster.conftest import NODE_CPUS, actors, wait_for, with_settings
-from cluster.datasets import Deadly, DeadlyStream, Large, Told, numbers
+from cluster.datasets import Deadly, DeadlyStream, Told, numbers
 from ringloader import DataLoader
 
 pytestmark = pytest.mark.limit(240)
@@ -46,19 +46,6 @@ def test_each_batch_comes_once_whoever_is_killed(workers, seed, kills):
     counters = ringloader.report(loader).counters
     assert counters["replaced_workers"] > 0
     assert counters["batches"] == 30
-
-
-def test_large_batches_come_once_whoever_is_killed(workers):
-    """A worker sends such a batch from its own memory, and is killed now and then while it does."""
-    loader = DataLoader(Large(60), batch_size=None, worker_pool=workers)
-    choice, found = random.Random(1), []
-    for values, pid in loader:
-        assert values[0] == values[-1]
-        found.append(int(values[0]))
-        if choice.random() < 0.15:
-            kill(pid)
-    assert found == list(range(60))
-    assert ringloader.report(loader).counters["replaced_workers"] > 0
 
 
 def test_an_epoch_of_persistent_workers_goes_on_after_a_kill(workers):

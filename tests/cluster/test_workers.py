@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import os
 import threading
-import time
 import warnings
 
 import numpy as np
@@ -68,39 +67,6 @@ def test_views_of_one_storage_stay_so(workers):
         whole.zero_()
         assert not half.any()
         array += 1
-
-
-class Reused(Told):
-    """Large samples over the same memory each time, as a dataset has that decodes into a buffer."""
-
-    def __init__(self, count):
-        super().__init__(count)
-        self.tensor = torch.zeros(3 << 20, dtype=torch.uint8)
-        self.array = np.zeros(1 << 20, dtype=np.int16)
-
-    def __getitem__(self, index):
-        self.tensor.fill_(index)
-        self.array.fill(index)
-        small = torch.full((3,), index)
-        return small, self.tensor[1 << 19 :], self.array, self.tensor, {"bytes": bytes([index]) * (2 << 20)}
-
-
-@pytest.mark.parametrize("seconds", [0.0, 0.03], ids=["taken at once", "taken slowly"])
-@pytest.mark.parametrize("options", [{}, {"stats": True}], ids=["plain", "with stats"])
-def test_large_batches_of_memory_that_is_used_again(workers, seconds, options):
-    loader = DataLoader(Reused(30), batch_size=None, worker_pool=workers, persistent_workers=True, **options)
-    for _ in range(2):
-        for index, (small, part, array, whole, more) in enumerate(loader):
-            time.sleep(seconds)
-            found = {
-                int(value) for values in (small, part, array, whole) for value in (values.min(), values.max())
-            }
-            assert found == {index}
-            assert more == {"bytes": bytes([index]) * (2 << 20)}
-            whole[1 << 20] = 99
-            assert part[1 << 19] == 99
-        counters = ringloader.report(loader).counters
-        assert (counters["batches"], counters["oversize"]) == (30, 0)
 
 
 def test_functions_of_any_kind_travel(workers):

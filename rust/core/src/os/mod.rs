@@ -36,7 +36,6 @@ pub mod read_ahead;
 pub mod record_lock;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
-#[allow(unsafe_code, reason = "sends bytes by their address")]
 pub mod sockets;
 #[allow(unsafe_code, reason = "calls C's functions that wait")]
 mod waiting;

@@ -18,7 +18,6 @@ use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
 use super::page::page_size;
-use super::sockets;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, Ordering};
 
@@ -186,8 +185,18 @@ impl Segment {
         len: u64,
     ) -> Result<std::io::Result<usize>> {
         let source = self.pointer(offset, len)?;
-        // SAFETY: `source` has `len` mapped bytes (I1, I2).
-        Ok(unsafe { sockets::send(socket, before, source, len, true) })
+        let mut parts = [
+            libc::iovec { iov_base: before.as_ptr().cast_mut().cast(), iov_len: before.len() },
+            libc::iovec { iov_base: source.as_ptr().cast(), iov_len: len as usize },
+        ];
+        // SAFETY: a structure of integers and pointers, for which zeros say that there is nothing.
+        let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+        message.msg_iov = parts.as_mut_ptr();
+        message.msg_iovlen = parts.len() as _;
+        // SAFETY: the parts live; the kernel reads them: `source` has `len` mapped bytes (I1, I2), to which no
+        // reference is made.
+        let sent = unsafe { libc::sendmsg(socket.as_raw_fd(), &raw const message, libc::MSG_NOSIGNAL) };
+        Ok(usize::try_from(sent).map_err(|_| std::io::Error::last_os_error()))
     }
 
     /// Gives the pages that lie wholly inside `offset .. offset + len` back to the system; they read as zero after.

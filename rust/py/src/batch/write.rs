@@ -5,7 +5,6 @@ use std::ptr::{NonNull, copy_nonoverlapping};
 use pyo3::prelude::*;
 use ringloader_core::os::Segment;
 use ringloader_core::transport::port::{Commit, Port};
-use ringloader_core::transport::relay::line::Begun;
 use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 
 use crate::gil::{DETACH, exception, without_interpreter};
@@ -19,23 +18,6 @@ pub(crate) struct CopyRange {
     pub(crate) len: u64,
     /// True if the bytes stay where they are while their object is held, whatever other threads do.
     pub(crate) keeps: bool,
-}
-
-/// Sends what comes before a piece in the batch, which begins at the address `start`, and of the piece what goes at once.
-/// Returns how many bytes of the piece need no copy.
-///
-/// # Safety
-/// The piece has its bytes, and all that comes before it in the batch is there.
-unsafe fn send(begun: &mut Begun, start: usize, piece: &CopyRange) -> u64 {
-    let (Some(gap), Some(before), Some(from)) = (
-        piece.to.checked_sub(begun.gone()),
-        NonNull::new((start + begun.gone() as usize) as *mut u8),
-        NonNull::new(piece.from as *mut u8),
-    ) else {
-        return 0;
-    };
-    // SAFETY: the caller's.
-    unsafe { if begun.send(before, gap) == gap { begun.send(from, piece.len) } else { 0 } }
 }
 
 /// The memory into which a batch is written.
@@ -77,29 +59,13 @@ impl Target<'_, '_> {
         meta_at: u64,
         meta: &[u8],
     ) -> PyResult<()> {
-        self.write_or_send(py, pieces, held, meta_at, meta, None)
-    }
-
-    /// As [`write`](Self::write). Does not copy what `begun` sends.
-    ///
-    /// # Errors
-    /// As [`write`](Self::write).
-    pub(crate) fn write_or_send(
-        &self,
-        py: Python<'_>,
-        pieces: &[CopyRange],
-        held: &[Py<PyAny>],
-        meta_at: u64,
-        meta: &[u8],
-        mut begun: Option<Begun>,
-    ) -> PyResult<()> {
         // The pieces point into these objects: the caller still has them.
         let _ = held;
         let mut large = Vec::new();
         for piece in pieces {
             let to = self.pointer(piece.to, piece.len)?.as_ptr();
             if piece.keeps && piece.len >= DETACH as u64 {
-                large.push((piece.from, to as usize, piece));
+                large.push((piece.from, to as usize, piece.len as usize));
                 continue;
             }
             // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps, and the interpreter
@@ -111,16 +77,11 @@ impl Target<'_, '_> {
         // SAFETY: as above; `meta` is private memory.
         unsafe { copy_nonoverlapping(meta.as_ptr(), to.as_ptr(), meta.len()) };
         if !large.is_empty() {
-            let start = if begun.is_some() { self.pointer(0, meta_at)?.as_ptr() as usize } else { 0 };
             // Last, and all at once: other threads may do anything meanwhile, and nothing is looked at after.
             without_interpreter(py, || {
-                for (from, to, piece) in large {
-                    let len = piece.len as usize;
+                for (from, to, len) in large {
                     // SAFETY: as above. `held` also has the storage or `bytes` object that keeps the bytes.
-                    unsafe {
-                        let sent = begun.as_mut().map_or(0, |begun| send(begun, start, piece)) as usize;
-                        copy_nonoverlapping((from + sent) as *const u8, (to + sent) as *mut u8, len - sent);
-                    }
+                    unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
                 }
             });
         }

@@ -12,7 +12,6 @@ use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 use ringloader_core::transport::message::TaskKind;
 use ringloader_core::transport::port::{Chunk, Port as Core, Wake};
-use ringloader_core::transport::relay::worker_end::{Ahead, WorkerRelay};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
@@ -36,8 +35,6 @@ pub(crate) struct Port {
     spare: Mutex<Option<Box<Encoded>>>,
     /// Notes the moments of each batch, where that is wanted.
     clock: OnceLock<Py<WorkerClock>>,
-    /// Sends what lies in objects' memory, where a relay serves this worker.
-    ahead: OnceLock<Ahead>,
 }
 
 #[pymethods]
@@ -175,14 +172,7 @@ impl Port {
 
     pub(super) fn of(core: Core) -> Self {
         let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self {
-            core,
-            parent_ended,
-            warned,
-            spare: Mutex::default(),
-            clock: OnceLock::new(),
-            ahead: OnceLock::new(),
-        }
+        Self { core, parent_ended, warned, spare: Mutex::default(), clock: OnceLock::new() }
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
@@ -191,13 +181,6 @@ impl Port {
     /// `OSError` when pages cannot be had.
     pub(crate) fn allocate(&self, nbytes: u64) -> PyResult<Option<Chunk>> {
         self.core.allocate(nbytes).map_err(exception)
-    }
-
-    /// The worker's end, which a relay serves.
-    pub(super) fn of_relay(relay: &WorkerRelay) -> PyResult<Self> {
-        let port = Self::of(relay.port().map_err(exception)?);
-        let _ = port.ahead.set(relay.ahead());
-        Ok(port)
     }
 
     pub(super) fn core(&self) -> &Core {

@@ -114,7 +114,7 @@ impl WorkerRelay {
 
     /// The worker's end of the rings.
     fn attach(&self) -> PyResult<Port> {
-        Port::of_relay(&self.0)
+        self.0.port().map(Port::of).map_err(exception)
     }
 
     /// Notes that the answer to this task is the last that the worker gives in this epoch.

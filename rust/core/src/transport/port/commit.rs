@@ -44,12 +44,6 @@ impl<P: Deref<Target = Port>> Commit<P> {
         self.generation
     }
 
-    /// Returns the number of results that this worker has committed before.
-    #[must_use]
-    pub fn committed(&self) -> u64 {
-        self.port.lock().results.tail()
-    }
-
     /// The addresses of what was allocated of the slot that is being filled, from the slot's start.
     #[must_use]
     pub fn filled(&self) -> Range<usize> {

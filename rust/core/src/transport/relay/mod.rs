@@ -3,8 +3,7 @@
 //! The main process and the worker's process each have the rings and slots of a local worker, and a relay.
 //! The relay of the main process is the worker there: it takes tasks out of the ring and commits results. The relay of
 //! the worker's process is the parent there. A batch's bytes go from the worker's slot over the connection straight
-//! into a slot of the main process; table and offsets stay as they are. Within a machine, the first bytes of a large batch
-//! go [from where they are](mod@line).
+//! into a slot of the main process; table and offsets stay as they are.
 //!
 //! ```text
 //! main process                                              worker's process
@@ -25,7 +24,6 @@
 //! | `shared.rs` | what both of these share |
 //! | `serving.rs` | its thread, which serves all connections of an iterator |
 //! | `worker_end.rs` | the two threads of a worker's process |
-//! | `line.rs` | the worker's side of a connection, which its relay and the worker itself share |
 //! | `clocks.rs` | the other machine's clock |
 //!
 //! # When a worker is lost
@@ -47,8 +45,6 @@ mod clocks;
 mod frame;
 mod handshake;
 mod incoming;
-#[allow(unsafe_code, reason = "sends a batch from memory of the worker's")]
-pub mod line;
 mod link;
 mod loss;
 pub mod main_end;

@@ -1,6 +1,5 @@
 //! Both ends over real connections of this machine.
 
-mod ahead;
 mod windows;
 
 use std::io::{Read, Write};

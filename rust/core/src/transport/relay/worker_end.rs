@@ -2,13 +2,13 @@
 
 use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
+use std::os::fd::AsFd;
 use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use super::frame::{FrameKind, HEADER, Header};
 use super::handshake::Hello;
-use super::line::{Begun, Line};
 use super::{Beats, Token};
 use crate::error::{Error, Result};
 use crate::os::clock::monotonic;
@@ -42,7 +42,6 @@ struct Shared {
     asked: Mutex<(u64, u64)>,
     /// The task whose answer ends the worker's part of the epoch.
     last: AtomicU64,
-    line: Arc<Line>,
 }
 
 /// The worker that a connection belongs to.
@@ -90,17 +89,15 @@ impl WorkerRelay {
             return Err(failed(last.unwrap_or_else(|| std::io::ErrorKind::NotFound.into())));
         };
         socket.set_nodelay(true).map_err(&failed)?;
-        let is_within = sockets::fit(&socket);
+        sockets::fit(&socket);
         let Identity { token, worker, number } = identity;
         socket.write_all(&Hello { token, worker, number }.to_bytes()).map_err(&failed)?;
-        let sending = socket.try_clone().map_err(&failed)?;
         let shared = Arc::new(Shared {
             engine: Engine::new(1, max_tasks, share)?,
             is_finished: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             asked: Mutex::new((0, 0)),
             last: AtomicU64::new(u64::MAX),
-            line: Arc::new(Line::new(sending, is_within)),
         });
         let relay = Self {
             shared: shared.clone(),
@@ -110,7 +107,7 @@ impl WorkerRelay {
         let reading = socket.try_clone().map_err(&failed)?;
         let receiver = Receiver { shared: shared.clone(), socket: BufReader::new(reading) };
         relay.start("ringloader-receive", move || receiver.run())?;
-        let sender = Sender { shared, socket, beats, beat: Instant::now() };
+        let sender = Sender { shared, socket, beats, beat: Instant::now(), epoch: 0 };
         relay.start("ringloader-send", move || sender.run())?;
         Ok(relay)
     }
@@ -136,12 +133,6 @@ impl WorkerRelay {
     pub fn end_part(&self, seq: u64) {
         // The ring publishes it, with the commit of that answer, which comes after it in the same thread.
         self.shared.last.store(seq, Ordering::Relaxed);
-    }
-
-    /// Returns the part by which the worker's thread begins to send batches itself.
-    #[must_use]
-    pub fn ahead(&self) -> Ahead {
-        Ahead(self.shared.clone())
     }
 
     /// Returns true if the connection has ended before the worker was told to end.
@@ -179,52 +170,7 @@ impl Drop for WorkerRelay {
     }
 }
 
-/// A result, for its frame.
-#[derive(Debug, Clone, Copy)]
-pub struct Answer {
-    /// The task that it answers.
-    pub seq: u64,
-    /// The kind of the result.
-    pub kind: ResultKind,
-    /// Bytes of the result, its table among them.
-    pub len: u64,
-    /// The offset and the length of the table.
-    pub meta: (u64, u64),
-    /// The number of the result's filling.
-    pub generation: u64,
-}
-
-/// Begins to send a batch from where its bytes are.
-#[derive(Debug)]
-pub struct Ahead(Arc<Shared>);
-
-impl Ahead {
-    /// Begins the frame of the result that is committed next, after `committed` others. `None` where it must be sent from
-    /// its slot. The counts of the worker are those of now.
-    #[must_use]
-    pub fn begin(&self, committed: u64, answer: &Answer) -> Option<Begun> {
-        Line::begin(&self.0.line, committed, answer.generation, |epoch| self.0.header_of(answer, epoch))
-    }
-}
-
 impl Shared {
-    fn header_of(&self, answer: &Answer, epoch: u64) -> [u8; HEADER] {
-        let &Answer { seq, kind, len, meta, generation } = answer;
-        let counts = self.engine.control().worker(0).counters.read(epoch);
-        // See `end_part`.
-        let ends_part = kind == ResultKind::Batch && self.last.load(Ordering::Relaxed) == seq;
-        let header = Header {
-            ends_part,
-            of: kind as u64,
-            seq,
-            len,
-            at: [meta.0, meta.1, generation],
-            counts: counts.map(|(_, count)| count),
-            ..Header::of(FrameKind::Result)
-        };
-        header.to_bytes()
-    }
-
     /// The connection has ended: the worker loop is to end, too.
     fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
@@ -287,6 +233,8 @@ struct Sender {
     beats: Beats,
     /// When the last sign of life was given.
     beat: Instant,
+    /// Epochs that the results sent have begun after the first.
+    epoch: u64,
 }
 
 impl Sender {
@@ -326,20 +274,37 @@ impl Sender {
     }
 
     fn send(&mut self, result: &Received) -> Result<()> {
-        let answer = Answer {
+        let counts = self.shared.engine.control().worker(0).counters.read(self.epoch);
+        // See `end_part`.
+        let ends_part =
+            result.kind == ResultKind::Batch && self.shared.last.load(Ordering::Relaxed) == result.seq;
+        let header = Header {
+            ends_part,
+            of: result.kind as u64,
             seq: result.seq,
-            kind: result.kind,
             len: result.len(),
-            meta: (result.meta_offset, result.table().len() as u64),
-            generation: result.generation,
+            at: [result.meta_offset, result.table().len() as u64, result.generation],
+            counts: counts.map(|(_, count)| count),
+            ..Header::of(FrameKind::Result)
         };
-        self.shared.line.send(result, |epoch| self.shared.header_of(&answer, epoch))?;
+        let header = header.to_bytes();
+        let mut gone = 0;
+        while gone < HEADER as u64 + result.len() {
+            // One call, and for a small batch one packet, so that the main process wakes up once.
+            let of_header = gone.min(HEADER as u64);
+            match result.send(self.socket.as_fd(), &header[of_header as usize..], gone - of_header)? {
+                Ok(sent) => gone += sent as u64,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(io("sending a batch")(error)),
+            }
+        }
+        self.epoch += u64::from(result.kind == ResultKind::Object);
         self.beat = Instant::now();
         Ok(())
     }
 
     fn write(&mut self, header: &Header) -> Result<()> {
-        self.shared.line.send_header(&header.to_bytes())?;
+        self.socket.write_all(&header.to_bytes()).map_err(io("sending to the main process"))?;
         self.beat = Instant::now();
         Ok(())
     }

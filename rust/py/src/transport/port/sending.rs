@@ -12,7 +12,6 @@ use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Commit, Port as Core, Room, Wake};
-use ringloader_core::transport::relay::worker_end::Answer;
 
 use super::super::joint_batch::{JointBatch, Reserved};
 use super::Port;
@@ -116,20 +115,13 @@ impl Port {
             (None, Some(batch)) => batch.target(),
             (None, None) => Target::Slot(&commit),
         };
-        // Before anything is sent: the parent finds a batch counted that it has taken.
+        // Before the commit: the parent finds a batch counted that it has taken.
         match kind {
             ResultKind::Object => self.core.counters().begin_epoch(),
             _ if is_batch => self.count(groups, pickled.is_some(), own.is_some()),
             _ => {}
         }
-        let begun = match (&target, self.ahead.get()) {
-            (Target::Slot(commit), Some(ahead)) if groups.has_held() => {
-                let meta = (meta_at, block.len() as u64);
-                ahead.begin(commit.committed(), &Answer { seq, kind, len: end, meta, generation })
-            }
-            _ => None,
-        };
-        target.write_or_send(py, groups.copies(), &drafts.held, meta_at, block, begun)?;
+        target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
         if let Some((_, fd)) = &own {
             let begun = Instant::now();
             loop {
