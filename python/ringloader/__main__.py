@@ -59,6 +59,11 @@ def main() -> None:
             # One that is not offered gets an error that says why.
             help=_help_of(about) if offered else argparse.SUPPRESS,
         )
+    for name in by_name.REMOVED:
+        # Gets an error that says what takes its place.
+        command.add_argument(
+            f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="VALUE", help=argparse.SUPPRESS
+        )
     command.add_argument(
         "--num-workers",
         default=argparse.SUPPRESS,

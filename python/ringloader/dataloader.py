@@ -117,9 +117,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``ringloader.WorkerPool``, or ``None``; default: ``None``, each iterator starts its own workers).
             ``num_workers=0`` then means as many as the pool has. The loader keeps the pool, and the pool does
             not keep the loader.
-        worker_prefetch: How many batches each worker has ready or under way: torch's ``prefetch_factor`` by
-            its name in torchdata (a positive int, or ``None``; default: ``None``, torch's
-            ``prefetch_factor``). Both may be given if they are equal.
         main_prefetch: How many of the batches that workers have ready a thread of the main process decodes
             before their turn (an int, 0 or more; default: 0, ``next`` decodes them). For batches that are
             slow to unpickle. No effect where torch's own loader runs.
@@ -146,19 +143,17 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``ringloader.Seeds`` (a callable, or ``None``; default: ``None``). It returns the dataset of that
             epoch, or None for the same one. Its error is the error of the epoch's batches. Without workers
             the main process calls it, as a single worker 0.
-        reseed_workers: ``True`` to seed the generators of python, numpy and torch again in each worker when
-            an epoch begins (default: ``False``). In a thread, those of ``get_worker_info().rng`` are seeded.
-            No effect without workers.
         seeding: When the generators of ``random``, ``numpy.random`` and torch's CPU are seeded (``"torch"``,
-            ``"sample"``, ``"batch"``, or ``None``; default: ``None``, ``"sample"`` with
+            ``"epoch"``, ``"sample"``, ``"batch"``, or ``None``; default: ``None``, ``"sample"`` with
             ``worker_task="sample"`` or ``num_workers="auto"``, else ``"torch"``: when a worker starts). With
-            ``"sample"`` they are set before each sample, from ``seed``, the epoch and the sample's place in
-            it; with ``"batch"`` before each batch, from the place of its first sample. So random augmentation
-            is the same for any number and kind of workers, restarted ones too, and for ``"sample"`` for any
-            ``batch_size``. With a ``DistributedSampler`` a place is that among the samples of all ranks; else
-            each rank has keys of its own. ``collate_fn`` has a key of its batch. A dataset with
-            ``__getitems__`` draws for its batch from the key of the first sample. Each worker of an
-            ``IterableDataset`` counts its own samples. In a thread, those of ``get_worker_info().rng`` are
+            ``"epoch"`` each worker sets them when an epoch begins, from ``ringloader.Seeds``; without workers
+            it has no effect. With ``"sample"`` they are set before each sample, from ``seed``, the epoch and
+            the sample's place in it; with ``"batch"`` before each batch, from the place of its first sample.
+            So random augmentation is the same for any number and kind of workers, restarted ones too, and for
+            ``"sample"`` for any ``batch_size``. With a ``DistributedSampler`` a place is that among the
+            samples of all ranks; else each rank has keys of its own. ``collate_fn`` has a key of its batch. A
+            dataset with ``__getitems__`` draws for its batch from the key of the first sample. Each worker of
+            an ``IterableDataset`` counts its own samples. In a thread, those of ``get_worker_info().rng`` are
             set. Without workers the program's generators are put back before ``next`` returns. Each task goes
             to the worker with the fewest unanswered ones, unless the dataset is iterable or has a
             ``state_dict``; batches come in their order.
@@ -209,25 +204,23 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``device_transform`` without ``device``;
             - ``worker_pool`` with ``multiprocessing_context``, more workers than it has or a ``Dispatch``, or
               with ``persistent_workers``, unless with ``prefetch_epochs``;
-            - ``worker_prefetch`` other than ``prefetch_factor``, or without workers;
             - ``main_prefetch`` with ``device`` or ``pin_memory``, or without workers;
             - ``worker_method="thread"`` with ``max_shared_bytes``, ``worker_pool``, ``main_prefetch``,
               ``restart_workers``, ``sample_timeout``, ``multiprocessing_context``, a DataPipe or a
               ``Dispatch``;
-            - ``worker_task="sample"`` with another ``seeding`` than ``"sample"``, ``reseed_workers``,
-              ``Workers`` on a cluster, an ``IterableDataset`` or a dataset that has a ``state_dict``;
+            - ``worker_task="sample"`` with another ``seeding`` than ``"sample"``, ``Workers`` on a cluster,
+              an ``IterableDataset`` or a dataset that has a ``state_dict``;
             - ``last_batch`` with ``batch_size=None`` or a ``batch_sampler`` that does otherwise, or with
               ``drop_last``, unless ``"discard"``;
             - ``last_batch="rollover"`` with an ``IterableDataset``;
             - ``worker_reset_fn`` with a ``Dispatch``;
-            - ``seeding`` with ``reseed_workers``;
-            - ``seed`` without ``worker_reset_fn``, ``reseed_workers`` or ``seeding``;
+            - ``seed`` without ``worker_reset_fn`` or ``seeding``;
             - ``restart_workers`` with ``Workers`` on a cluster or a ``Dispatch``;
             - ``on_error`` with a ``Dispatch``;
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
             - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
-            - ``auto_workers`` with ``seeding="torch"``, ``reseed_workers`` or ``Workers`` on a cluster;
+            - ``auto_workers`` with ``seeding="torch"`` or ``"epoch"`` or ``Workers`` on a cluster;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.
@@ -266,14 +259,12 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         device_prefetch: int = 2,
         device_transform: Callable[[Any], Any] | None = None,
         worker_pool: WorkerPool | None = None,
-        worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         worker_task: Literal["batch", "sample"] = "batch",
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
-        reseed_workers: bool = False,
-        seeding: Literal["torch", "sample", "batch"] | None = None,
+        seeding: Literal["torch", "epoch", "sample", "batch"] | None = None,
         seed: int | None = None,
         restart_workers: int = 0,
         on_error: OnError = RAISE,
@@ -292,10 +283,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             pin_memory_device, in_order
         ))
         others = _OPTIONS.others((
-            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, worker_prefetch,
-            main_prefetch, worker_method, worker_task, last_batch, worker_reset_fn, reseed_workers, seeding,
-            seed, restart_workers, on_error, max_errors, sample_timeout, watchdog, stats, auto_workers,
-            prefetch_epochs
+            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, main_prefetch,
+            worker_method, worker_task, last_batch, worker_reset_fn, seeding, seed, restart_workers, on_error,
+            max_errors, sample_timeout, watchdog, stats, auto_workers, prefetch_epochs
         ))
         # fmt: on
         if isinstance(num_workers, str):
@@ -319,10 +309,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 vars(self)["check_worker_number_rationality"] = _have_cores_elsewhere
         # Only values that are not the default: the next class of the MRO may have its own.
         super().__init__(datapipes.translated(dataset), **given)
-        conflicts.check_made(self, options, prefetch_factor=prefetch_factor)
-        if worker_prefetch is not None:
-            self.prefetch_factor = worker_prefetch
-        elif options.worker_task == "sample" and prefetch_factor is None and self.num_workers > 0:
+        conflicts.check_made(self, options)
+        if options.worker_task == "sample" and prefetch_factor is None and self.num_workers > 0:
             options_of_samples.set_default_prefetch(self)
         if last_batch is not None:
             rollover.apply(self, last_batch)

@@ -72,14 +72,12 @@ class StatefulDataLoader(DataLoader[_T_co]):
         device_prefetch: int = 2,
         device_transform: Callable[[Any], Any] | None = None,
         worker_pool: WorkerPool | None = None,
-        worker_prefetch: int | None = None,
         main_prefetch: int = 0,
         worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         worker_task: Literal["batch", "sample"] = "batch",
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
-        reseed_workers: bool = False,
-        seeding: Literal["torch", "sample", "batch"] | None = None,
+        seeding: Literal["torch", "epoch", "sample", "batch"] | None = None,
         seed: int | None = None,
         restart_workers: int = 0,
         on_error: OnError = RAISE,
@@ -104,10 +102,9 @@ class StatefulDataLoader(DataLoader[_T_co]):
             pin_memory_device, in_order
         ))
         others = _OPTIONS.others((
-            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, worker_prefetch,
-            main_prefetch, worker_method, worker_task, last_batch, worker_reset_fn, reseed_workers, seeding,
-            seed, restart_workers, on_error, max_errors, sample_timeout, watchdog, stats,
-            snapshot_every_n_steps, auto_workers, prefetch_epochs
+            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, main_prefetch,
+            worker_method, worker_task, last_batch, worker_reset_fn, seeding, seed, restart_workers, on_error,
+            max_errors, sample_timeout, watchdog, stats, snapshot_every_n_steps, auto_workers, prefetch_epochs
         ))
         # fmt: on
         if "snapshot_every_n_steps" in others:

@@ -17,6 +17,7 @@ from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares,
 from parity import harness
 from parity.datasets import Samples
 from ringloader._options.table import DEFAULTS, TABLE, Options
+from ringloader._patch import by_name
 from ringloader._torch import hook, own_iterators, select_path
 from ringloader._transport import make
 
@@ -354,7 +355,7 @@ def test_a_wrapper_around_the_hook_gets_our_iterator(
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"max_shared_byte": 1}, TypeError, "unknown option 'max_shared_byte'; there are: max_shared_bytes"),
+        ({"max_shared_byte": 1}, TypeError, "unknown option 'max_shared_byte'; there are: num_workers, "),
         ({"max_shared_bytes": "1G"}, TypeError, "max_shared_bytes must be an int or None, not '1G'"),
         ({"max_shared_bytes": 0}, ValueError, "max_shared_bytes must be positive, not 0"),
     ],
@@ -393,8 +394,25 @@ def test_datapipes_too() -> None:
         assert ringloader.report(loader).path == harness.expected_path
 
 
-def test_the_list_of_options_has_none_that_is_refused() -> None:
+@pytest.mark.parametrize("name", ["install", "convert"])
+def test_the_list_of_options_has_all_that_are_taken(name: str) -> None:
+    call = {"install": ringloader.install, "convert": functools.partial(ringloader.convert, Loader([1]))}[
+        name
+    ]
     with pytest.raises(TypeError, match="there are: ") as caught:
-        ringloader.install(other=1)
-    for name in str(caught.value).partition("there are: ")[2].split(", "):
-        assert TABLE[name].instead is None
+        call(num_worker=2)
+    listed = str(caught.value).partition("there are: ")[2].split(", ")
+    taken = [name for name, about in TABLE.items() if about.instead is None]
+    assert listed == ["num_workers", *(["stateful"] if name == "install" else []), *taken]
+
+
+@pytest.mark.parametrize(("name", "instead"), by_name.REMOVED.items())
+def test_a_name_that_was_removed_is_an_error_that_names_the_other_one(name: str, instead: str) -> None:
+    ways = [ringloader.install, ringloader.installed, functools.partial(ringloader.convert, Loader([1]))]
+    for call in (*ways, lambda **given: by_name.from_text(f"{name}={given[name]}")):
+        with pytest.raises(TypeError, match=f"has no option '{name}' any more: ") as caught:
+            call(**{name: True})
+        assert str(caught.value).endswith(instead)
+    for cls in (ringloader.DataLoader, ringloader.StatefulDataLoader):
+        with pytest.raises(TypeError, match=f"unexpected keyword argument '{name}'"):
+            cls([1], **{name: True})

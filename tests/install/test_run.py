@@ -12,6 +12,7 @@ import pytest
 from install.python import STATE, Python
 from install.test_environment import CHILDREN
 from ringloader._options.table import TABLE
+from ringloader._patch import by_name
 
 pytestmark = pytest.mark.rings_only
 
@@ -155,13 +156,18 @@ def test_only_options_that_a_text_can_give_are_offered(fake_torch: Python) -> No
     offered = set(re.findall(r"--([a-z-]+) VALUE", fake_torch.run("-m", "ringloader", "run", "-h").stdout))
     hidden = {name for name in TABLE if name.replace("_", "-") not in offered}
     assert hidden == {
-        *("device_transform", "worker_pool", "worker_reset_fn", "worker_prefetch", "last_batch"),
+        *("device_transform", "worker_pool", "worker_reset_fn", "last_batch"),
         "snapshot_every_n_steps",
     }
     for name in sorted(hidden):
         done = fake_torch.run("-m", "ringloader", "run", f"--{name.replace('_', '-')}=4", "program.py")
         assert done.returncode == 2
         assert f"cannot take {name}" in done.stderr and "pass it to DataLoader" in done.stderr
+    for name, instead in by_name.REMOVED.items():
+        assert name.replace("_", "-") not in offered
+        done = fake_torch.run("-m", "ringloader", "run", f"--{name.replace('_', '-')}", "4", "program.py")
+        assert done.returncode == 2
+        assert f"has no option {name!r} any more: {instead}" in " ".join(done.stderr.split())
 
 
 @pytest.mark.parametrize("install", [None, "0", "max_shared_bytes=5"])

@@ -17,7 +17,6 @@ _ALONE: dict[str, Any] = {
     "worker_method": "thread",
     "worker_task": "sample",
     "worker_reset_fn": told,
-    "reseed_workers": True,
     "seeding": "sample",
     "restart_workers": 3,
     "sample_timeout": 60.0,
@@ -29,7 +28,7 @@ _ALONE: dict[str, Any] = {
 # Options that are nothing without another one.
 _BESIDE: dict[str, tuple[Any, dict[str, Any]]] = {
     "device_transform": (told, {"device": "cpu"}),
-    "seed": (7, {"reseed_workers": True}),
+    "seed": (7, {"seeding": "epoch"}),
     "max_errors": (4, {"on_error": "skip"}),
 }
 CASES: dict[str, dict[str, Any]] = {name: {name: value} for name, value in _ALONE.items()}

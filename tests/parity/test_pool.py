@@ -365,7 +365,7 @@ def test_what_epochs_begin_with_is_of_one_loader(method):
     with WorkerPool(1, method) as pool:
         reset = note_epoch if method == "spawn" else lambda *args: note_epoch(*args)
         options = {"worker_pool": pool, "collate_fn": first}
-        told = DataLoader(Epochs(), worker_reset_fn=reset, reseed_workers=True, seed=5, **options)
+        told = DataLoader(Epochs(), worker_reset_fn=reset, seeding="epoch", seed=5, **options)
         plain = DataLoader(Epochs(), **options)
         counted, draws = [], []
         for epoch in range(3):
@@ -377,7 +377,7 @@ def test_what_epochs_begin_with_is_of_one_loader(method):
             counted.append(process)
         assert len(set(counted)) == 1
         assert len({number for drawn in draws for number in drawn}) == 12
-        again = DataLoader(Epochs(), worker_reset_fn=note_epoch, reseed_workers=True, seed=5, **options)
+        again = DataLoader(Epochs(), worker_reset_fn=note_epoch, seeding="epoch", seed=5, **options)
         assert [batch[3] for batch in again] == draws[0]
 
 

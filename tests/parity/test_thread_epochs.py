@@ -1,4 +1,4 @@
-"""``worker_reset_fn``, ``reseed_workers`` and ``call_workers`` with threads, beside processes."""
+"""``worker_reset_fn``, ``seeding="epoch"`` and ``call_workers`` with threads, beside processes."""
 
 from __future__ import annotations
 
@@ -103,9 +103,7 @@ def drawing(_index: int) -> Any:
 def test_reseeding_sets_a_threads_own_generators_as_a_processs():
     found = [
         epochs(
-            made(
-                method, Made(drawing, 6), worker_reset_fn=None, reseed_workers=True, persistent_workers=True
-            ),
+            made(method, Made(drawing, 6), worker_reset_fn=None, seeding="epoch", persistent_workers=True),
             2,
         )
         for method in METHODS
@@ -113,7 +111,7 @@ def test_reseeding_sets_a_threads_own_generators_as_a_processs():
     processes, threads = ([[draws[:2] for draws in epoch] for epoch in one] for one in found)
     assert processes == threads
     # Each epoch anew, numpy's too.
-    assert epochs(made("thread", Made(drawing, 6), worker_reset_fn=None, reseed_workers=True), 2) == found[1]
+    assert epochs(made("thread", Made(drawing, 6), worker_reset_fn=None, seeding="epoch"), 2) == found[1]
     assert found[1][0] != found[1][1]
     assert len({draws[2] for epoch in found[1] for draws in epoch}) == 12
 
@@ -128,7 +126,7 @@ def test_reseeding_leaves_the_process_alone():
 
     generator = torch.Generator().manual_seed(0)
     loader = made(
-        "thread", Made(drawing, 6), worker_reset_fn=None, reseed_workers=True, generator=generator, seed=None
+        "thread", Made(drawing, 6), worker_reset_fn=None, seeding="epoch", generator=generator, seed=None
     )
     before = states()
     list(loader)

@@ -19,13 +19,11 @@ EXAMPLES = {
     "device_prefetch": {"device_prefetch": 1},
     "device_transform": {"device": "cpu", "device_transform": torch.neg},
     "worker_pool": {},
-    "worker_prefetch": {"worker_prefetch": 3},
     "main_prefetch": {"main_prefetch": 1},
     "worker_method": {"worker_method": "thread"},
     "worker_task": {"worker_task": "sample"},
     "last_batch": {"last_batch": "rollover"},
     "worker_reset_fn": {"worker_reset_fn": parts.keep},
-    "reseed_workers": {"reseed_workers": True},
     "seeding": {"seeding": "sample"},
     "seed": {"seed": 7, "seeding": "batch"},
     "restart_workers": {"restart_workers": 1},
@@ -37,9 +35,9 @@ EXAMPLES = {
     "auto_workers": {"auto_workers": True},
     "prefetch_epochs": {"prefetch_epochs": True, "persistent_workers": True},
 }
-NEED_WORKERS = {"auto_workers", "worker_prefetch", "main_prefetch", "prefetch_epochs"}
+NEED_WORKERS = {"auto_workers", "main_prefetch", "prefetch_epochs"}
 ERRORS = {
-    *("worker_method", "worker_task", "worker_reset_fn", "reseed_workers", "seeding", "seed", "on_error"),
+    *("worker_method", "worker_task", "worker_reset_fn", "seeding", "seed", "on_error"),
     "max_errors",
 }
 LEFT_OUT = {
@@ -117,7 +115,7 @@ def test_options_and_data_with_a_worker_that_is_spawned(caplog):
         batch_size=4,
         collate_fn=parts.collate,
         worker_pool=pool,
-        worker_prefetch=3,
+        prefetch_factor=3,
         last_batch="keep",
         **options,
     ) as loader:

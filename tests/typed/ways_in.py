@@ -43,7 +43,7 @@ def refused(torchs: torch.utils.data.DataLoader[int]) -> None:
     ringloader.convert(torchs, stats="yes")  # type: ignore[call-overload]
     ringloader.install(foo=True)  # type: ignore[call-arg]
     ringloader.install(num_workers=2)  # type: ignore[arg-type]
-    ringloader.install(worker_prefetch=2)  # type: ignore[call-arg]
+    ringloader.install(last_batch="keep")  # type: ignore[call-arg]
     ringloader.install(on_error="ignore")  # type: ignore[arg-type]
     ringloader.installed(worker_method="threads")  # type: ignore[arg-type]
     ringloader.installed(seed="1")  # type: ignore[arg-type]

@@ -272,9 +272,10 @@ def build(program: Program, leg: Leg) -> Any:
         given["prefetch_epochs"] = program.prefetches
     has_seed = program.resets or program.reseeds or program.seeding != "torch"
     return ringloader.StatefulDataLoader(
-        data, collate_fn=list, in_order=program.in_order, seeding=program.seeding,
+        data, collate_fn=list, in_order=program.in_order,
+        seeding="epoch" if program.reseeds else program.seeding,
         seed=program.seed if has_seed else None,
-        reseed_workers=program.reseeds, snapshot_every_n_steps=leg.every, **given,
+        snapshot_every_n_steps=leg.every, **given,
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 import gc
 import os
-import pickle
 import subprocess
 import threading
 import time
@@ -254,14 +253,6 @@ WRONG = [
         ValueError,
         "main_prefetch=2 and device='cpu'",
     ),
-    ({"worker_prefetch": 0, "num_workers": 1}, ValueError, "worker_prefetch must be positive, not 0"),
-    ({"worker_prefetch": 1.5, "num_workers": 1}, TypeError, "worker_prefetch must be an int or None"),
-    ({"worker_prefetch": 3}, ValueError, "worker_prefetch=3 and num_workers=0 do not go together"),
-    (
-        {"worker_prefetch": 3, "prefetch_factor": 2, "num_workers": 1},
-        ValueError,
-        "worker_prefetch=3 and prefetch_factor=2 differ",
-    ),
 ]
 
 
@@ -271,22 +262,8 @@ def test_what_is_refused(given, kind, words):
         DataLoader([1, 2], **given)
 
 
-def test_worker_prefetch_is_prefetch_factor():
-    loader = DataLoader(list(range(20)), num_workers=2, worker_prefetch=3)
-    assert loader.prefetch_factor == 3
-    iterator = iter(loader)
-    assert iterator._send_idx == 6
-    assert len(list(iterator)) == 20
-    assert DataLoader([1], num_workers=1, worker_prefetch=3, prefetch_factor=3).prefetch_factor == 3
-    assert pickle.loads(pickle.dumps(loader)).prefetch_factor == 3
-
-
 def test_installed_and_converted():
-    with pytest.raises(TypeError, match="install\\(\\) cannot take worker_prefetch"):
-        ringloader.install(worker_prefetch=2)
     plain = torch.utils.data.DataLoader([Told(0), Told(1)], batch_size=None, num_workers=1)
-    with pytest.raises(TypeError, match="convert\\(\\) cannot take worker_prefetch"):
-        ringloader.convert(plain, worker_prefetch=2)
     pinned = torch.utils.data.DataLoader([0], num_workers=1, pin_memory=True)
     with pytest.raises(ValueError, match="main_prefetch=2 and pin_memory=True"):
         ringloader.convert(pinned, main_prefetch=2)

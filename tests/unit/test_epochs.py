@@ -1,4 +1,4 @@
-"""``worker_reset_fn``, ``reseed_workers`` and ``set_epoch``: what an epoch begins with, on every path."""
+"""``worker_reset_fn``, ``seeding="epoch"`` and ``set_epoch``: what an epoch begins with, on every path."""
 
 import gc
 import random
@@ -235,16 +235,16 @@ def drawn(start="fork", persistent=False, workers=2, epochs=2, first=0, **option
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_seeds_and_generators_are_equal_over_start_methods_and_the_life_of_workers(start):
-    expected = drawn(reseed_workers=True, seed=11)
-    assert drawn(start, True, reseed_workers=True, seed=11) == expected
-    assert drawn(start, False, reseed_workers=True, seed=11) == expected
+    expected = drawn(seeding="epoch", seed=11)
+    assert drawn(start, True, seeding="epoch", seed=11) == expected
+    assert drawn(start, False, seeding="epoch", seed=11) == expected
     # An epoch is the same wherever the program begins.
-    assert drawn(start, True, reseed_workers=True, seed=11, first=1, epochs=1) == expected[1:]
-    assert drawn(reseed_workers=True, seed=12) != expected
+    assert drawn(start, True, seeding="epoch", seed=11, first=1, epochs=1) == expected[1:]
+    assert drawn(seeding="epoch", seed=12) != expected
 
 
 def test_every_epoch_and_worker_has_numbers_of_its_own():
-    epochs = drawn(persistent=True, reseed_workers=True, seed=11, epochs=3)
+    epochs = drawn(persistent=True, seeding="epoch", seed=11, epochs=3)
     for kind in range(3):
         numbers = [batch[1][kind] for epoch in epochs for batch in epoch]
         assert len(set(numbers)) == 12
@@ -255,12 +255,12 @@ def test_every_epoch_and_worker_has_numbers_of_its_own():
 
 def test_without_workers_the_programs_generators_are_left_alone():
     torch.manual_seed(3)
-    first = [batch[1][2] for batch in DataLoader(Drawing(), batch_size=None, reseed_workers=True)]
+    first = [batch[1][2] for batch in DataLoader(Drawing(), batch_size=None, seeding="epoch")]
     torch.manual_seed(3)
     assert first == [batch[1][2] for batch in torch.utils.data.DataLoader(Drawing(), batch_size=None)]
 
 
-@pytest.mark.parametrize("options", [{}, {"worker_reset_fn": keep_seeds, "reseed_workers": True}])
+@pytest.mark.parametrize("options", [{}, {"worker_reset_fn": keep_seeds, "seeding": "epoch"}])
 def test_the_main_process_draws_as_torch_does(path, options):
     if options and path == "torch":
         pytest.skip("an error there")
@@ -404,13 +404,12 @@ def test_seeds_are_of_the_epoch_that_was_said():
     [
         ({"worker_reset_fn": 1}, TypeError, "worker_reset_fn must be a callable or None, not 1"),
         ({"worker_reset_fn": "f"}, TypeError, "worker_reset_fn must be a callable or None, not 'f'"),
-        ({"reseed_workers": 1}, TypeError, "reseed_workers must be a bool, not 1"),
         ({"seed": 1.5}, TypeError, "seed must be an int or None, not 1.5"),
         ({"seed": -1}, ValueError, "seed must be from 0 up to and without 18446744073709551616, not -1"),
         (
             {"seed": 5},
             ValueError,
-            "seed=5 has no effect without worker_reset_fn, reseed_workers=True or seeding",
+            "seed=5 has no effect without worker_reset_fn, or seeding",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from small_datasets import Made
 pytestmark = pytest.mark.rings_only
 
 # Options that a loader has only from its constructor on, and those that say which processes it gets.
-CONSTRUCTED = {"worker_prefetch": 3, "last_batch": "discard"}
+CONSTRUCTED = {"last_batch": "discard"}
 NOT_HERE = {"worker_pool", "worker_method", "prefetch_epochs", "snapshot_every_n_steps"}
 OPTIONS = {**{name: {name: value} for name, value in CONSTRUCTED.items()}, **CASES}
 del OPTIONS["worker_method"]

@@ -97,11 +97,11 @@ def test_threads_are_no_pools(function):
             ringloader.convert(torch.utils.data.DataLoader(Numbers(2)), **options)
 
 
-@pytest.mark.parametrize("options", [{"worker_prefetch": 3}, {"main_prefetch": 2}])
+@pytest.mark.parametrize("options", [{"prefetch_factor": 3}, {"main_prefetch": 2}])
 def test_prefetching_with_the_number_that_the_pool_has(options):
     pool = WorkerPool(2)
     made = DataLoader(Numbers(2), worker_pool=pool, **options)
-    assert (made.num_workers, made.prefetch_factor) == (2, options.get("worker_prefetch", 2))
+    assert (made.num_workers, made.prefetch_factor) == (2, options.get("prefetch_factor", 2))
     assert ringloader.convert(made, worker_pool=pool) is made
 
 

@@ -62,7 +62,7 @@ def test_set_epoch_of_the_loader_reaches_the_workers_dataset(numbers, counted, t
     def seen(prefetch):
         dataset = ToldAsked()
         # With shared tasks, `seeding` counts epochs.
-        options = {"reseed_workers": True} if counted and task == "batch" else {}
+        options = {"seeding": "epoch"} if counted and task == "batch" else {}
         with made(prefetch, dataset, StatefulDataLoader, **options) as loader:
             return epochs_of(loader, numbers), loader.state_dict()["number"], dataset.asked.value
 

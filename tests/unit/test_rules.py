@@ -136,23 +136,11 @@ CASES = {
         "main_prefetch=2 and device='cpu' do not go together",
         "say with device_prefetch how many",
     ),
-    ("seeding", "with `reseed_workers`"): Case(
-        {"seeding": "batch", "reseed_workers": True},
-        {},
-        "seeding='batch' and reseed_workers=True do not go together",
-        "leave reseed_workers out",
-    ),
     ("worker_task", 'with another `seeding` than `"sample"`'): Case(
         {"worker_task": "sample", "seeding": "batch"},
         {},
         "worker_task='sample' and seeding='batch' do not go together",
         "leave seeding out",
-    ),
-    ("worker_task", "with `reseed_workers`"): Case(
-        {"worker_task": "sample", "reseed_workers": True},
-        {},
-        "worker_task='sample' and reseed_workers=True do not go together",
-        "leave one of them out",
     ),
     ("worker_task", "with `Workers` on a cluster"): Case(
         {"worker_task": "sample", "worker_pool": ELSEWHERE},
@@ -160,17 +148,11 @@ CASES = {
         "worker_task='sample' and worker_pool=ringloader.WorkerPool(2) do not go together",
         "leave worker_task out",
     ),
-    ("auto_workers", 'with `seeding="torch"`'): Case(
+    ("auto_workers", 'with `seeding="torch"` or `"epoch"`'): Case(
         {"auto_workers": True, "seeding": "torch"},
         {},
         "num_workers='auto' and seeding='torch' do not go together: the numbers of a sample",
         "leave seeding out",
-    ),
-    ("auto_workers", "with `reseed_workers`"): Case(
-        {"auto_workers": True, "reseed_workers": True},
-        {},
-        "num_workers='auto' and reseed_workers=True do not go together",
-        "leave reseed_workers out",
     ),
     ("auto_workers", "with `Workers` on a cluster"): Case(
         {"auto_workers": True, "worker_pool": ELSEWHERE},
@@ -178,7 +160,7 @@ CASES = {
         "num_workers='auto' and worker_pool=ringloader.WorkerPool(2) do not go together: idle processors",
         "pass a number",
     ),
-    ("seed", "without `worker_reset_fn`, `reseed_workers` or `seeding`"): Case(
+    ("seed", "without `worker_reset_fn` or `seeding`"): Case(
         {"seed": 3}, {}, "seed=3 has no effect without worker_reset_fn", "pass torch's generator"
     ),
     ("max_errors", "without `on_error`"): Case(
@@ -210,18 +192,6 @@ CASES = {
         dispatch(),
         "worker_pool=ringloader.WorkerPool(2) and a Dispatch as dataset do not go together",
         "and say num_workers",
-    ),
-    ("worker_prefetch", "other than `prefetch_factor`"): Case(
-        {"worker_prefetch": 3},
-        {"num_workers": 1, "prefetch_factor": 2},
-        "worker_prefetch=3 and prefetch_factor=2 differ",
-        "pass one of them",
-    ),
-    ("worker_prefetch", "without workers"): Case(
-        {"worker_prefetch": 3},
-        {},
-        "worker_prefetch=3 and num_workers=0 do not go together",
-        "there is no worker to have batches ready",
     ),
     ("main_prefetch", "without workers"): Case(
         {"main_prefetch": 2}, {}, "main_prefetch=2 and num_workers=0 do not go together", "use num_workers=1"
@@ -383,7 +353,7 @@ def test_a_case_breaks_its_rule_and_no_earlier_one(rule):
     case, arguments, _ = case_of(rule)
     options = types.SimpleNamespace(**{**DEFAULTS, **case.options})
     changed = [name for name, value in vars(options).items() if value != DEFAULTS[name]]
-    facts = conflicts._Facts(loader_class(case)(**arguments), arguments.get("prefetch_factor"))
+    facts = conflicts._Facts(loader_class(case)(**arguments))
     same = [other for other in RULES if other.when == rule.when]
     assert next(broken(same, options, changed, facts)) is rule
 
@@ -448,8 +418,8 @@ def test_without_threads_the_rules_of_threads_ask_nothing():
 
 def test_options_that_are_nothing_without_one_that_is_left_aside_go_with_it(monkeypatch):
     monkeypatch.setattr(select_path, "log_once", lambda _: None)
-    options = Options(device="cpu", device_transform=told, reseed_workers=True, seed=3, stats=True)
-    assert conflicts.without(options, ["device"]) == Options(reseed_workers=True, seed=3, stats=True)
-    assert conflicts.without(options, ["device", "reseed_workers"]) == Options(stats=True)
-    assert conflicts.in_worker(options) == Options(reseed_workers=True, seed=3, stats=True)
+    options = Options(device="cpu", device_transform=told, seeding="epoch", seed=3, stats=True)
+    assert conflicts.without(options, ["device"]) == Options(seeding="epoch", seed=3, stats=True)
+    assert conflicts.without(options, ["device", "seeding"]) == Options(stats=True)
+    assert conflicts.in_worker(options) == Options(seeding="epoch", seed=3, stats=True)
     assert conflicts.in_worker(options, is_installed=True) == Options(stats=True)

@@ -309,12 +309,7 @@ def test_other_ways_to_a_loader(kind):
     ("options", "error", "text"),
     [
         ({"seeding": 1}, TypeError, "seeding must be one of .*'sample'.*, not 1"),
-        ({"seeding": "epoch"}, ValueError, "seeding must be one of .*'batch'.*, not 'epoch'"),
-        (
-            {"seeding": "batch", "reseed_workers": True},
-            ValueError,
-            "seeding='batch' and reseed_workers=True do not go together: .*leave reseed_workers out",
-        ),
+        ({"seeding": "worker"}, ValueError, "seeding must be one of .*'batch'.*, not 'worker'"),
         ({"seed": 5}, ValueError, "seed=5 has no effect without .*seeding"),
         ({"seed": 5, "seeding": "torch"}, ValueError, "seed=5 has no effect without"),
     ],

@@ -152,7 +152,7 @@ def resumed_with_seeds(kind, state, rng, **options):
 
 
 OF_ITER = {**WAYS, "persistent": {"num_workers": 2, "persistent_workers": True}}
-COUNTED = {"none": {"seeding": "batch"}, "two": {"num_workers": 2, "reseed_workers": True}}
+COUNTED = {"none": {"seeding": "batch"}, "two": {"num_workers": 2, "seeding": "epoch"}}
 
 
 @pytest.mark.parametrize("way", OF_ITER)

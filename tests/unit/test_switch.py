@@ -79,7 +79,7 @@ def test_no_server_starts_for_workers_that_torch_spawns(monkeypatch):
         ({"on_error": "skip", "num_workers": 0}, "on_error"),
         ({"worker_reset_fn": reset}, "worker_reset_fn"),
         ({"worker_reset_fn": reset, "num_workers": 0}, "worker_reset_fn"),
-        ({"reseed_workers": True}, "reseed_workers"),
+        ({"seeding": "epoch"}, "seeding"),
         ({"seeding": "sample"}, "seeding"),
         ({"seeding": "batch", "num_workers": 0}, "seeding"),
         ({"dataset": Dispatch(range(4))}, "a Dispatch as dataset"),
@@ -115,7 +115,7 @@ def test_options_that_decide_where_batches_arrive_keep_their_meaning():
             batch_size=2,
             worker_pool=pool,
             last_batch="rollover",
-            worker_prefetch=3,
+            prefetch_factor=3,
             device="cpu",
             device_transform=lambda batch: batch + 1,
         )
@@ -124,7 +124,7 @@ def test_options_that_decide_where_batches_arrive_keep_their_meaning():
         assert loader.num_workers == 2
 
 
-@pytest.mark.parametrize("value", ["0", "false"])
+@pytest.mark.parametrize("value", ["0", "false", "False", "OFF", "no"])
 def test_other_words_for_off(monkeypatch, value):
     monkeypatch.setenv("RINGLOADER", value)
     loader = DataLoader(Made(drawn, 6))
@@ -140,7 +140,7 @@ def test_a_value_without_a_meaning_is_an_error(monkeypatch, value):
         iter(DataLoader(Made(drawn, 6)))
 
 
-@pytest.mark.parametrize("value", ["", "on", "1", "true"])
+@pytest.mark.parametrize("value", ["", "on", "1", "True", "yes"])
 def test_on_is_the_default(monkeypatch, value):
     monkeypatch.setenv("RINGLOADER", value)
     loader = DataLoader(Made(drawn, 6))
@@ -155,9 +155,9 @@ def test_doctor_says_so():
 
 
 def test_doctor_names_a_value_without_a_meaning(monkeypatch):
-    monkeypatch.setenv("RINGLOADER", "OFF")
+    monkeypatch.setenv("RINGLOADER", "torch")
     found = ringloader.doctor()
     (path,) = [finding for finding in found.findings if finding.subject == "path"]
     assert (path.value, path.verdict) == ("none", "problem")
-    assert "RINGLOADER='OFF'" in path.meaning
+    assert "RINGLOADER='torch'" in path.meaning
     assert path in found.problems

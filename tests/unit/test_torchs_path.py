@@ -70,7 +70,7 @@ def reset(_dataset, _info, _seeds):
     ("options", "names"),
     [
         ({"worker_reset_fn": reset}, "worker_reset_fn"),
-        ({"reseed_workers": True}, "reseed_workers"),
+        ({"seeding": "epoch"}, "seeding"),
         ({"seeding": "sample"}, "seeding"),
         ({"on_error": "skip"}, "on_error"),
         ({"on_error": ringloader.Retry()}, "on_error"),
@@ -99,9 +99,7 @@ def test_threads_are_an_error(monkeypatch):
     assert str(caught.value) == (f"worker_method='thread' cannot be had: {REASON}; leave worker_method out")
 
 
-@pytest.mark.parametrize(
-    "options", [{"worker_reset_fn": reset}, {"on_error": "skip"}, {"reseed_workers": True}]
-)
+@pytest.mark.parametrize("options", [{"worker_reset_fn": reset}, {"on_error": "skip"}, {"seeding": "epoch"}])
 def test_installed_options_are_an_error_too(options):
     loader = torch.utils.data.DataLoader(Numbers(), num_workers=1)
     with (
@@ -134,7 +132,7 @@ def test_what_changes_no_batch_is_left_out_and_that_is_said_once(options, name, 
     "options",
     [
         {"device": "cpu"},
-        {"worker_prefetch": 3},
+        {"prefetch_factor": 3},
         {"last_batch": "keep", "batch_size": 1},
         {"persistent_workers": True},
         {"seed": None},
@@ -151,12 +149,6 @@ def test_device_transform(persistent):
     loader = made(device="cpu", device_transform=lambda batch: batch + 1, persistent_workers=persistent)
     for _ in range(2):
         assert taken(loader) == list(range(1, 7))
-
-
-def test_worker_prefetch():
-    iterator = begun(made(Numbers(20), worker_prefetch=3))
-    assert iterator._prefetch_factor == 3
-    assert iterator._send_idx == 6
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -226,7 +218,7 @@ def test_an_iterable_dataset():
 @pytest.mark.parametrize(
     "options",
     [
-        {"worker_reset_fn": reset, "reseed_workers": True},
+        {"worker_reset_fn": reset, "seeding": "epoch"},
         {"on_error": "skip"},
         {"dataset": Dispatch(range(6))},
         {"worker_method": "thread"},

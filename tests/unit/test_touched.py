@@ -120,7 +120,7 @@ OPTIONS = {
     "stats": {"stats": True},
     "max_shared_bytes": {"max_shared_bytes": 1 << 24},
     "on_error": {"on_error": "skip"},
-    "reseed_workers": {"reseed_workers": True},
+    "seeding": {"seeding": "epoch"},
     "main_prefetch": {"main_prefetch": 1},
 }
 WORKERS = {

@@ -501,7 +501,7 @@ class Stateful(Drawing):
     [
         ({"seeding": "torch"}, "must be the sample's"),
         ({"seeding": "batch"}, "must be the sample's"),
-        ({"reseed_workers": True}, "set before each sample"),
+        ({"seeding": "epoch"}, "must be the sample's"),
         ({"dataset": Stream()}, "an IterableDataset"),
     ],
 )

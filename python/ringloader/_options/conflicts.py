@@ -28,16 +28,10 @@ _LEFT_ASIDE = tuple(rule for rule in RULES if rule.is_left_aside)
 
 
 class _Facts:
-    """The facts of a loader. Each is looked up when a rule asks for it.
+    """The facts of a loader. Each is looked up when a rule asks for it."""
 
-    Args:
-        loader: The loader.
-        prefetch_factor: The one that was given; None: not known.
-    """
-
-    def __init__(self, loader: TorchLoader, prefetch_factor: int | None = None) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         self.loader = loader
-        self.prefetch_factor = prefetch_factor
 
     @property
     def start_method(self) -> Any:
@@ -80,21 +74,18 @@ def check(loader: TorchLoader, options: Options) -> None:
         raise_first(_BEGUN, options, changed, _Facts(loader))
 
 
-def check_made(
-    loader: TorchLoader, options: Options, names: Collection[str] = TABLE, prefetch_factor: int | None = None
-) -> None:
+def check_made(loader: TorchLoader, options: Options, names: Collection[str] = TABLE) -> None:
     """Raises a ``ValueError`` for options that do not go with ``loader``, which is made or converted.
 
     Args:
         loader: The loader, with the attributes that torch's constructor has set.
         options: Its options.
         names: Those that are new. Others are checked only as when an epoch begins.
-        prefetch_factor: The one that was given to the constructor.
     """
     if options.changed:
         check(loader, options)
         changed = [name for name in options.changed if name in names]
-        raise_first(_MADE, options, changed, _Facts(loader, prefetch_factor))
+        raise_first(_MADE, options, changed, _Facts(loader))
     if not _native.SUPPORTED:
         _check_off_linux(loader, options)
 

@@ -1,4 +1,4 @@
-"""``set_epoch``, ``worker_reset_fn``, ``reseed_workers``: the work of options when an epoch begins."""
+"""``set_epoch``, ``worker_reset_fn``, ``seeding="epoch"``: the work of options when an epoch begins."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class EpochOption(WorkerOption):
 
     Args:
         reset_fn: The user's function.
-        reseeds: Whether the generators of python, numpy and torch are set anew; in a thread, its own three.
+        reseeds: True to set the generators of python, numpy and torch anew; in a thread, its own three.
         seed: The number that seeds come from; None for torch's base seed.
         rank: This process's, or that of the main process.
         world_size: How many ranks there are.
@@ -109,7 +109,7 @@ _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 def are_counted(loader: TorchLoader, options: Options) -> bool:
     """True if an option needs the numbers of epochs."""
-    return _begins(loader, options) or options.seeds != "torch"
+    return _begins(loader, options) or options.seeds_by_place is not None
 
 
 def option_for(loader: TorchLoader, options: Options) -> EpochOption | None:
@@ -126,7 +126,7 @@ def _begins(loader: TorchLoader, options: Options) -> bool:
 
 def _reseeds(loader: TorchLoader, options: Options) -> bool:
     # Without workers the generators are the program's own.
-    return options.reseed_workers and loader.num_workers > 0
+    return options.seeding == "epoch" and loader.num_workers > 0
 
 
 def inherit_told(loader: TorchLoader) -> None:

@@ -21,10 +21,6 @@ class Facts(Protocol):
     loader: TorchLoader
 
     @property
-    def prefetch_factor(self) -> int | None:
-        """The ``prefetch_factor`` that was given."""
-
-    @property
     def start_method(self) -> Any:
         """The name of its ``multiprocessing_context``, or the context if it has none; None without."""
 

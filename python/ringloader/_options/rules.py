@@ -17,7 +17,7 @@ from ringloader.bad_samples import raises_first, retries
 _AS_THREADS = f'"{THREAD}"'
 _AS_SAMPLES = '"sample"'
 
-Seeds = Literal["torch", "sample", "batch"]
+Seeds = Literal["torch", "epoch", "sample", "batch"]
 
 
 def _with_dispatch(option: str, why: str) -> Rule:
@@ -39,7 +39,7 @@ def _with_threads(option: str, default: Any, why: str) -> Rule:
 
 
 def _needs_seed(options: Any) -> object:
-    return options.worker_reset_fn is not None or options.reseed_workers or seeds_of(options) != "torch"
+    return options.worker_reset_fn is not None or seeds_of(options) != "torch"
 
 
 def seeds_of(options: Any) -> Seeds:
@@ -125,13 +125,6 @@ _OF_OPTIONS = (
         "a device are prepared before their turn anyway; say with device_prefetch how many",
     ),
     of_options(
-        "seeding",
-        "with `reseed_workers`",
-        lambda options: options.reseed_workers,
-        "seeding={options.seeding!r} and reseed_workers=True do not go together: the generators are set "
-        "before each sample or batch anyway; leave reseed_workers out",
-    ),
-    of_options(
         "worker_task",
         'with another `seeding` than `"sample"`',
         lambda options: _shares(options) and options.seeding not in (None, "sample"),
@@ -139,7 +132,6 @@ _OF_OPTIONS = (
         "sample depends on timing, so random numbers must be the sample's; leave seeding out",
         _AS_SAMPLES,
     ),
-    _with_sharing("reseed_workers", bool, "the generators are set before each sample anyway"),
     of_options(
         "worker_task",
         "with `Workers` on a cluster",
@@ -150,15 +142,9 @@ _OF_OPTIONS = (
     ),
     _with_auto(
         "seeding",
-        'with `seeding="torch"`',
-        lambda value: value == "torch",
+        'with `seeding="torch"` or `"epoch"`',
+        lambda value: value in ("torch", "epoch"),
         "the numbers of a sample would depend on how many workers there are; leave seeding out",
-    ),
-    _with_auto(
-        "reseed_workers",
-        "with `reseed_workers`",
-        bool,
-        "the generators are set before each sample or batch anyway; leave reseed_workers out",
     ),
     of_options(
         "auto_workers",
@@ -169,9 +155,9 @@ _OF_OPTIONS = (
     ),
     of_options(
         "seed",
-        "without `worker_reset_fn`, `reseed_workers` or `seeding`",
+        "without `worker_reset_fn` or `seeding`",
         lambda options: not _needs_seed(options),
-        "seed={options.seed} has no effect without worker_reset_fn, reseed_workers=True or seeding='sample': "
+        "seed={options.seed} has no effect without worker_reset_fn, or seeding='epoch', 'sample' or 'batch': "
         "for the order of the samples, pass torch's generator",
     ),
     of_options(
@@ -219,21 +205,6 @@ _OF_LOADERS = (
     _with_dispatch(
         "worker_pool",
         "its items come from a process of each iterator; leave worker_pool out, and say num_workers",
-    ),
-    Rule(
-        "worker_prefetch",
-        "other than `prefetch_factor`",
-        "made",
-        lambda options, facts: facts.prefetch_factor not in (None, options.worker_prefetch),
-        "worker_prefetch={options.worker_prefetch} and prefetch_factor={facts.prefetch_factor!r} differ, and "
-        "both are the number of batches that a worker has ready or under way: pass one of them",
-    ),
-    of_loader(
-        "worker_prefetch",
-        "without workers",
-        _is_without_workers,
-        "num_workers=0",
-        "there is no worker to have batches ready",
     ),
     of_loader(
         "main_prefetch",

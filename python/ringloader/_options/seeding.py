@@ -190,15 +190,16 @@ def _draws_nothing(collate_fn: Any) -> bool:
 
 def keys_for(loader: TorchLoader, options: Options) -> Keys | None:
     """Returns the object that makes the places of an iterator's epochs, if an option needs them."""
-    return None if options.seeds == "torch" else Keys(loader, options.seed)
+    return None if options.seeds_by_place is None else Keys(loader, options.seed)
 
 
 def option_for(loader: TorchLoader, options: Options) -> Seeding | None:
     """Returns the option that sets generators where samples are made."""
-    if options.seeds == "torch":
+    before = options.seeds_by_place
+    if before is None:
         return None
     return Seeding(
-        options.seeds,
+        before,
         is_iterable=loader._dataset_kind == internals.ITERABLE,
         batches=loader._auto_collation,
         puts_back=loader.num_workers == 0,

@@ -123,22 +123,6 @@ class Options:
         is_text=False,
         annotation="WorkerPool | None",
     )
-    worker_prefetch: int | None = _option(
-        None,
-        topic="Speed",
-        values="a positive int, or `None`",
-        without="`None`, torch's `prefetch_factor`",
-        line="How many batches each worker has ready or under way: torch's `prefetch_factor` by its name "
-        "in torchdata.",
-        details="Both may be given if they are equal.",
-        page="iterators.md#worker_prefetch-and-main_prefetch",
-        check=checks.integer(1, or_none=True),
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="works",
-        instead="set torch's prefetch_factor there",
-    )
     main_prefetch: int = _option(
         0,
         topic="Speed",
@@ -147,7 +131,7 @@ class Options:
         line="How many of the batches that workers have ready a thread of the main process decodes before "
         "their turn.",
         details="For batches that are slow to unpickle. No effect where torch's own loader runs.",
-        page="iterators.md#worker_prefetch-and-main_prefetch",
+        page="iterators.md#prefetch_factor-and-main_prefetch",
         check=checks.integer(0),
         in_threads=Never("what threads make needs no decoding"),
         in_pool="leaves nothing",
@@ -228,39 +212,26 @@ class Options:
         is_text=False,
         is_called_in_workers=True,
     )
-    reseed_workers: bool = _option(
-        False,
-        topic="Randomness",
-        values="`True`, `False`",
-        without="`False`",
-        line="`True` to seed the generators of python, numpy and torch again in each worker when an epoch "
-        "begins.",
-        details="In a thread, those of `get_worker_info().rng` are seeded. No effect without workers.",
-        check=checks.boolean,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="is left out by install",
-        on_torchs="is an error with workers",
-    )
-    seeding: Literal["torch", "sample", "batch"] | None = _option(
+    seeding: Literal["torch", "epoch", "sample", "batch"] | None = _option(
         None,
         topic="Randomness",
-        values='`"torch"`, `"sample"`, `"batch"`, or `None`',
+        values='`"torch"`, `"epoch"`, `"sample"`, `"batch"`, or `None`',
         without='`None`, `"sample"` with `worker_task="sample"` or `num_workers="auto"`, else `"torch"`: '
         "when a worker starts",
         line="When the generators of `random`, `numpy.random` and torch's CPU are seeded.",
-        details='With `"sample"` they are set before each sample, from `seed`, the epoch and the sample\'s '
-        'place in it; with `"batch"` before each batch, from the place of its first sample. So random '
-        "augmentation is the same for any number and kind of workers, restarted ones too, and for "
-        '`"sample"` for any `batch_size`. With a `DistributedSampler` a place is that among the samples of '
-        "all ranks; else each rank has keys of its own. `collate_fn` has a key of its batch. A "
+        details='With `"epoch"` each worker sets them when an epoch begins, from `ringloader.Seeds`; without '
+        'workers it has no effect. With `"sample"` they are set before each sample, from `seed`, the epoch '
+        'and the sample\'s place in it; with `"batch"` before each batch, from the place of its first '
+        "sample. So random augmentation is the same for any number and kind of workers, restarted ones too, "
+        'and for `"sample"` for any `batch_size`. With a `DistributedSampler` a place is that among the '
+        "samples of all ranks; else each rank has keys of its own. `collate_fn` has a key of its batch. A "
         "dataset with `__getitems__` draws for its batch from the key of the first sample. Each worker of "
         "an `IterableDataset` counts its own samples. In a thread, those of `get_worker_info().rng` are "
         "set. Without workers the program's generators are put back before `next` returns. Each task goes "
         "to the worker with the fewest unanswered ones, unless the dataset is iterable or has a "
         "`state_dict`; batches come in their order.",
         page="seeds.md#the-same-augmentation-for-any-workers",
-        check=checks.one_of("torch", "sample", "batch", or_none=True),
+        check=checks.one_of("torch", "epoch", "sample", "batch", or_none=True),
         as_default=("torch",),
         in_threads="works",
         in_pool="leaves nothing",
@@ -459,6 +430,12 @@ class Options:
     def seeds(self) -> rules.Seeds:
         """``seeding``, or what it is by default."""
         return rules.seeds_of(self)
+
+    @property
+    def seeds_by_place(self) -> Literal["sample", "batch"] | None:
+        """The part of an epoch before which generators are set by its place, or None."""
+        seeds = self.seeds
+        return seeds if seeds == "sample" or seeds == "batch" else None
 
 
 # The rows by name, in the order of the constructor's arguments.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ringloader._options import checks
@@ -13,7 +13,12 @@ from ringloader._options.table import TABLE, Options
 # The argument of `install` that is no option of a loader.
 STATEFUL = "stateful"
 # torch's argument, whose value "auto" is the option `auto_workers`.
-_NUM_WORKERS = "num_workers"
+NUM_WORKERS = "num_workers"
+# Names of options before the first release, with what says the same now.
+REMOVED = {
+    "worker_prefetch": "pass prefetch_factor to DataLoader",
+    "reseed_workers": "reseed_workers=True is now seeding='epoch'",
+}
 
 
 def checked(function: str, given: Mapping[str, Any]) -> Options:
@@ -35,8 +40,8 @@ def spelled(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
         TypeError: For another ``num_workers``, which is the program's to say.
     """
     options = dict(given)
-    if _NUM_WORKERS in options:
-        value = options.pop(_NUM_WORKERS)
+    if NUM_WORKERS in options:
+        value = options.pop(NUM_WORKERS)
         if value != checks.AUTO:
             raise TypeError(
                 f"{function} takes no num_workers but {checks.AUTO!r}, not {value!r}: pass a number to "
@@ -46,12 +51,22 @@ def spelled(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def check_names(function: str, given: Iterable[str]) -> None:
-    """Raises a ``TypeError`` for a name of ``given`` to ``function`` that is no option's."""
+def check_names(function: str, given: Iterable[str], others: Sequence[str] = (NUM_WORKERS, STATEFUL)) -> None:
+    """Raises a ``TypeError`` for a name that is no option's.
+
+    Args:
+        function: The function, for the error.
+        given: The names that it was given.
+        others: The arguments of the function that are no options.
+    """
     for name in given:
+        if name in REMOVED:
+            raise TypeError(f"{function} has no option {name!r} any more: {REMOVED[name]}")
         if name not in TABLE:
-            taken = ", ".join(name for name, about in TABLE.items() if about.instead is None)
-            raise TypeError(f"{function} got an unknown option {name!r}; there are: {taken}")
+            taken = [name for name, about in TABLE.items() if about.instead is None]
+            raise TypeError(
+                f"{function} got an unknown option {name!r}; there are: {', '.join([*others, *taken])}"
+            )
         instead = TABLE[name].instead
         if instead is not None:
             raise TypeError(f"{function} cannot take {name}: pass it to DataLoader, or {instead}")

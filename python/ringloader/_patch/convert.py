@@ -48,7 +48,7 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
             and to end them here would change its random numbers.
     """
     options = by_name.spelled("convert()", options)  # type: ignore[assignment]
-    by_name.check_names("convert()", options)
+    by_name.check_names("convert()", options, [by_name.NUM_WORKERS])
     # Not isinstance: accelerate's loaders name another class as theirs.
     cls = type(loader)
     if not issubclass(cls, internals.Loader):

@@ -26,8 +26,7 @@ class GivenOptions(TypedDict, total=False):
     worker_method: Literal["multiprocessing", "thread"]
     worker_task: Literal["batch", "sample"]
     worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
-    reseed_workers: bool
-    seeding: Literal["torch", "sample", "batch"] | None
+    seeding: Literal["torch", "epoch", "sample", "batch"] | None
     seed: int | None
     restart_workers: int
     on_error: OnError

@@ -44,7 +44,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
 
     Loaders in worker processes, which datasets may have, are without ``device``, ``device_transform`` and
     ``auto_workers``: the main process moves what the worker sends. They are without ``worker_reset_fn``,
-    ``reseed_workers``, ``seeding`` and ``seed`` too, which are for loaders of the main process.
+    ``seeding`` and ``seed`` too, which are for loaders of the main process.
 
     Forked children inherit it. Children that start a Python of their own do not, unless their environment
     says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.

@@ -29,10 +29,10 @@ _logged: set[str] = set()
 
 NEEDS_LINUX = "ringloader's own workers need Linux"
 
-# The variable that sends every loader to torch's own, and its values.
+# The variable that sends every loader to torch's own, and its values, in any case.
 SWITCH = "RINGLOADER"
-_OFF = ("off", "0", "false")
-_ON = ("on", "1", "true")
+_OFF = ("off", "0", "false", "no")
+_ON = ("", "on", "1", "true", "yes")
 # Methods of torch's iterators that ringloader's mirror. `__next__` is not among them: tools put their own
 # there, which ringloader's iterators call.
 _WITH_WORKERS = (
@@ -71,7 +71,7 @@ class Reason(NamedTuple):
 
 def is_off() -> bool:
     """True if no loader of this process may be ours."""
-    return os.environ.get(SWITCH) in _OFF
+    return os.environ.get(SWITCH, "").lower() in _OFF
 
 
 def reason_of_user() -> Reason | None:
@@ -81,9 +81,9 @@ def reason_of_user() -> Reason | None:
         ValueError: If the variable has a value without a meaning.
     """
     value = os.environ.get(SWITCH, "")
-    if value in _OFF:
-        return Reason(f"RINGLOADER={value} is set")
-    if value and value not in _ON:
+    if is_off():
+        return Reason(f"{SWITCH}={value} is set")
+    if value.lower() not in _ON:
         raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
     return None
 
