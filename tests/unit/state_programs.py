@@ -11,7 +11,6 @@ import collections
 import contextlib
 import copy
 import dataclasses
-import dis
 import gc
 import io
 import json
@@ -39,7 +38,7 @@ from unit import state_program_parts as parts
 
 # Moments of the state. Those of the second group are in the midst of a call of `next`.
 BETWEEN = ["before", "between", "end", "bad"]
-AMID = ["signal", "interrupt", "timer", "thread", "inside", "iter", "iter interrupted"]
+AMID = ["timer", "thread", "inside"]
 # True: programs that may meet a known defect are made too.
 SHOWS_KNOWN = "STATE_PROGRAMS_KNOWN" in os.environ
 SIZES = [1, 2, 3, 4, 7]
@@ -57,7 +56,7 @@ class Leg:
     # How it is made of the loader before: "fresh", "same", "copy", "pickle", "fork".
     how: str = "fresh"
     when: str = "between"
-    # Batches before the state, and after that the number of the bytecode, read or delay.
+    # Batches before the state, and after that the number of the read, or the delay.
     batches: int = 1
     tick: int = 0
     # Batches that are taken after the state.
@@ -279,43 +278,6 @@ def build(program: Program, leg: Leg) -> Any:
     )  # fmt: skip
 
 
-class Interrupt(KeyboardInterrupt):
-    """The exception of a signal handler."""
-
-
-# After these instructions the interpreter runs signal handlers.
-_CHECKED = {"RESUME", "CALL", "CALL_FUNCTION", "CALL_METHOD", "CALL_FUNCTION_EX", "JUMP_BACKWARD", "PRECALL"}
-
-
-class Opcodes:
-    """Calls an action at the n-th moment at which the interpreter would run a signal handler."""
-
-    def __init__(self, tick: int, action: Callable[[], None]) -> None:
-        self.left, self.action = tick, action
-        self.where = ""
-        self._before: dict[Any, str] = {}
-
-    def __call__(self, frame: Any, event: str, _arg: Any) -> Any:
-        frame.f_trace_opcodes = True
-        if event == "opcode":
-            before = self._before.get(frame)
-            self._before[frame] = dis.opname[frame.f_code.co_code[frame.f_lasti]]
-            if before in _CHECKED:
-                self._count(frame)
-        elif event == "return":
-            self._before.pop(frame, None)
-        return self
-
-    def _count(self, frame: Any) -> None:
-        if self.left == 0:
-            self.where = f"{frame.f_code.co_filename.split('/')[-1]}:{frame.f_lineno}"
-            self._before.clear()
-            self.left = -1
-            sys.settrace(None)
-            self.action()
-        self.left -= 1
-
-
 @dataclasses.dataclass
 class Stop:
     """A state, and what `next` had returned: ``low`` to ``high`` of the leg's batches."""
@@ -348,20 +310,6 @@ def stopped(loader: Any, leg: Leg, seen: list[Any]) -> Stop:
     if leg.when == "before":
         take()
         return found[0]
-    if leg.when in ("iter", "iter interrupted"):
-
-        def interrupt() -> None:
-            raise Interrupt
-
-        tracer = Opcodes(leg.tick, take if leg.when == "iter" else interrupt)
-        with contextlib.suppress(Interrupt):
-            sys.settrace(tracer)
-            try:
-                iterator = iter(loader)
-            finally:
-                sys.settrace(None)
-        take()
-        return found[0]
     iterator = iter(loader)
     if leg.when == "end":
         seen += iterator
@@ -373,9 +321,6 @@ def stopped(loader: Any, leg: Leg, seen: list[Any]) -> Stop:
                     seen.append(next(iterator))
                 except StopIteration:
                     break
-        take()
-    elif leg.when in ("signal", "interrupt"):
-        _amid(iterator, leg, seen, take)
         take()
     elif leg.when == "inside":
         reads = [leg.tick % 20]
@@ -399,28 +344,6 @@ def stopped(loader: Any, leg: Leg, seen: list[Any]) -> Stop:
         for _ in range(leg.more):
             next(iterator, None)
     return found[0]
-
-
-def _amid(iterator: Any, leg: Leg, seen: list[Any], take: Callable[[], None]) -> None:
-    def act() -> None:
-        if leg.when == "interrupt":
-            raise Interrupt
-        take()
-
-    tracer = Opcodes(leg.tick, act)
-    try:
-        if leg.batches == 0:
-            sys.settrace(tracer)
-        for batch in iterator:
-            seen.append(batch)
-            if tracer.left < 0:
-                break
-            if len(seen) == leg.batches:
-                sys.settrace(tracer)
-    except Interrupt:
-        pass
-    finally:
-        sys.settrace(None)
 
 
 def _beside(iterator: Any, leg: Leg, seen: list[Any], take: Callable[[], None]) -> None:
@@ -520,13 +443,7 @@ def run(program: Program) -> str:
         keeps = leg.workers > 0 and not leg.is_thread and any(one.how == "same" for one in program.legs)
         if leg.when == "bad" and number and not (program.is_stream or program.bad or keeps):
             loader.dataset.broken = number[leg.tick % len(number)][0]
-        try:
-            stop = stopped(loader, leg, seen)
-        except RuntimeError as error:
-            if leg.when == "interrupt" and "a batch was lost when Interrupt" in str(error):
-                # It came while a result arrived, which the loader says: tests/faults/test_arrival.py.
-                return "told of a lost batch"
-            raise
+        stop = stopped(loader, leg, seen)
         loader.dataset.broken = None
         whens.append(leg.when)
         alive.append(loader)
@@ -638,11 +555,7 @@ def compares_later(program: Program, whens: list[str]) -> bool:
     # The base seed makes what is drawn. Without a seed it is drawn from the generator of the program.
     of_program = program.draws_from_program or (program.seeding != "torch" and program.seed is None)
     # The generator and the state were not taken at one moment; or the draws come early.
-    uncertain = {"thread", "inside", "iter interrupted"}
-    if program.seeding != "torch":
-        # In the midst of a batch the generator is that of a sample.
-        uncertain |= set(AMID)
-    return not of_program or not (set(whens) & uncertain or program.prefetches)
+    return not of_program or not (set(whens) & set(AMID) or program.prefetches)
 
 
 def judge(
@@ -652,7 +565,7 @@ def judge(
     legs = program.legs
     same_size = len({leg.size for leg in legs}) == 1
     ordered = program.in_order or all(leg.workers <= 1 for leg in legs)
-    began = {"iter interrupted"} & set(whens) or ("thread" in whens and [] in candidates)
+    began = {"thread", "timer"} & set(whens) and [] in candidates
     if program.draws_from_program and (began or program.prefetches):
         # The epoch's draws may have come between the state and that of the generator, or before both.
         return
@@ -725,7 +638,6 @@ def failure_of(program: Program, limit: int = 20) -> str | None:
         signal.alarm(0)
         signal.signal(signal.SIGALRM, previous)
         parts.Hook.call = None
-        sys.settrace(None)
 
 
 def simpler(program: Program) -> Iterator[Program]:

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    import torch
-
     import ringloader._native as _native
     from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchIterator, TorchLoader
@@ -67,12 +65,6 @@ class Epoch(Protocol):
     def start_of(self, worker: int) -> Any:
         """Returns where a worker begins; None: at the beginning of the epoch."""
 
-    def draw(self, generator: torch.Generator | None) -> None:
-        """Draws the base seed. The draw and its record are one step."""
-
-    def drawn_seed(self) -> int | None:
-        """Returns the base seed that :meth:`draw` has drawn, or None."""
-
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Records the seeds of an iterator, and whether this epoch has drawn them."""
 
@@ -118,16 +110,14 @@ class States(Protocol):
         iterator: OurIterator,
         number: int | None,
         are_same: bool = False,
-        is_early: bool = False,
     ) -> Epoch:
-        """Begins an epoch, before anything is drawn for it. Its state is the loader's once it has drawn.
+        """Begins an epoch, before anything is drawn for it. :meth:`has_begun` makes its state the loader's.
 
         Args:
             loader: The loader.
             iterator: Its iterator, which the epoch does not keep alive.
             number: The number of the epoch, if an option counts epochs.
             are_same: True if the workers are those of the epoch before.
-            is_early: True if ``iter`` has not asked for it: its state is not the loader's yet.
         """
 
     def begin_torchs(
@@ -135,11 +125,8 @@ class States(Protocol):
     ) -> TorchsEpoch | None:
         """Begins an epoch that torch's own loader runs whole. None: it has no state."""
 
-    def take_back(self, loader: TorchLoader) -> None:
-        """Takes back an epoch whose beginning has raised: the loader's state is the one before it."""
-
     def has_begun(self, loader: TorchLoader, epoch: Any, collecting: Any) -> None:
-        """Records that an epoch has begun: the loader's state is its own from now on."""
+        """Records that an epoch has begun, as the last step of ``iter``: the loader's state is its own now."""
 
     def is_loaded(self, loader: TorchLoader) -> bool:
         """True if a state was loaded, with which the next epoch begins."""

@@ -6,7 +6,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterDataPipe
 
 from ringloader._common import states
 from ringloader._iterator.pausing import Pausing
@@ -42,20 +41,6 @@ class WithoutDrawing(InFront):
     def __init__(self, loader: TorchLoader) -> None:
         super().__init__(loader)
         self.generator = torch.Generator()
-
-
-class _Drawing(InFront):
-    """A loader for torch's iterator, whose epoch draws the base seed where torch asks for the generator."""
-
-    def __init__(self, loader: TorchLoader, epoch: states.Epoch) -> None:
-        super().__init__(loader)
-        self._epoch = epoch
-
-    @property
-    def generator(self) -> torch.Generator:
-        """A new generator, from which torch draws a number that is not used."""
-        self._epoch.draw(self._behind.generator)
-        return torch.Generator()
 
 
 class LoaderIterator(Pausing, _Declared):
@@ -101,22 +86,18 @@ class LoaderIterator(Pausing, _Declared):
         returned = self._returned_meanwhile
         return self._num_yielded if returned is None else returned
 
-    def _decide(
-        self, loader: TorchLoader, told: int | None = None, are_same: bool = False, is_early: bool = False
-    ) -> EpochPlan:
+    def _decide(self, loader: TorchLoader, told: int | None = None, are_same: bool = False) -> EpochPlan:
         """Decides the epoch that begins, before anything is drawn for it.
 
         Args:
             loader: The loader.
             told: The epoch that ``set_epoch`` of the loader has named.
             are_same: True if the workers are those of the epoch before.
-            is_early: True if ``iter`` has not asked for it yet.
         """
         number = epochs.next_of(loader) if self._counts_epochs else None
         kept = states.of(loader)
-        epoch = None if kept is None else kept.begin(loader, self, number, are_same, is_early)
+        epoch = None if kept is None else kept.begin(loader, self, number, are_same)
         if number is not None:
-            # After the epoch has its number: a signal handler that asks for the state finds the right one.
             epochs.count_from(loader, number + 1)
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
         named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
@@ -134,17 +115,10 @@ class LoaderIterator(Pausing, _Declared):
         if epoch.index_sampler is not None and not is_torchs:
             given = _WithSampler(loader, epoch.index_sampler)
         seed = epoch.given_seed
-        if seed is not None:
-            internals.BaseIterator.__init__(self, WithoutDrawing(given))
-        elif isinstance(loader.dataset, IterDataPipe):
-            # As torch asks. It then reads the generator twice: the pipes' seed is drawn first.
-            internals.BaseIterator.__init__(self, given)
-        else:
-            internals.BaseIterator.__init__(self, _Drawing(given, epoch))
-            seed = epoch.drawn_seed()
+        internals.BaseIterator.__init__(self, given if seed is None else WithoutDrawing(given))
         if seed is not None:
             self._base_seed = seed
-        epoch.begin(self, epoch.given_seed is None)
+        epoch.begin(self, seed is None)
 
     def _places(self, keys: Keys) -> _native.Places:
         """Returns what gives tasks their places in the epoch that begins."""

@@ -100,7 +100,7 @@ class NextEpoch:
         iterator._returned_meanwhile = iterator._num_yielded
         try:
             begun.name(iterator, loader)
-            iterator._draw(loader, is_early=True)
+            iterator._draw(loader)
             begun.is_told = True
             iterator._scheduler.follow(iterator._send_start())
             for _ in range(iterator._most_tasks_of(iterator._workers_to_begin_with)):

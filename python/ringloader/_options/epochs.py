@@ -187,9 +187,6 @@ def take_back(loader: TorchLoader, before: int | None) -> None:
         before: What :func:`count_of` returned before. Another number that was set meanwhile stays.
     """
     _shuffled_last.pop(loader)
-    kept = states.of(loader)
-    if kept is not None:
-        kept.take_back(loader)
     if count_of(loader) != (before or 0) + 1:
         return
     if before is None:

@@ -104,8 +104,8 @@ class TorchDraws(randperm.Draws):
         self.is_recording = False
         # The state of the program's generator before the first draw.
         self._before: torch.Tensor | None = None
-        # One entry for each draw from the program's generator. Only the last may still have its result.
-        self._made: list[torch.Tensor | torch.Generator | None] = []
+        # Draws from the program's generator.
+        self._made = 0
         # The draws from the program's generator that a resumed epoch has made before: a seed, or the state
         # before the first one, and their number; None for all draws of the epoch.
         self.given: int | torch.Tensor | None = None
@@ -201,8 +201,7 @@ class TorchDraws(randperm.Draws):
 
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
         """Returns values for ``given`` and ``given_draws`` of this epoch, if it goes on later."""
-        many = len(self._made)
-        return (self._before, many) if many else (None, None)
+        return (self._before, self._made) if self._made else (None, None)
 
     def _drawing(self) -> tuple[torch.Generator, bool]:
         """Returns the generator of the next draw, and True if no other code ever sees it."""
@@ -221,17 +220,9 @@ class TorchDraws(randperm.Draws):
         return torch.default_generator, False
 
     def _draw(self, generator: torch.Generator, draw: Callable[[], _T]) -> _T:
-        """Returns the result of a native function that draws once. Counts draws from the program's generator.
-
-        INVARIANT: the draw and its count are one step for the interpreter: a signal handler that asks for the
-        state finds both, or neither.
-        """
-        if generator is not torch.default_generator:
-            return draw()
-        made: list[Any] = self._made
-        made.extend(map(operator.call, (draw,)))
-        found: _T = made[-1]
-        made[-1] = None
+        """Returns the result of a function that draws once. Counts draws from the program's generator."""
+        found = draw()
+        self._made += generator is torch.default_generator
         return found
 
 
@@ -253,9 +244,9 @@ class _Sequential(TorchDraws):
 class _Random(TorchDraws):
     """MIRRORS torch sampler.py::RandomSampler."""
 
-    # The generator that this makes where the sampler has none, and its seed: less than 0 until it is drawn.
+    # The generator that this makes where the sampler has none, and its seed once it is drawn.
     _private: torch.Generator | None = None
-    _seed: torch.Tensor | None = None
+    _seed: int | None = None
 
     def is_plain(self) -> bool:
         return _is_cpu(self.sampler.generator)
@@ -267,18 +258,13 @@ class _Random(TorchDraws):
     def seed(self) -> None:
         seed = self.given
         if seed is None:
-            self._seed = torch.full((), -1, dtype=torch.int64)
-            # INVARIANT: the draw writes the seed to where a state finds it: one step for the interpreter.
-            seed = int(self._seed.random_().item())
+            seed = self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         assert isinstance(seed, int)
         self._private = torch.Generator()
         self._private.manual_seed(seed)
 
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
-        if self._seed is None:
-            return super().drawn()
-        seed = int(self._seed.item())
-        return (seed if seed >= 0 else None), None
+        return super().drawn() if self._seed is None else (self._seed, None)
 
     def num_samples(self) -> int:
         return int(self.sampler.num_samples)

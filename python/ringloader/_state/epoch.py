@@ -7,8 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import ringloader._native as _native
 from ringloader._common.states import Rest
 from ringloader._sources import samplers
@@ -28,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Epoch:
-    """One epoch of one iterator. An epoch of this class itself has no state.
+    """One epoch of one iterator. Nothing is read of an epoch of this class itself.
 
     Args:
         begun: The epoch's beginning, or the state from which it goes on.
@@ -55,9 +53,6 @@ class Epoch:
         if iterator is not None:
             self.attach(iterator)
         self._resumes = begun.has_begun
-        # The base seed; -1 until it is drawn.
-        self._seed: torch.Tensor | None = None
-        self._has_begun = False
         self._is_finished = False
         self._collecting: Collecting | None = None
 
@@ -85,34 +80,10 @@ class Epoch:
     def end(self) -> None:
         """Ends the epoch: another one of the loader begins."""
 
-    def draw(self, generator: torch.Generator | None) -> None:
-        """Draws the base seed. MIRRORS torch dataloader.py::_BaseDataLoaderIter.
-
-        The draw is one step for the interpreter, and its record: a signal handler finds both or neither.
-        """
-        self._seed = torch.empty((), dtype=torch.int64).fill_(-1)
-        self._seed.random_(generator=generator)
-
-    def drawn_seed(self) -> int | None:
-        """Returns the base seed that :meth:`draw` has drawn, or None."""
-        seed = -1 if self._seed is None else int(self._seed)
-        return None if seed < 0 else seed
-
-    def has_begun(self) -> bool:
-        """True once the epoch has its base seed, which may be while ``iter`` still runs."""
-        seed = None if self._has_begun else self.drawn_seed()
-        if seed is not None:
-            self._record_seed(seed, True)
-        return self._has_begun
-
-    def _record_seed(self, base_seed: int, drawn: bool) -> None:
-        if not self._resumes:
-            self.begun = self.begun.but(base_seed=base_seed, base_seed_drawn=drawn)
-        self._has_begun = True
-
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Records the seeds of an iterator. ``drawn``: True if it drew that of the workers in this epoch."""
-        self._record_seed(iterator._base_seed, drawn)
+        if not self._resumes:
+            self.begun = self.begun.but(base_seed=iterator._base_seed, base_seed_drawn=drawn)
         if self.dataset is None:
             return
         if self._resumes and self.dataset.shared_seed is not None:
@@ -182,11 +153,11 @@ class Epoch:
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        raise NotImplementedError
+        return self.begun
 
     def fingerprint(self) -> int | None:
         """Returns the fingerprint of the samples that were returned; None if it is not known."""
-        return None
+        return self.begun.fingerprint
 
     def _bad_samples(self) -> int:
         return self.begun.bad_samples if self._collecting is None else self._collecting.number

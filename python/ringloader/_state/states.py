@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from ringloader._state.datasets import is_asked as ask_dataset
 from ringloader._state.datasets import option_for as worker_option
 from ringloader._state.torchs import begin as begin_torchs
-from ringloader._state.tracked import begin, has_begun, loaded_of, take_back
+from ringloader._state.tracked import begin, has_begun, loaded_of
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -18,7 +18,6 @@ __all__ = [
     "begin_torchs",
     "has_begun",
     "is_loaded",
-    "take_back",
     "worker_option",
 ]
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 from ringloader._auto import numbers
-from ringloader._common.own import keep_own, own
 from ringloader._log import logger
 from ringloader._options import epochs, kept
 from ringloader._state import datasets, saved
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 
 # The attribute of a loader with the epoch that began last.
 _EPOCH = "_ringloader_epoch"
-# The attribute of a loader with the epoch that begins, while `iter` runs.
-_BEGINNING = "_ringloader_beginning_epoch"
 # The attribute of a loader with the state from which its next epoch begins: copies and pickles have it too.
 _LOADED = "_ringloader_loaded_state"
 # The attribute of a loader that has logged whose states it takes.
@@ -34,35 +32,37 @@ _HAS_LOGGED = "_ringloader_has_logged_states"
 _WORKERS = "auto_workers"
 
 
+class _Own:
+    """Holds the epoch of a loader. Copies and pickles of the loader do not have it.
+
+    It is an attribute of the loader, so that a dataset may refer to its loader, and both be freed.
+    """
+
+    __slots__ = ("epoch", "owner")
+
+    def __init__(self, owner: weakref.ref[Any] | None = None, epoch: Epoch | None = None) -> None:
+        self.owner = owner
+        self.epoch = epoch
+
+    def __reduce__(self) -> Any:
+        return _Own, ()
+
+
 def state_of(loader: TorchLoader) -> dict[str, Any]:
     """Implements ``StatefulDataLoader.state_dict``."""
     found = loaded_of(loader)
-    epoch = _epoch_of(loader)
-    if epoch is None and found is None:
-        found = beginning(loader, order_of(loader))
-        # Asked again: another thread may have begun the first epoch meanwhile, and have read its sampler.
-        epoch = _epoch_of(loader)
-    if epoch is not None and epoch.why_not is not None:
-        select_path.log_once(
-            f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
-        )
-        return {}
-    if epoch is not None:
-        found = epoch.saved()
-    assert found is not None
+    if found is None:
+        epoch = last_epoch(loader)
+        if epoch is None:
+            found = beginning(loader, order_of(loader))
+        elif epoch.why_not is None:
+            found = epoch.saved()
+        else:
+            select_path.log_once(
+                f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
+            )
+            return {}
     return _with_workers(loader, saved.to_dict(found))
-
-
-def _epoch_of(loader: TorchLoader) -> Epoch | None:
-    """Returns the epoch whose state is the loader's; None: a loaded state is, or no epoch has begun."""
-    begins: Epoch | None = own(loader, _BEGINNING)
-    if begins is not None and begins.has_begun():
-        return begins
-    if loaded_of(loader) is not None:
-        return None
-    last = last_epoch(loader)
-    # The sampler's own state is not asked for once an epoch reads it.
-    return begins if last is None else last
 
 
 def _with_workers(loader: TorchLoader, state: dict[str, Any]) -> dict[str, Any]:
@@ -73,7 +73,7 @@ def _with_workers(loader: TorchLoader, state: dict[str, Any]) -> dict[str, Any]:
 
 def fingerprint_of(loader: TorchLoader) -> int | None:
     """Implements ``StatefulDataLoader.fingerprint``."""
-    epoch = _epoch_of(loader) or last_epoch(loader)
+    epoch = last_epoch(loader)
     return 0 if epoch is None else epoch.fingerprint()
 
 
@@ -97,7 +97,6 @@ def load(loader: TorchLoader, state: object) -> None:
     if found.epoch is not None and order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
-    take_back(loader)
     setattr(loader, _LOADED, found)
 
 
@@ -112,9 +111,10 @@ def begin(
     iterator: OurIterator | None,
     number: int | None,
     are_same: bool = False,
-    is_early: bool = False,
 ) -> SampledEpoch | StreamedEpoch | CountedEpoch:
     """Begins an epoch of a loader, before anything is drawn for it.
+
+    Until :func:`has_begun`, the loader's state is that of the epoch before, or the loaded one.
 
     Args:
         loader: The loader.
@@ -122,7 +122,6 @@ def begin(
             runs, which knows no worker's state, and its iterator is attached later.
         number: The number of the epoch, if an option counts epochs.
         are_same: True if the workers are those of the epoch before.
-        is_early: True if ``iter`` has not asked for it: its state is not the loader's yet.
     """
     previous, loaded = last_epoch(loader), loaded_of(loader)
     if previous is not None and loaded is None:
@@ -132,36 +131,33 @@ def begin(
     if loaded is None:
         before, dataset = None if previous is None else previous.dataset, None
         begun = beginning(loader, order, number)
+        if previous is None:
+            set_last_epoch(loader, Epoch(begun, None))
         if iterator is not None:
             dataset = datasets.state_after(loader, iterator, begun.batch_size, before, are_same)
         epoch = epoch_of(begun, iterator, order, dataset)
     else:
         epoch = resumed(loader, iterator, number, order, loaded, are_same)
     _log_states(loader, order, epoch.dataset)
-    if not is_early:
-        keep_own(loader, _BEGINNING, epoch)
     return epoch
 
 
 def begin_without(loader: TorchLoader, why_not: str) -> None:
     """Begins an epoch that has no state, for a reason."""
-    set_last_epoch(loader, Epoch(Saved(""), None, why_not=why_not))
+    set_last_epoch(loader, Epoch(Saved("", fingerprint=None), None, why_not=why_not))
 
 
 def last_epoch(loader: TorchLoader) -> Epoch | None:
     """Returns the epoch of a loader that began last."""
-    found: Epoch | None = own(loader, _EPOCH)
-    return found
+    found = vars(loader).get(_EPOCH)
+    if type(found) is not _Own or found.owner is None or found.owner() is not loader:
+        return None
+    return found.epoch
 
 
 def set_last_epoch(loader: TorchLoader, epoch: Epoch) -> None:
     """Sets the epoch of a loader that began last."""
-    keep_own(loader, _EPOCH, epoch)
-
-
-def take_back(loader: TorchLoader) -> None:
-    """Takes back the epoch that was to begin: the loader's state is that of the one before."""
-    vars(loader).pop(_BEGINNING, None)
+    vars(loader)[_EPOCH] = _Own(weakref.ref(loader), epoch)
 
 
 def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) -> None:
@@ -175,7 +171,6 @@ def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) 
     # In this order: another thread that asks for the state finds the loaded one, or that of this epoch.
     set_last_epoch(loader, epoch)
     vars(loader).pop(_LOADED, None)
-    take_back(loader)
     if collecting is not None:
         epoch.count_errors(collecting)
 
