@@ -126,7 +126,7 @@ class States(Protocol):
         """Begins an epoch that torch's own loader runs whole. None: it has no state."""
 
     def has_begun(self, loader: TorchLoader, epoch: Any, collecting: Any) -> None:
-        """Records that an epoch has begun, as the last step of ``iter``: the loader's state is its own now."""
+        """Makes an epoch that has begun the loader's: the last step of ``iter``."""
 
     def is_loaded(self, loader: TorchLoader) -> bool:
         """True if a state was loaded, with which the next epoch begins."""
