@@ -25,6 +25,9 @@ _TORCHS_LAST = "        in_order: bool = True,\n"
 _TORCHS_LAST_LINE = (
     "        in_order: ``False`` to have each batch as soon as it is made (default: ``True``).\n"
 )
+# The lines around torch's argument `num_workers` in `Args`.
+_BEFORE_WORKERS = "            ``sampler`` and ``drop_last``.\n"
+_AFTER_WORKERS = "        collate_fn: Function that makes"
 _FMT_OFF, _FMT_ON = "        # fmt: off\n", "        # fmt: on\n"
 _FLAG = "`True`, `False`"
 _TYPE_ERROR = "        TypeError: If a value"
@@ -63,7 +66,11 @@ class Options:
 
     def of_class(self, has_states: bool) -> list[str]:
         """Returns the options of ``StatefulDataLoader``, or of ``DataLoader``."""
-        return [name for name, about in self.table.items() if has_states or not about.is_of_states]
+        return [
+            name
+            for name, about in self.table.items()
+            if (has_states or not about.is_of_states) and not about.is_torchs
+        ]
 
     def annotation(self, name: str) -> str:
         """Returns the type of an option, as signatures have it."""
@@ -229,6 +236,9 @@ def dataloader(text: str, options: Options) -> str:
     """``DataLoader``: its arguments, what excludes what, its signature."""
     names = options.of_class(has_states=False)
     arguments = "".join(argument(name, options.table[name]) for name in names)
+    text = between(
+        text, _BEFORE_WORKERS, _AFTER_WORKERS, argument("num_workers", options.table["num_workers"])
+    )
     text = between(text, _TORCHS_LAST_LINE, "\n    Raises:\n", arguments)
     text = between(text, "exclude each other:\n\n", _TYPE_ERROR, all_excluded(options, 12, options.table))
     text = between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
@@ -264,11 +274,7 @@ def given(text: str, options: Options) -> str:
     """The types of options that ``install`` and ``convert`` take."""
     names = [name for name, about in options.table.items() if about.instead is None]
     head, found, _ = text.partition('for type checkers."""\n\n')
-    # torch's argument, whose one value here is an option.
-    lines = [
-        '    num_workers: Literal["auto"]\n',
-        *(f"    {name}: {options.annotation(name)}\n" for name in names),
-    ]
+    lines = [f"    {name}: {options.annotation(name)}\n" for name in names]
     return head + found + "".join(lines)
 
 

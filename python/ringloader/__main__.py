@@ -65,12 +65,6 @@ def main() -> None:
             f"--{name.replace('_', '-')}", default=argparse.SUPPRESS, metavar="VALUE", help=argparse.SUPPRESS
         )
     command.add_argument(
-        "--num-workers",
-        default=argparse.SUPPRESS,
-        metavar="auto",
-        help="as --auto-workers True: each loader finds how many workers it has",
-    )
-    command.add_argument(
         f"--{by_name.STATEFUL}",
         type=by_name.value_of,
         default=argparse.SUPPRESS,

@@ -75,8 +75,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         sampler: Indices of the samples, in their order, in place of ``shuffle``.
         batch_sampler: Lists of indices, one for each batch, in place of ``batch_size``, ``shuffle``,
             ``sampler`` and ``drop_last``.
-        num_workers: How many workers make batches, or ``"auto"`` for as many as are useful, see
-            ``auto_workers`` (default: 0, the caller makes them).
+        num_workers: How many workers make batches. With ``"auto"`` the loader finds the number, and changes
+            it while it runs (``"auto"``, or a number as with torch; default: 0, the caller makes them).
+            Batches are the same for any number, so ``seeding`` is ``"sample"`` by default. The loader begins
+            with one worker, and adds more as long as the caller waits for batches and processors and memory
+            are left; one that brings too little is ended. ``loader.num_workers`` is then the number that
+            runs, and before the first ``iter`` the bound: the processors of this process, divided by
+            ``LOCAL_WORLD_SIZE``, less one for the caller where there are more than two. Workers that mostly
+            wait may be four times as many, up to 64, and no more than a ``worker_pool`` has. An
+            ``IterableDataset``, a dataset that has a ``state_dict``, and torch's own loader have the bound.
         collate_fn: Function that makes a batch of a list of samples (default: torch's ``default_collate``).
         pin_memory: ``True`` to have tensors in pinned memory, for copies to an accelerator (default:
             ``False``).
@@ -183,15 +190,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``None``; default: ``None``, never). It does so again each time the wait has doubled. No effect
             without workers.
         stats: ``True`` to note where the time of each epoch goes, for ``epoch_stats()`` (default: ``False``).
-        auto_workers: ``True`` for ``num_workers="auto"``: the loader finds how many workers it has, and
-            changes it while it runs (default: ``False``). Batches are the same for any number, so ``seeding``
-            is ``"sample"`` by default. The loader begins with one worker, and adds more as long as the caller
-            waits for batches and processors and memory are left; one that brings too little is ended.
-            ``num_workers`` is then the number that runs, and before the first ``iter`` the bound: the
-            processors of this process, divided by ``LOCAL_WORLD_SIZE``, less one for the caller where there
-            are more than two. Workers that mostly wait may be four times as many, up to 64, and no more than
-            a ``worker_pool`` has. An ``IterableDataset``, a dataset that has a ``state_dict``, and torch's
-            own loader have the bound.
         prefetch_epochs: ``True`` to begin the next epoch of persistent workers when the last indices of this
             one have been sent, so that ``iter`` finds its first batches ready (default: ``False``, ``iter``
             begins it). Its sampler then draws earlier than torch's, also after the last epoch of the program.
@@ -220,7 +218,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             - ``on_error="retry"`` with an ``IterableDataset``;
             - ``max_errors`` without ``on_error``;
             - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
-            - ``auto_workers`` with ``seeding="torch"`` or ``"epoch"`` or ``Workers`` on a cluster;
+            - ``num_workers="auto"`` with ``seeding="torch"`` or ``"epoch"`` or ``Workers`` on a cluster;
             - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
               over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
         TypeError: If a value has the wrong type.
@@ -272,7 +270,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         sample_timeout: float | None = None,
         watchdog: float | None = None,
         stats: bool = False,
-        auto_workers: bool = False,
         prefetch_epochs: bool = False,
     ) -> None:
         # `locals()` takes longer. From here to `fmt: on`, `make generate` writes it.
@@ -285,19 +282,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         others = _OPTIONS.others((
             max_shared_bytes, device, device_prefetch, device_transform, worker_pool, main_prefetch,
             worker_method, worker_task, last_batch, worker_reset_fn, seeding, seed, restart_workers, on_error,
-            max_errors, sample_timeout, watchdog, stats, auto_workers, prefetch_epochs
+            max_errors, sample_timeout, watchdog, stats, prefetch_epochs
         ))
         # fmt: on
         if isinstance(num_workers, str):
             if num_workers != AUTO:
                 raise TypeError(f"num_workers must be an int or {AUTO!r}, not {num_workers!r}")
-            others["auto_workers"] = True
+            others["num_workers"] = AUTO
+        elif isinstance(num_workers, numbers.FoundNumber):
+            others["num_workers"] = AUTO
         options = kept.given_to(self, others)
         if device is not None and not internals.is_in_worker():
             devices.resolve(device)
-        if options.auto_workers:
-            # A loader that was made of the attributes of another one is given the number that ran there.
-            given["num_workers"] = numbers.limits(worker_pool).bound
+        if options.num_workers == AUTO:
+            given["num_workers"] = numbers.FoundNumber(numbers.limits(worker_pool).bound)
         elif worker_pool is not None:
             given["num_workers"] = num_workers or worker_pool.num_workers
         if worker_pool is not None:
@@ -330,7 +328,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__repr__()
         noted = report.noted(self)
         path = "not iterated yet" if noted is None else f"path {noted.path}"
-        workers = f"auto ({self.num_workers})" if kept.options_of(self).auto_workers else self.num_workers
+        is_auto = isinstance(self.num_workers, numbers.FoundNumber)
+        workers = f"auto ({self.num_workers})" if is_auto else self.num_workers
         return (
             f"<{type(self).__name__} of {_size(self.dataset)}: batch_size={self.batch_size}, "
             f"num_workers={workers}, {path}>"
@@ -452,10 +451,12 @@ TORCHS = Defaults(
     {
         name: parameter.default
         for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
-        if name not in ("self", "dataset", *TABLE)
+        if name not in ("self", "dataset") and (name not in TABLE or TABLE[name].is_torchs)
     }
 )
-_OPTIONS = Defaults({name: DEFAULTS[name] for name, about in TABLE.items() if not about.is_of_states})
+_OPTIONS = Defaults(
+    {name: DEFAULTS[name] for name, about in TABLE.items() if not (about.is_of_states or about.is_torchs)}
+)
 kept.protect(DataLoader, _OPTIONS.names)
 # The attributes that `StatefulDataLoader` has in addition.
 _OF_STATES = frozenset({"state_dict", "load_state_dict", "fingerprint"})

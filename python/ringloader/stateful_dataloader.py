@@ -13,7 +13,7 @@ import ringloader._native as _native
 from ringloader._common.states import States
 from ringloader._options import kept
 from ringloader._options.about import Defaults
-from ringloader._options.table import DEFAULTS, Options
+from ringloader._options.table import DEFAULTS, TABLE, Options
 from ringloader._pool.pool import WorkerPool
 from ringloader._state import states, tracked
 from ringloader.bad_samples import RAISE, OnError
@@ -86,7 +86,6 @@ class StatefulDataLoader(DataLoader[_T_co]):
         watchdog: float | None = None,
         stats: bool = False,
         snapshot_every_n_steps: int | None = 1,
-        auto_workers: bool = False,
         prefetch_epochs: bool = False,
     ) -> None:
         if not _native.SUPPORTED:
@@ -104,7 +103,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         others = _OPTIONS.others((
             max_shared_bytes, device, device_prefetch, device_transform, worker_pool, main_prefetch,
             worker_method, worker_task, last_batch, worker_reset_fn, seeding, seed, restart_workers, on_error,
-            max_errors, sample_timeout, watchdog, stats, snapshot_every_n_steps, auto_workers, prefetch_epochs
+            max_errors, sample_timeout, watchdog, stats, snapshot_every_n_steps, prefetch_epochs
         ))
         # fmt: on
         if "snapshot_every_n_steps" in others:
@@ -173,5 +172,5 @@ class StatefulDataLoader(DataLoader[_T_co]):
         return tracked.fingerprint_of(self)
 
 
-_OPTIONS = Defaults(DEFAULTS)
+_OPTIONS = Defaults({name: DEFAULTS[name] for name, about in TABLE.items() if not about.is_torchs})
 kept.protect(StatefulDataLoader, ["snapshot_every_n_steps"])

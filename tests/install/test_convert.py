@@ -22,7 +22,7 @@ from parity.datasets import Samples
 from ringloader._options import kept
 from ringloader._options.table import TABLE, Options
 
-_NAMES = [name for name, about in TABLE.items() if not about.is_of_states]
+_NAMES = [name for name, about in TABLE.items() if not (about.is_of_states or about.is_torchs)]
 
 Loader = torch.utils.data.DataLoader
 TORCHS_ITERATOR = torch_dataloader._MultiProcessingDataLoaderIter

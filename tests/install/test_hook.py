@@ -355,7 +355,7 @@ def test_a_wrapper_around_the_hook_gets_our_iterator(
 @pytest.mark.parametrize(
     ("options", "error", "text"),
     [
-        ({"max_shared_byte": 1}, TypeError, "unknown option 'max_shared_byte'; there are: num_workers, "),
+        ({"max_shared_byte": 1}, TypeError, "unknown option 'max_shared_byte'; there are: stateful, "),
         ({"max_shared_bytes": "1G"}, TypeError, "max_shared_bytes must be an int or None, not '1G'"),
         ({"max_shared_bytes": 0}, ValueError, "max_shared_bytes must be positive, not 0"),
     ],
@@ -375,8 +375,8 @@ def test_the_options_are_the_loaders_own_arguments() -> None:
         for loader_class in (torch.utils.data.DataLoader, ringloader.DataLoader)
     )
     added = {name: ours[name].default for name in ours if name not in torchs}
-    of_states = {name for name, about in TABLE.items() if about.is_of_states}
-    assert added == {name: value for name, value in DEFAULTS.items() if name not in of_states}
+    others = {name for name, about in TABLE.items() if about.is_of_states or about.is_torchs}
+    assert added == {name: value for name, value in DEFAULTS.items() if name not in others}
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
@@ -403,7 +403,7 @@ def test_the_list_of_options_has_all_that_are_taken(name: str) -> None:
         call(num_worker=2)
     listed = str(caught.value).partition("there are: ")[2].split(", ")
     taken = [name for name, about in TABLE.items() if about.instead is None]
-    assert listed == ["num_workers", *(["stateful"] if name == "install" else []), *taken]
+    assert listed == [*(["stateful"] if name == "install" else []), *taken]
 
 
 @pytest.mark.parametrize(("name", "instead"), by_name.REMOVED.items())

@@ -23,7 +23,7 @@ _ALONE: dict[str, Any] = {
     "on_error": "skip",
     "watchdog": 5.0,
     "stats": True,
-    "auto_workers": True,
+    "num_workers": "auto",
 }
 # Options that are nothing without another one.
 _BESIDE: dict[str, tuple[Any, dict[str, Any]]] = {

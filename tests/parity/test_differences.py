@@ -142,7 +142,7 @@ def test_what_a_loader_has_beside_torchs():
     assert names - {"shutdown"} == {
         *("errors", "set_epoch", "call_workers", "epoch_stats"),
         *TABLE,
-    } - {"snapshot_every_n_steps"}
+    } - {"snapshot_every_n_steps", "num_workers"}
     stateful = {name for name in dir(StatefulDataLoader(Samples(2))) if not name.startswith("_")}
     assert stateful - {*names, *dir(theirs)} == {
         *("state_dict", "load_state_dict", "fingerprint", "snapshot_every_n_steps")

@@ -32,10 +32,10 @@ EXAMPLES = {
     "max_errors": {"max_errors": 2, "on_error": "skip"},
     "watchdog": {"watchdog": 5.0},
     "stats": {"stats": True},
-    "auto_workers": {"auto_workers": True},
+    "num_workers": {"num_workers": "auto"},
     "prefetch_epochs": {"prefetch_epochs": True, "persistent_workers": True},
 }
-NEED_WORKERS = {"auto_workers", "main_prefetch", "prefetch_epochs"}
+NEED_WORKERS = {"num_workers", "main_prefetch", "prefetch_epochs"}
 ERRORS = {
     *("worker_method", "worker_task", "worker_reset_fn", "seeding", "seed", "on_error"),
     "max_errors",
@@ -51,7 +51,7 @@ def with_workers(name, **arguments):
     examples = {**EXAMPLES[name], **arguments}
     if name == "worker_pool":
         return DataLoader(parts.Numbers(), batch_size=3, worker_pool=WorkerPool(1), **examples)
-    return DataLoader(parts.Numbers(), batch_size=3, num_workers=1, **examples)
+    return DataLoader(parts.Numbers(), batch_size=3, **{"num_workers": 1, **examples})
 
 
 def lists(loader):
@@ -98,7 +98,7 @@ def test_convert_raises_the_same():
 def test_other_options_are_taken_with_workers():
     for name in sorted(set(EXAMPLES) - ERRORS):
         loader = with_workers(name)
-        workers = numbers.bound() if name == "auto_workers" else 1
+        workers = numbers.bound() if name == "num_workers" else 1
         assert (loader.num_workers, len(loader)) == (workers, 3 if name == "last_batch" else 4), name
 
 

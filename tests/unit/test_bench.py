@@ -98,7 +98,7 @@ def test_the_number_of_such_a_loader_is_told(is_auto):
     assert measure.measure(Returning(make), AUTO, 0.2, 0).num_workers >= 1
     if is_auto:
         loader = measure.make(Returning(make), Configuration("ringloader", 2))
-        assert (loader.num_workers, loader.auto_workers, loader.seeding) == (2, False, "sample")
+        assert (type(loader.num_workers), loader.num_workers, loader.seeding) == (int, 2, "sample")
 
 
 def test_a_plot_is_refused_before_anything_is_measured(monkeypatch, demo, capsys):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 import json
 import logging
 import os
+import pickle
 import threading
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader as TorchLoader
-from torch.utils.data import get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 import ringloader
 from ringloader import DataLoader
@@ -147,7 +149,7 @@ def test_the_first_workers_run(script: Scripted) -> None:
         assert script.number <= len(alive) <= MOST
         assert loader.num_workers == script.number
         assert f"num_workers=auto ({script.number})" in repr(loader)
-        assert type(loader.num_workers) is int
+        assert isinstance(loader.num_workers, int) and json.dumps(loader.num_workers) == str(script.number)
 
 
 @both_tasks
@@ -340,6 +342,35 @@ def test_convert_makes_a_loader_find_its_number(script: Scripted) -> None:
     assert "num_workers=auto" in repr(loader)
 
 
+def test_a_loader_that_is_made_of_the_attributes_of_another_one_finds_its_number_too(
+    script: Scripted,
+) -> None:
+    first = auto()
+    list(slowly(first))
+    number = first.num_workers
+    assert number == script.number
+    for given in (number, copy.deepcopy(number), pickle.loads(pickle.dumps(number))):
+        found = made(num_workers=given)
+        assert found.num_workers == 2
+        assert "num_workers=auto (2)" in repr(found)
+        assert iter(found)._changing is not None
+    # A number that is computed is a number.
+    assert iter(made(num_workers=number * 1, seeding="sample"))._changing is None
+    copied = pickle.loads(pickle.dumps(first))
+    assert iter(copied)._changing is not None
+    assert "auto_workers" not in vars(first)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'auto_workers'"):
+        auto(auto_workers=True)
+
+
+def test_convert_gives_the_number_back(script: Scripted) -> None:
+    loader = auto()
+    list(slowly(loader))
+    fixed_now = ringloader.convert(loader, num_workers=None, seeding="sample")
+    assert type(fixed_now.num_workers) is int and fixed_now.num_workers == script.number
+    assert iter(fixed_now)._changing is None
+
+
 @pytest.mark.parametrize("value", ["Auto", "4", ""])
 def test_another_text_is_an_error(value: Any) -> None:
     with pytest.raises(TypeError, match=f"num_workers must be an int or 'auto', not '{value}'"):
@@ -347,8 +378,37 @@ def test_another_text_is_an_error(value: Any) -> None:
 
 
 def test_install_takes_no_number() -> None:
-    with pytest.raises(TypeError, match=r"install\(\) takes no num_workers but 'auto', not 4"):
+    with pytest.raises(TypeError, match="num_workers must be 'auto' here, not 4: pass a number to DataL"):
         ringloader.install(num_workers=4)  # type: ignore[typeddict-item]
+
+
+class WithOwnLoader(Dataset[Any]):
+    """Each sample is the numbers that a loader of the dataset's own gives, and its number of workers."""
+
+    def __init__(self, loader: Any = None) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> Any:
+        loader = self.loader or DataLoader([index, 3, 5], num_workers="auto", prefetch_factor=3)
+        return [batch.tolist() for batch in loader], loader.num_workers
+
+
+def as_it_is(sample: Any) -> Any:
+    return sample
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+@pytest.mark.parametrize("is_made_before", [False, True])
+def test_a_loader_in_a_worker_has_no_workers(method: Any, is_made_before: bool) -> None:
+    own = DataLoader([0, 3, 5], num_workers="auto") if is_made_before else None
+    outer = DataLoader(
+        WithOwnLoader(own), batch_size=None, num_workers=1, collate_fn=as_it_is, worker_method=method
+    )
+    first = 0 if is_made_before else 1
+    assert list(outer) == [([[0], [3], [5]], 0), ([[first], [3], [5]], 0)]
 
 
 @pytest.mark.parametrize(("given", "most"), [(None, [4, 4, 10]), (3, [3, 3, 3])])

@@ -34,7 +34,7 @@ def test_arguments_and_attributes_of_a_loader_are_found() -> None:
     named = {
         f"{name}=" for name in inspect.signature(ringloader.DataLoader).parameters if name.startswith("wor")
     }
-    assert len(named) == 6
+    assert len(named) == 5
     assert completed(f"{source}DataLoader([1], wor") == named
     assert {"shutdown", "epoch_stats", "num_workers"} <= completed(
         f"{source}loader = DataLoader([1])\nloader."
@@ -60,5 +60,4 @@ def test_the_types_of_given_options_are_those_that_install_takes() -> None:
     from ringloader._patch.given import GivenOptions
 
     names = [name for name, about in TABLE.items() if about.instead is None]
-    # torch's argument, with the value that is an option.
-    assert [*GivenOptions.__annotations__] == ["num_workers", *names]
+    assert [*GivenOptions.__annotations__] == names

@@ -110,7 +110,7 @@ PYTHON_MAY_USE = {
         "stateful_dataloader",
     },
     "__main__": {"_bench", "_common", "_doctor", "_options", "_patch", "_report"},
-    "_auto": {"_common", "_native", "_torch"},
+    "_auto": {"_common", "_native"},
     "_bench": {
         "_common",
         "_iterator",

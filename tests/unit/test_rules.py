@@ -148,14 +148,14 @@ CASES = {
         "worker_task='sample' and worker_pool=ringloader.WorkerPool(2) do not go together",
         "leave worker_task out",
     ),
-    ("auto_workers", 'with `seeding="torch"` or `"epoch"`'): Case(
-        {"auto_workers": True, "seeding": "torch"},
+    ("num_workers", 'with `seeding="torch"` or `"epoch"`'): Case(
+        {"num_workers": "auto", "seeding": "torch"},
         {},
         "num_workers='auto' and seeding='torch' do not go together: the numbers of a sample",
         "leave seeding out",
     ),
-    ("auto_workers", "with `Workers` on a cluster"): Case(
-        {"auto_workers": True, "worker_pool": ELSEWHERE},
+    ("num_workers", "with `Workers` on a cluster"): Case(
+        {"num_workers": "auto", "worker_pool": ELSEWHERE},
         {},
         "num_workers='auto' and worker_pool=ringloader.WorkerPool(2) do not go together: idle processors",
         "pass a number",

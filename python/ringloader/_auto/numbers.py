@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 from ringloader._auto.controller import Controller
 from ringloader._common import weak_registry
 from ringloader._common.proc import cores, local_world_size
 
-if TYPE_CHECKING:
-    from ringloader._torch.protocols import TorchLoader
-
 # The workers for each processor where they wait, and the most of them all together.
 _TIMES, _MOST = 4, 64
-# torch's `prefetch_factor` of a loader with workers that was given none.
-_PREFETCH_FACTOR = 2
 
 _controllers: weak_registry.WeakRegistry[Controller] = weak_registry.WeakRegistry()
 
@@ -34,6 +27,15 @@ def bound() -> int:
 def most() -> int:
     """Returns the most workers for work that waits."""
     return max(bound(), min(_TIMES * bound(), _MOST))
+
+
+class FoundNumber(int):
+    """The ``num_workers`` of a loader that finds its number: the number that runs.
+
+    Frameworks make a loader anew from its attributes. A constructor that gets this number finds its own too.
+    """
+
+    __slots__ = ()
 
 
 class Pool(Protocol):
@@ -89,23 +91,9 @@ def begin_with(loader: object, limits: Limits, number: int) -> None:
 
 def show(loader: object, number: int) -> None:
     """Makes ``loader.num_workers`` the number of workers that run."""
-    vars(loader)["num_workers"] = number
+    vars(loader)["num_workers"] = FoundNumber(number)
 
 
 def forget(loader: object) -> None:
     """Forgets the number that was found for a loader."""
     _controllers.pop(loader)
-
-
-@contextlib.contextmanager
-def with_workers(loader: TorchLoader, number: int) -> Iterator[None]:
-    """Gives a loader a number of workers for as long as its iterator is made, which reads it there."""
-    own = vars(loader)
-    before: dict[str, Any] = {name: own[name] for name in ("num_workers", "prefetch_factor") if name in own}
-    own["num_workers"] = number
-    if own.get("prefetch_factor") is None:
-        own["prefetch_factor"] = _PREFETCH_FACTOR
-    try:
-        yield
-    finally:
-        own.update(before)

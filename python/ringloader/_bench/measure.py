@@ -17,6 +17,7 @@ from ringloader._bench import memory
 from ringloader._bench.arguments import PROCESS, Configuration
 from ringloader._bench.target import Target, TargetError
 from ringloader._options import kept
+from ringloader._options.checks import AUTO
 from ringloader._patch.convert import convert
 from ringloader._patch.install import uninstall
 from ringloader._report import report
@@ -90,9 +91,9 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
             object.__setattr__(loader, "_get_iterator", functools.partial(get_iterator, loader))
         return loader
     if configuration.is_auto:
-        options["auto_workers"] = True
-    elif is_ours and (own := kept.options_of(loader)).auto_workers:
-        options |= {"auto_workers": False, "seeding": own.seeds}
+        options["num_workers"] = AUTO
+    elif is_ours and (own := kept.options_of(loader)).num_workers == AUTO:
+        options |= {"num_workers": None, "seeding": own.seeds}
     if is_ours or configuration.worker_method != PROCESS:
         options["worker_method"] = configuration.worker_method
     return convert(loader, **options)

@@ -85,12 +85,12 @@ class Dispatching:
         processes.end(self._process, _GRACE_SECONDS)
 
 
-def dispatching_for(loader: TorchLoader, context: Any, share: int) -> Dispatching | None:
+def dispatching_for(loader: TorchLoader, context: Any, workers: int, share: int) -> Dispatching | None:
     """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none."""
     if not issubclass(type(loader.dataset), dataset.Dispatch):
         return None
     in_turn = loader.in_order or not internals.counts_tasks_per_worker()
-    return Dispatching(loader.dataset, context, loader.num_workers, share, in_turn)
+    return Dispatching(loader.dataset, context, workers, share, in_turn)
 
 
 class _StopError(BaseException):

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringloader._auto import measuring, numbers
 from ringloader._auto.controller import Change
 from ringloader._auto.measuring import Meter
 from ringloader._log import logger
-from ringloader._options import kept, seeding
+from ringloader._options import kept
 
 if TYPE_CHECKING:
     from ringloader._auto.numbers import Limits
@@ -29,24 +28,6 @@ _MOST_BETWEEN = 1 << 12
 _MOST_CHANGES = 1000
 
 
-@contextlib.contextmanager
-def room_for_most(loader: TorchLoader, limits: Limits) -> Iterator[Changing | None]:
-    """Makes a loader have the most workers while its iterator is made, if their number may change.
-
-    Args:
-        loader: The loader.
-        limits: Its limits.
-
-    Yields:
-        The object that changes the number, or None.
-    """
-    if not seeding.any_may_make(loader):
-        yield None
-        return
-    with numbers.with_workers(loader, limits.most):
-        yield Changing(loader, limits)
-
-
 class Changing:
     """Changes how many workers of an iterator run.
 
@@ -59,6 +40,9 @@ class Changing:
     Args:
         loader: The iterator's loader. Its number of workers is kept for its next iterator.
         limits: Its limits.
+
+    Attributes:
+        most: The most workers that there may be, for which memory is made.
     """
 
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
@@ -67,6 +51,7 @@ class Changing:
     def __init__(self, loader: TorchLoader, limits: Limits) -> None:
         self._loader = weakref.ref(loader)
         self._shows = kept.has_options(loader)
+        self.most = limits.most
         self._controller = numbers.controller_of(loader, limits)
         self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
         # Threads may share an iterator.
@@ -89,6 +74,7 @@ class Changing:
         # True once a worker was lost, or could not be started: the number stays. One whose start was
         # interrupted may run unknown.
         self._is_fixed = False
+        self._show()
 
     @property
     def number(self) -> int:

@@ -16,7 +16,7 @@ from ringloader._dispatch.dataset import Dispatch
 from ringloader._iterator import parts, plain
 from ringloader._iterator.stages import Stages
 from ringloader._options import conflicts, epochs, kept, seeding
-from ringloader._options.checks import THREAD
+from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._report import report
 from ringloader._stats import timing
@@ -48,28 +48,14 @@ def make_iterator(
     """
     before = epochs.count_of(loader)
     try:
-        if options.auto_workers and not internals.is_in_worker():
-            return _make_with_auto(loader, options, without_ours, fall_back)
         return _make(loader, options, without_ours, fall_back)
     except BaseException:
         epochs.take_back(loader, before)
         raise
 
 
-def _make_with_auto(
-    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
-) -> Any:
-    """Makes the iterator of a loader that finds its number of workers."""
-    bound = numbers.limits(options.worker_pool).bound
-    with numbers.with_workers(loader, bound):
-        made = _make(loader, options, without_ours, fall_back)
-    if kept.has_options(loader):
-        changing = getattr(made, "_changing", None)
-        numbers.show(loader, bound if changing is None else changing.number)
-    return made
-
-
 def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
+    workers = _workers_for(loader, options)
     if internals.is_in_worker():
         # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
         options = conflicts.in_worker(options)
@@ -81,7 +67,7 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
     reason = select_path.reason_of_user()
     if reason is not None:
         pass
-    elif loader.num_workers == 0:
+    elif workers == 0:
         reason = select_path.reason_against_own_iterator(loader, without_ours)
         if reason is None:
             return _without_workers(loader, options)
@@ -89,8 +75,7 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
         why_not = select_path.reason_against_threads(loader, without_ours)
         if why_not is not None:
             raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
-        with _changing(loader, options) as changing:
-            return _with_threads(loader, options, changing)
+        return _with_threads(loader, options, workers, _changing(loader, options))
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
         is_remote = options.worker_pool is not None and options.worker_pool._is_remote
@@ -99,8 +84,8 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
 
             # A start on other machines may take long, and needs no lock here.
             one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
-            with one_at_a_time, _changing(loader, options) as changing:
-                made = _with_processes(loader, options, changing)
+            with one_at_a_time:
+                made = _with_processes(loader, options, workers, _changing(loader, options))
             if not isinstance(made, Reason):
                 return made
             reason = made
@@ -111,6 +96,20 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
                 "out for workers on this machine"
             )
     return _torchs(loader, options, reason, without_ours, fall_back)
+
+
+def _workers_for(loader: TorchLoader, options: Options) -> int:
+    """Returns the number of workers of an iterator, or the bound for one that finds its number.
+
+    A loader that was made or converted shows it. One that ``install`` reached keeps the program's number.
+    """
+    if options.num_workers != AUTO:
+        return loader.num_workers
+    # A worker process may have no children.
+    workers = 0 if internals.is_in_worker() else numbers.limits(options.worker_pool).bound
+    if kept.has_options(loader):
+        numbers.show(loader, workers)
+    return workers
 
 
 def _refuse_other_generators(loader: TorchLoader) -> None:
@@ -153,7 +152,8 @@ def _torchs(
 
     before = report.times(loader)
     _check_for_torchs(loader, options, reason.text)
-    stages = parts.stages_of(loader, options, parts.recorder_of(loader, options))
+    workers = loader.num_workers
+    stages = parts.stages_of(loader, options, workers, parts.recorder_of(options, workers))
     kept = states.of(loader)
     epoch = None if kept is None else kept.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
@@ -186,42 +186,44 @@ def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> Non
 
 
 def _without_workers(loader: TorchLoader, options: Options) -> Any:
-    recorder = parts.recorder_of(loader, options)
-    stages = parts.stages_of(loader, options, recorder)
+    recorder = parts.recorder_of(options, 0)
+    stages = parts.stages_of(loader, options, 0, recorder)
     from ringloader._iterator.without_workers import IteratorWithOptions
 
     timed = None
     if recorder is not None:
         timed = timing.TimingHere(recorder, loader._dataset_kind == internals.ITERABLE)
-    worker_options = parts.worker_options_of(loader, options, timed)
+    worker_options = parts.worker_options_of(loader, options, 0, timed)
     keys = seeding.keys_for(loader, options)
     made = IteratorWithOptions(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
     _record(loader, made, "single-process", plain.REASON, stages)
     return made
 
 
-def _changing(loader: TorchLoader, options: Options) -> contextlib.AbstractContextManager[Changing | None]:
-    if not options.auto_workers:
-        return contextlib.nullcontext()
-    from ringloader._iterator import changing
+def _changing(loader: TorchLoader, options: Options) -> Changing | None:
+    """Returns the object that changes the number of an iterator's workers, if that may change."""
+    if options.num_workers != AUTO or not seeding.any_may_make(loader):
+        return None
+    from ringloader._iterator.changing import Changing
 
-    return changing.room_for_most(loader, numbers.limits(options.worker_pool))
+    return Changing(loader, numbers.limits(options.worker_pool))
 
 
-def _with_threads(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
-    history = None if changing is None else changing.history
-    stages = parts.stages_of(loader, options, parts.recorder_of(loader, options), history=history)
+def _with_threads(loader: TorchLoader, options: Options, workers: int, changing: Changing | None) -> Any:
+    workers, history = (workers, None) if changing is None else (changing.most, changing.history)
+    stages = parts.stages_of(loader, options, workers, parts.recorder_of(options, workers), history=history)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
 
-    clocks = [_native.WorkerClock() for _ in range(loader.num_workers if options.stats else 0)]
-    worker_options = parts.worker_options_of(loader, options, timing.Timing(clocks))
-    transport = threads.make_transport(loader, options, worker_options, clocks)
+    clocks = [_native.WorkerClock() for _ in range(workers if options.stats else 0)]
+    worker_options = parts.worker_options_of(loader, options, workers, timing.Timing(clocks))
+    transport = threads.make_transport(loader, options, workers, worker_options, clocks)
     keys = seeding.keys_for(loader, options)
     made = WorkersIterator(
         loader,
         transport,
         stages,
+        workers,
         keys=keys,
         next_epoch=parts.next_epoch_of(loader, options),
         counts_epochs=epochs.are_counted(loader, options),
@@ -230,16 +232,17 @@ def _with_threads(loader: TorchLoader, options: Options, changing: Changing | No
     return _noted(loader, made, transport, stages)
 
 
-def _with_processes(loader: TorchLoader, options: Options, changing: Changing | None) -> Any:
+def _with_processes(loader: TorchLoader, options: Options, workers: int, changing: Changing | None) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
-    recorder = parts.recorder_of(loader, options)
+    workers, history = (workers, None) if changing is None else (changing.most, changing.history)
+    recorder = parts.recorder_of(options, workers)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._pool import pool
     from ringloader._transport import budget
     from ringloader._transport.make import make_transport
 
-    worker_options = parts.worker_options_of(loader, options, timing.Timing())
+    worker_options = parts.worker_options_of(loader, options, workers, timing.Timing())
     keys = seeding.keys_for(loader, options)
     device = devices.resolve(options.device)
     lease = told = None
@@ -257,9 +260,11 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
             if takes:
                 # Before the memory, which a process that is forked now would have too.
                 with budget.asking(OSError):
-                    number = loader.num_workers if changing is None else changing.number
-                    lease = options.worker_pool._lend(loader, number)
-            transport = make_transport(loader, options, worker_options, device_type, lease, in_turn=in_turn)
+                    number = workers if changing is None else changing.number
+                    lease = options.worker_pool._lend(loader, number, workers)
+            transport = make_transport(
+                loader, options, workers, worker_options, device_type, lease, in_turn=in_turn
+            )
     except BaseException as error:
         if lease is not None:
             lease.close()
@@ -268,9 +273,10 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
         _explain_descriptors(error)
         raise
     try:
-        shared_bytes = transport.engine.share * loader.num_workers
-        history = None if changing is None else changing.history
-        stages = parts.stages_of(loader, options, recorder, shared_bytes, transport.registrations, history)
+        shared_bytes = transport.engine.share * workers
+        stages = parts.stages_of(
+            loader, options, workers, recorder, shared_bytes, transport.registrations, history
+        )
         is_iterable = loader._dataset_kind == internals.ITERABLE
         transport.starts_later = changing is not None
         restarting = transport.make_successors(is_iterable)
@@ -280,6 +286,7 @@ def _with_processes(loader: TorchLoader, options: Options, changing: Changing | 
             loader,
             transport,
             stages,
+            workers,
             options.main_prefetch,
             restarting,
             keys,

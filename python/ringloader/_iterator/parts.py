@@ -21,14 +21,15 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 
-def recorder_of(loader: TorchLoader, options: Options) -> _native.Recorder | None:
+def recorder_of(options: Options, workers: int) -> _native.Recorder | None:
     """Returns the clock of ``stats``, and begins the first epoch: imports after it take the caller's time."""
-    return _native.Recorder(max(loader.num_workers, 1)) if options.stats else None
+    return _native.Recorder(max(workers, 1)) if options.stats else None
 
 
 def stages_of(
     loader: TorchLoader,
     options: Options,
+    workers: int,
     recorder: _native.Recorder | None,
     shared_bytes: int = 0,
     registrations: Callable[[str], Registrations | None] | None = None,
@@ -39,6 +40,7 @@ def stages_of(
     Args:
         loader: The loader.
         options: Its options.
+        workers: The most workers that it may have.
         recorder: The clock of ``stats``.
         shared_bytes: The shared memory of all workers, in bytes.
         registrations: Returns what is registered of the workers' memory, for a device type.
@@ -52,7 +54,7 @@ def stages_of(
     device, transform = devices.resolve(options.device), options.device_transform
     recording = None
     if recorder is not None:
-        recording = Recording(loader, options, device is not None, recorder, shared_bytes, history)
+        recording = Recording(loader, options, workers, device is not None, recorder, shared_bytes, history)
     bad_samples = collecting.collecting_for(loader, options)
     if device is None:
         if recording is not None and transform is not None:
@@ -70,12 +72,15 @@ def stages_of(
     return Stages(moving, bad_samples, recording=recording, clock=clock)
 
 
-def worker_options_of(loader: TorchLoader, options: Options, timed: Any) -> Sequence[WorkerOption]:
+def worker_options_of(
+    loader: TorchLoader, options: Options, workers: int, timed: Any
+) -> Sequence[WorkerOption]:
     """Returns the options that take part where batches are made: in workers, or without them here.
 
     Args:
         loader: The loader.
         options: Its options.
+        workers: The most workers that it may have.
         timed: The option that notes times there, with ``stats``.
     """
     # A torch without a private name that it needs has torch's path. In this form an import is cheap.
@@ -88,7 +93,7 @@ def worker_options_of(loader: TorchLoader, options: Options, timed: Any) -> Sequ
         epochs.option_for(loader, options),
         None if kept is None else kept.worker_option(loader),
         timed if options.stats else None,
-        seeding.option_for(loader, options),
+        seeding.option_for(loader, options, workers),
     )
 
 

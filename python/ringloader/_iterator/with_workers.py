@@ -19,6 +19,7 @@ from ringloader._placement import decoding, lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
+from ringloader._transport import budget
 from ringloader._transport.protocol import Successors, Transport
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
@@ -44,6 +45,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         loader: The loader.
         transport: Starts the workers, and carries tasks and batches.
         stages: The stages of options between the source and the caller.
+        workers: The most workers that there may be.
         main_prefetch: Batches that a thread decodes before their turn, at most.
         restarting: Starts successors of workers that were lost.
         keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
@@ -74,6 +76,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         loader: TorchLoader,
         transport: Transport,
         stages: Stages,
+        workers: int,
         main_prefetch: int = 0,
         restarting: Successors | None = None,
         keys: Keys | None = None,
@@ -91,7 +94,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._counts_epochs = counts_epochs
         self._changing = changing
         self._workers: list[Any] = []
-        self._workers_status = [True] * loader.num_workers
+        self._workers_status = [True] * workers
         self._persistent_workers = loader.persistent_workers
         try:
             if changing is None:
@@ -100,7 +103,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._init_base(loader)
             if stages.moving is not None:
                 self._pin_memory = False
-            self._prefetch_factor = loader.prefetch_factor
+            self._num_workers = workers
+            self._prefetch_factor = budget.prefetch_factor_of(loader)
             if self._prefetch_factor <= 0:
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"

@@ -50,6 +50,7 @@ class About:
         is_text: False for an option that no text can give.
         is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
         is_of_states: True for an option that only ``StatefulDataLoader`` has.
+        is_torchs: True for an argument of torch's, which takes the option's values too.
         is_read_again: True for an option that each new iterator reads from the loader's attribute of its
             name, which may be set.
         as_default: Values that mean what the default means, where no rule says otherwise.
@@ -72,6 +73,7 @@ class About:
     is_text: bool = True
     is_called_in_workers: bool = False
     is_of_states: bool = False
+    is_torchs: bool = False
     is_read_again: bool = False
     as_default: tuple[object, ...] = ()
 

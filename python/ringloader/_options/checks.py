@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 # The value of `worker_method` for threads, in torch's word.
 THREAD = "thread"
-# The value of torch's `num_workers` for `auto_workers`.
+# The value of `num_workers` for a loader that finds its number.
 AUTO: Literal["auto"] = "auto"
 
 Check = Callable[[str, Any], None]
@@ -56,6 +56,12 @@ def one_of(*words: str, or_none: bool = False) -> Check:
             raise error(f"{name} must be one of {words}, not {value!r}")
 
     return check
+
+
+def auto_or_none(name: str, value: Any) -> None:
+    """Raises a ``TypeError`` for a number of workers, which each loader has of its own."""
+    if value is not None and value != AUTO:
+        raise TypeError(f"{name} must be {AUTO!r} here, not {value!r}: pass a number to DataLoader")
 
 
 def callable_or_none(name: str, value: Any) -> None:

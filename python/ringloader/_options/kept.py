@@ -113,7 +113,10 @@ def put(loader: object, options: Options, before: Options | None = None) -> None
 
 _OF_STATES = tuple(name for name, about in TABLE.items() if about.is_of_states)
 # The options that attributes show, with their defaults: in loaders with states, and in others.
-_SHOWN_WITH_STATES = {name: value for name, value in DEFAULTS.items() if name not in READ_AGAIN}
+# torch sets the attributes of its own arguments.
+_SHOWN_WITH_STATES = {
+    name: value for name, value in DEFAULTS.items() if name not in READ_AGAIN and not TABLE[name].is_torchs
+}
 _SHOWN = {name: value for name, value in _SHOWN_WITH_STATES.items() if name not in _OF_STATES}
 # Names in a subclass through which its loaders may have other attributes.
 _OTHERS = frozenset({*TABLE, "__getattr__", "__getattribute__"})

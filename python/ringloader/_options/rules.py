@@ -16,6 +16,7 @@ from ringloader.bad_samples import raises_first, retries
 
 _AS_THREADS = f'"{THREAD}"'
 _AS_SAMPLES = '"sample"'
+_AS_AUTO = '"auto"'
 
 Seeds = Literal["torch", "epoch", "sample", "batch"]
 
@@ -44,8 +45,12 @@ def _needs_seed(options: Any) -> object:
 
 def seeds_of(options: Any) -> Seeds:
     """Returns ``seeding``, or what it is by default."""
-    by_default: Seeds = "sample" if options.worker_task == "sample" or options.auto_workers else "torch"
+    by_default: Seeds = "sample" if options.worker_task == "sample" or _is_auto(options) else "torch"
     return options.seeding or by_default
+
+
+def _is_auto(options: Any) -> bool:
+    return bool(options.num_workers == AUTO)
 
 
 def _shares(options: Any) -> bool:
@@ -64,23 +69,13 @@ def _with_sharing(option: str, is_there: Callable[[Any], object], why: str) -> R
     )
 
 
-def _with_auto(option: str, what: str, is_there: Callable[[Any], object], why: str) -> Rule:
-    """Returns the rule for an option that is an error where the number of workers changes."""
-    return of_options(
-        "auto_workers",
-        what,
-        lambda options: options.auto_workers and is_there(getattr(options, option)),
-        f"num_workers={AUTO!r} and {option}={{options.{option}!r}} do not go together: {why}",
-    )
-
-
 def _has_threads(options: Any, facts: Facts) -> object:
-    return options.worker_method == THREAD and facts.loader.num_workers > 0
+    return options.worker_method == THREAD and (_is_auto(options) or facts.loader.num_workers > 0)
 
 
 def _is_without_workers(options: Any, facts: Facts) -> object:
     # With a pool, a loader that says no number has as many workers as the pool.
-    return facts.loader.num_workers == 0 and options.worker_pool is None and not options.auto_workers
+    return facts.loader.num_workers == 0 and options.worker_pool is None and not _is_auto(options)
 
 
 def _differs_from_batch_sampler(options: Any, facts: Facts) -> object:
@@ -140,18 +135,21 @@ _OF_OPTIONS = (
         "machines cannot have parts of one batch in a memory that they share; leave worker_task out",
         _AS_SAMPLES,
     ),
-    _with_auto(
-        "seeding",
+    of_options(
+        "num_workers",
         'with `seeding="torch"` or `"epoch"`',
-        lambda value: value in ("torch", "epoch"),
-        "the numbers of a sample would depend on how many workers there are; leave seeding out",
+        lambda options: _is_auto(options) and options.seeding in ("torch", "epoch"),
+        f"num_workers={AUTO!r} and seeding={{options.seeding!r}} do not go together: the numbers of a sample "
+        "would depend on how many workers there are; leave seeding out",
+        _AS_AUTO,
     ),
     of_options(
-        "auto_workers",
+        "num_workers",
         "with `Workers` on a cluster",
-        lambda options: options.auto_workers and _has_remote_pool(options),
+        lambda options: _is_auto(options) and _has_remote_pool(options),
         f"num_workers={AUTO!r} and worker_pool={{options.worker_pool!r}} do not go together: idle processors "
         "and memory, by which workers are added, are measured on this machine alone; pass a number",
+        _AS_AUTO,
     ),
     of_options(
         "seed",
@@ -197,7 +195,7 @@ _OF_LOADERS = (
         "with more workers than it has",
         "made",
         lambda options, facts: (
-            not options.auto_workers and facts.loader.num_workers > options.worker_pool.num_workers
+            not _is_auto(options) and facts.loader.num_workers > options.worker_pool.num_workers
         ),
         "num_workers={facts.loader.num_workers} is more than the {options.worker_pool.num_workers} processes "
         "of worker_pool; pass num_workers=0 for as many as the pool has, or make a larger WorkerPool",

@@ -193,7 +193,7 @@ def keys_for(loader: TorchLoader, options: Options) -> Keys | None:
     return None if options.seeds_by_place is None else Keys(loader, options.seed)
 
 
-def option_for(loader: TorchLoader, options: Options) -> Seeding | None:
+def option_for(loader: TorchLoader, options: Options, workers: int) -> Seeding | None:
     """Returns the option that sets generators where samples are made."""
     before = options.seeds_by_place
     if before is None:
@@ -202,7 +202,7 @@ def option_for(loader: TorchLoader, options: Options) -> Seeding | None:
         before,
         is_iterable=loader._dataset_kind == internals.ITERABLE,
         batches=loader._auto_collation,
-        puts_back=loader.num_workers == 0,
+        puts_back=workers == 0,
     )
 
 

@@ -363,26 +363,27 @@ class Options:
         is_of_states=True,
     )
 
-    auto_workers: bool = _option(
-        False,
+    num_workers: Literal["auto"] | None = _option(
+        None,
         topic="Speed",
-        values="`True`, `False`",
-        without="`False`",
-        line='`True` for `num_workers="auto"`: the loader finds how many workers it has, and changes it '
-        "while it runs.",
+        values='`"auto"`, or a number as with torch',
+        without="0, the caller makes them",
+        line='How many workers make batches. With `"auto"` the loader finds the number, and changes it while '
+        "it runs.",
         details='Batches are the same for any number, so `seeding` is `"sample"` by default. The loader '
         "begins with one worker, and adds more as long as the caller waits for batches and processors and "
-        "memory are left; one that brings too little is ended. `num_workers` is then the number that runs, "
-        "and before the first `iter` the bound: the processors of this process, divided by "
+        "memory are left; one that brings too little is ended. `loader.num_workers` is then the number that "
+        "runs, and before the first `iter` the bound: the processors of this process, divided by "
         "`LOCAL_WORLD_SIZE`, less one for the caller where there are more than two. Workers that mostly wait "
         "may be four times as many, up to 64, and no more than a `worker_pool` has. An `IterableDataset`, a "
         "dataset that has a `state_dict`, and torch's own loader have the bound.",
         page="tuning.md#num_workersauto",
-        check=checks.boolean,
+        check=checks.auto_or_none,
         in_threads="works",
         in_pool="leaves nothing",
         in_worker="is left out",
         on_torchs="works",
+        is_torchs=True,
     )
     prefetch_epochs: bool = _option(
         False,

@@ -12,12 +12,11 @@ from ringloader._options.table import TABLE, Options
 
 # The argument of `install` that is no option of a loader.
 STATEFUL = "stateful"
-# torch's argument, whose value "auto" is the option `auto_workers`.
-NUM_WORKERS = "num_workers"
 # Names of options before the first release, with what says the same now.
 REMOVED = {
     "worker_prefetch": "pass prefetch_factor to DataLoader",
     "reseed_workers": "reseed_workers=True is now seeding='epoch'",
+    "auto_workers": "auto_workers=True is now num_workers='auto'",
 }
 
 
@@ -28,30 +27,11 @@ def checked(function: str, given: Mapping[str, Any]) -> Options:
         TypeError: For a name that is none, or a value of the wrong type.
         ValueError: For a value that is out of range.
     """
-    given = spelled(function, given)
     check_names(function, given)
     return Options(**given)
 
 
-def spelled(function: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what was given with ``num_workers="auto"`` by the name of its option.
-
-    Raises:
-        TypeError: For another ``num_workers``, which is the program's to say.
-    """
-    options = dict(given)
-    if NUM_WORKERS in options:
-        value = options.pop(NUM_WORKERS)
-        if value != checks.AUTO:
-            raise TypeError(
-                f"{function} takes no num_workers but {checks.AUTO!r}, not {value!r}: pass a number to "
-                "DataLoader"
-            )
-        options["auto_workers"] = True
-    return options
-
-
-def check_names(function: str, given: Iterable[str], others: Sequence[str] = (NUM_WORKERS, STATEFUL)) -> None:
+def check_names(function: str, given: Iterable[str], others: Sequence[str] = (STATEFUL,)) -> None:
     """Raises a ``TypeError`` for a name that is no option's.
 
     Args:
@@ -79,7 +59,6 @@ def checked_words(function: str, given: Mapping[str, Any]) -> Options:
         TypeError: For a name that is none, or a value of the wrong type; for an option that no text can give.
         ValueError: For a value that is out of range.
     """
-    given = spelled(function, given)
     check_names(function, given)
     for name in given:
         if not TABLE[name].is_text:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, Unpack, overload
 import ringloader.bad_samples as bad_samples
 from ringloader._auto import numbers
 from ringloader._options import conflicts, epochs, kept, worker_task
+from ringloader._options.checks import AUTO
 from ringloader._options.table import TABLE, Options
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
@@ -47,8 +48,7 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """
-    options = by_name.spelled("convert()", options)  # type: ignore[assignment]
-    by_name.check_names("convert()", options, [by_name.NUM_WORKERS])
+    by_name.check_names("convert()", options, ())
     # Not isinstance: accelerate's loaders name another class as theirs.
     cls = type(loader)
     if not issubclass(cls, internals.Loader):
@@ -83,10 +83,13 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
         if not at.num_workers:
             at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
         epochs.inherit_told(at)
-    if now.auto_workers and options.get("auto_workers"):
+    if "num_workers" in options:
         numbers.forget(at)
-        at.num_workers = numbers.limits(now.worker_pool).bound
-        at.prefetch_factor = at.prefetch_factor or 2
+        if now.num_workers == AUTO:
+            numbers.show(at, numbers.limits(now.worker_pool).bound)
+            at.prefetch_factor = at.prefetch_factor or 2
+        else:
+            at.num_workers = int(at.num_workers)
     if now.worker_task == "sample" and options.get("worker_task") and at.prefetch_factor == 2:
         # torch's constructor has set it, where none was given.
         worker_task.set_default_prefetch(at)
@@ -136,7 +139,10 @@ def _init_of(cls: Any) -> Callable[..., None]:
     options = {
         name: parameter
         for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
-        if name in TABLE and TABLE[name].instead is None and name not in signature.parameters
+        if name in TABLE
+        and TABLE[name].instead is None
+        and not TABLE[name].is_torchs
+        and name not in signature.parameters
     }
     at = len(parameters) - (bool(parameters) and parameters[-1].kind is inspect.Parameter.VAR_KEYWORD)
     signature = signature.replace(parameters=[*parameters[:at], *options.values(), *parameters[at:]])

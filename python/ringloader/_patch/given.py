@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 class GivenOptions(TypedDict, total=False):
     """Options by their names, for type checkers."""
 
-    num_workers: Literal["auto"]
     max_shared_bytes: int | None
     device: torch.device | str | int | None
     device_prefetch: int
@@ -34,5 +33,5 @@ class GivenOptions(TypedDict, total=False):
     sample_timeout: float | None
     watchdog: float | None
     stats: bool
-    auto_workers: bool
+    num_workers: Literal["auto"] | None
     prefetch_epochs: bool

@@ -43,7 +43,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
       dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
 
     Loaders in worker processes, which datasets may have, are without ``device``, ``device_transform`` and
-    ``auto_workers``: the main process moves what the worker sends. They are without ``worker_reset_fn``,
+    ``num_workers``: the main process moves what the worker sends. They are without ``worker_reset_fn``,
     ``seeding`` and ``seed`` too, which are for loaders of the main process.
 
     Forked children inherit it. Children that start a Python of their own do not, unless their environment

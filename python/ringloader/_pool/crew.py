@@ -193,12 +193,13 @@ class Crew:
         if not self.is_inherited():
             self._tidy_if_free()
 
-    def lend(self, loader: TorchLoader, count: int) -> Lease:
+    def lend(self, loader: TorchLoader, count: int, most: int) -> Lease:
         """Lends processes to an iterator of ``loader``: idle ones, and new ones for the rest.
 
         Args:
-            loader: The loader, which has the most workers that there may be.
+            loader: The loader.
             count: The processes that it begins with.
+            most: The most that it may ask for.
         """
         context = self.context
         guard.refuse_in_import(context, Lease.fork)
@@ -209,10 +210,10 @@ class Crew:
         with self._held():
             self._check_open()
             record = self.objects.record_of(loader, self._add_gone)
-        lease = Lease(self, loader, record, look, asks_later=count < loader.num_workers)
+        lease = Lease(self, loader, record, look, asks_later=count < most)
         self.fill(lease, loader, count)
         if self._is_forked():
-            self._have_idle(lease, loader.num_workers - count)
+            self._have_idle(lease, most - count)
         return lease
 
     def _have_idle(self, lease: Lease, count: int) -> None:

@@ -124,14 +124,15 @@ class WorkerPool:
             self._crew.is_shut_down = was_ended
         return self._crew
 
-    def _lend(self, loader: TorchLoader, count: int) -> Lease:
+    def _lend(self, loader: TorchLoader, count: int, most: int) -> Lease:
         """Lends processes to an iterator of the loader, which may ask for more later.
 
         Args:
-            loader: The loader, which has the most workers that there may be.
+            loader: The loader.
             count: The processes that it begins with.
+            most: The most that it may ask for.
         """
-        return self._own().lend(loader, count)
+        return self._own().lend(loader, count, most)
 
 
 def takes(pool: WorkerPool | None, loader: TorchLoader, may_keep: bool = False) -> bool:

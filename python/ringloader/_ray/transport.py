@@ -95,7 +95,7 @@ class RayTransport(Transport):
     ) -> None:
         workers = loader.num_workers
         self._record = crew.records.record_of(loader)
-        self._max_tasks = budget.most_tasks(loader, in_turn)
+        self._max_tasks = budget.most_tasks(loader, workers, in_turn)
         share = budget.share_per_worker(workers, options.max_shared_bytes, _native.available_memory())
         with budget.asking(OSError, ValueError):
             engine = _native.Engine(workers, self._max_tasks, share)

@@ -36,6 +36,7 @@ class Recording:
     Args:
         loader: The loader.
         options: Its options.
+        workers: The most workers that it may have.
         has_device: True if its batches are moved to a device.
         recorder: The clock, which has begun the first epoch.
         shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
@@ -49,6 +50,7 @@ class Recording:
         self,
         loader: TorchLoader,
         options: Options,
+        workers: int,
         has_device: bool,
         recorder: _native.Recorder,
         shared_bytes: int,
@@ -57,9 +59,10 @@ class Recording:
         self.recorder = recorder
         self._shared_bytes = shared_bytes
         self._history = history
-        self._window = worker_task.most_tasks(loader) if _shares(loader, options) else None
+        shares = options.worker_task == "sample" and workers > 0
+        self._window = worker_task.most_tasks(loader) if shares else None
         self._setting = verdict.Setting(
-            num_workers=loader.num_workers,
+            num_workers=workers,
             # torch 2.6 goes round the workers in any order.
             may_be_unordered=loader.in_order and internals.counts_tasks_per_worker(),
             persistent_workers=loader.persistent_workers or options.worker_pool is not None,
@@ -71,11 +74,11 @@ class Recording:
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=proc.cores(),
-            window=None if self._window is None else self._window(loader.num_workers),
+            window=None if self._window is None else self._window(workers),
         )
         self._is_installed = not kept.has_options(loader)
         # Then all that follows a fetch counts as placing.
-        self._places_here = self._setting.moves and not loader.num_workers
+        self._places_here = self._setting.moves and not workers
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take``, which gives an iterator its next batch, with the clock read before and after."""
@@ -177,10 +180,6 @@ def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:
     except ValueError:
         return False
     return True
-
-
-def _shares(loader: TorchLoader, options: Options) -> bool:
-    return options.worker_task == "sample" and loader.num_workers > 0
 
 
 def _pins(loader: TorchLoader) -> bool:

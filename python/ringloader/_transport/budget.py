@@ -6,7 +6,7 @@ import contextlib
 import errno
 import resource
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ringloader._common.proc import local_world_size
 from ringloader._log import logger, mib
@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 SMALLEST_SHARE = 1 << 20
+# torch's `prefetch_factor` of a loader with workers that was given none.
+_PREFETCH_FACTOR = 2
 
 
 def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: int) -> int:
@@ -32,21 +34,27 @@ def share_per_worker(num_workers: int, max_shared_bytes: int | None, available: 
     return max(max_shared_bytes // num_workers, 1)
 
 
-def most_tasks(loader: TorchLoader, in_turn: bool) -> int:
+def most_tasks(loader: TorchLoader, workers: int, in_turn: bool) -> int:
     """Returns how many batches of one worker can be on their way at once.
 
     Args:
         loader: The loader.
+        workers: The most workers that it may have.
         in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
     """
-    factor = loader.prefetch_factor
+    factor = prefetch_factor_of(loader)
     # torch's constructor refuses anything else that stands there, and has drawn by then.
     per_worker = max(factor, 1) if isinstance(factor, int) else 1
     if in_turn and loader.in_order and loader._dataset_kind != internals.ITERABLE:
         # In turn, so an equal part each; after a reset in mid-epoch, those of the epoch before too.
         return 2 * per_worker + 1
     # One worker may be asked for all, where the others have ended or are slow.
-    return per_worker * int(loader.num_workers) + per_worker + 1
+    return per_worker * int(workers) + per_worker + 1
+
+
+def prefetch_factor_of(loader: TorchLoader) -> Any:
+    """Returns the ``prefetch_factor`` of a loader: torch's default for one that was to have no workers."""
+    return _PREFETCH_FACTOR if loader.num_workers == 0 else loader.prefetch_factor
 
 
 class RefusedError(Exception):

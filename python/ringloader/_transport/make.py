@@ -14,6 +14,7 @@ from ringloader._dispatch.process import dispatching_for
 from ringloader._late import watchdog
 from ringloader._late.sample_timeout import SampleTimeouts
 from ringloader._options import worker_task
+from ringloader._options.checks import AUTO
 from ringloader._options.table import Options
 from ringloader._pool.crew import Lease
 from ringloader._start import guard, main_module, processes, spawn
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 def make_transport(
     loader: TorchLoader,
     options: Options,
+    workers: int,
     worker_options: Sequence[WorkerOption] = (),
     device_type: str | None = None,
     lease: Lease | None = None,
@@ -40,6 +42,7 @@ def make_transport(
     Args:
         loader: The loader.
         options: Its options.
+        workers: The most workers that it may have.
         worker_options: The options that workers ask.
         device_type: Of the device that batches are moved to. What was registered for it is not for batches
             that the user is given where they lie.
@@ -52,7 +55,6 @@ def make_transport(
         Exception: What starting a dispatching process raises; ``OSError`` where no descriptor is left.
             Nothing is left then.
     """
-    workers = loader.num_workers
     context = loader.multiprocessing_context or torch.multiprocessing
     held_memory.tell_of_forks()
     held_memory.drop_unread()
@@ -64,14 +66,14 @@ def make_transport(
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     shares = options.worker_task == "sample"
-    most_tasks = budget.most_tasks(loader, in_turn)
+    most_tasks = budget.most_tasks(loader, workers, in_turn)
     if shares:
         most_tasks = worker_task.most_tasks(loader)(workers) + 1
     cache = SegmentCache(loader, workers, (most_tasks, options.max_shared_bytes, device_type))
     available = _native.available_memory() + cache.resident
     # Of the most workers that there may be, few run at a time.
     sharers = workers
-    if options.auto_workers and options.max_shared_bytes is None:
+    if options.num_workers == AUTO and options.max_shared_bytes is None:
         sharers = min(numbers.limits(options.worker_pool).bound, workers)
     share = budget.share_per_worker(sharers, options.max_shared_bytes, available)
     if shares:
@@ -82,9 +84,9 @@ def make_transport(
     try:
         if shares:
             with budget.asking(OSError, ValueError):
-                shared = SharedTasks(loader, engine, sharers * share, options.stats)
+                shared = SharedTasks(loader, engine, workers, sharers * share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
-        dispatching = dispatching_for(loader, context, share)
+        dispatching = dispatching_for(loader, context, workers, share)
         if options.sample_timeout is not None:
             # No dispatching process is there: the two options exclude each other.
             timeouts = SampleTimeouts(workers, options.sample_timeout, shares)

@@ -24,18 +24,21 @@ class SharedTasks:
     Args:
         loader: The loader.
         engine: The engine of its workers.
+        workers: The most workers that it may have.
         nbytes: Bytes of the slots of all workers.
         timed: True if runs are timed.
     """
 
-    def __init__(self, loader: TorchLoader, engine: _native.Engine, nbytes: int, timed: bool) -> None:
+    def __init__(
+        self, loader: TorchLoader, engine: _native.Engine, workers: int, nbytes: int, timed: bool
+    ) -> None:
         self._most_tasks = worker_task.most_tasks(loader)
-        places = self.most_tasks(loader.num_workers)
+        places = self.most_tasks(workers)
         # All windows have as many bytes as the slots: those of the batches under way, of as many that the
         # caller keeps, and of the one on its way to him.
         window = max(nbytes // (2 * places + 1) // _PAGE * _PAGE, _SMALLEST_WINDOW)
         whole = worker_task.keeps_whole(loader)
-        self.engine = _native.SharingEngine(engine, loader.num_workers, places, window, whole, timed)
+        self.engine = _native.SharingEngine(engine, workers, places, window, whole, timed)
         self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)
 
     def most_tasks(self, workers: int) -> int:

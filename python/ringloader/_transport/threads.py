@@ -138,6 +138,7 @@ class ThreadTransport(Transport):
 def make_transport(
     loader: TorchLoader,
     options: Options,
+    workers: int,
     worker_options: Sequence[WorkerOption],
     clocks: Sequence[_native.WorkerClock],
 ) -> ThreadTransport:
@@ -146,6 +147,7 @@ def make_transport(
     Args:
         loader: The loader.
         options: Its options.
+        workers: The most workers that it may have.
         worker_options: The options that workers ask.
         clocks: The clocks of the workers, if times are noted.
     """
@@ -159,7 +161,7 @@ def make_transport(
     if shares:
         whole = worker_task.keeps_whole(loader)
         worker_options = in_order(*worker_options, Sharing(whole))
-    made = ThreadTransport(loader.num_workers, worker_options, watching)
+    made = ThreadTransport(workers, worker_options, watching)
     if shares:
         made.shared_tasks = worker_task.most_tasks(loader)
         made.engine.share_tasks(not whole)
