@@ -13,6 +13,7 @@ from ringloader._common import states
 from ringloader._options import epochs
 from ringloader._report import asked, report
 from ringloader._torch import select_path
+from ringloader._torch.replaced import recovers
 from ringloader._worker import gather
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ def make(loader: TorchLoader, get_iterator: Any, own: dict[str, Any] | None = No
     if own is not None:
         read = _Bare()
         read.__dict__ = own
-    if read.num_workers != 0 or not select_path.may_be_ours(get_iterator):
+    if read.num_workers != 0 or recovers(read) or not select_path.may_be_ours(get_iterator):
         return None
     kept = report.plain(loader)
     cls = _class_for(loader, read) if kept is None else kept.record.plain

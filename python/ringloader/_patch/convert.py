@@ -14,7 +14,7 @@ from ringloader._options.checks import AUTO
 from ringloader._options.table import TABLE, Options
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
-from ringloader._torch import devices, internals, own_iterators
+from ringloader._torch import devices, hook, internals
 from ringloader.dataloader import DataLoader
 
 _Ours = TypeVar("_Ours", bound=DataLoader[Any])
@@ -56,9 +56,9 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
             f"convert() takes a torch.utils.data.DataLoader, not {loader!r:.200}"
             + (": convert the loader it stands in front of" if isinstance(loader, internals.Loader) else "")
         )
-    owner = own_iterators.owner_of(loader, internals.Loader)
-    if owner is not None:
-        raise TypeError(f"convert() cannot reach it: {own_iterators.reason(owner)}")
+    reason = hook.reason_not_reached(loader, internals.Loader)
+    if reason is not None:
+        raise TypeError(f"convert() cannot reach it: {reason}")
     if getattr(loader, "_iterator", None) is not None:
         raise RuntimeError(
             "the loader's persistent workers run already: convert() it before its first iter(), or end them "

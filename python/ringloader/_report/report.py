@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 from ringloader._common import weak_registry
 from ringloader._common.looking import attribute
 from ringloader._report import asked, made_at, rank, tally
-from ringloader._torch import internals, own_iterators
+from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
@@ -133,11 +133,6 @@ def plain(loader: object) -> Kept | None:
     return None if kept is None or kept.record.plain is None else kept
 
 
-def record_torchs(loader: object, reason: str) -> None:
-    """Notes that a loader makes an iterator of torch's which no code of ours sees."""
-    _begin(loader, None, "torch", reason, dict, None, None)
-
-
 def _begin(
     loader: object,
     iterator: object,
@@ -251,9 +246,9 @@ def report(iterator_or_loader: object) -> PathReport:
         "loader only where iter() was called after ringloader.install()"
     )
     if issubclass(cls, internals.Loader):
-        owner = own_iterators.owner_of(iterator_or_loader, internals.Loader)
-        if owner is not None:
-            return PathReport("torch", own_iterators.reason(owner), {})
+        reason = hook.reason_not_reached(iterator_or_loader, internals.Loader)
+        if reason is not None:
+            return PathReport("torch", reason, {})
     elif not hasattr(cls, "__next__"):
         about = f"{cls.__module__}.{cls.__qualname__} is no torch.utils.data.DataLoader; {about}"
     try:

@@ -49,8 +49,8 @@ def reports() -> list[LoaderReport]:
 
     For programs whose framework keeps its loaders to itself. The list keeps no loader, iterator or dataset
     alive. It includes loaders of the path ``"torch"``: of ringloader's class, and of any class while
-    ``ringloader.install`` is in effect. Of a class that makes its iterators itself, only the first loader is
-    listed; with a report at exit, all are.
+    ``ringloader.install`` is in effect. It includes no loader whose class makes its iterators without torch's
+    method; ``ringloader.report`` of such a loader has the reason.
 
     At most 1,000 loaders are remembered: of those that are gone, the oldest are forgotten first.
     """

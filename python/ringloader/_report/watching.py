@@ -1,22 +1,19 @@
-"""The beginning of a report at exit, and loaders that ringloader does not reach. Imports no torch."""
+"""The beginning of a report at exit. Imports no torch."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from ringloader._report import asked, at_exit, made_at
-from ringloader._torch import own_iterators
 
 
 def watch(loader_class: Any) -> None:
-    """Begins to note loaders that are not reached, and what a report at exit needs if one is asked for.
+    """Begins to note what a report at exit needs, if one is asked for.
 
     Args:
         loader_class: torch's class, whose loaders are meant.
     """
-    is_asked = _begin()
-    own_iterators.note(_note_own_iterator, is_for_all=is_asked)
-    if is_asked:
+    if _begin():
         made_at.watch(loader_class)
 
 
@@ -33,10 +30,3 @@ def _begin() -> bool:
         if asked.mode():
             at_exit.register()
     return bool(asked.mode())
-
-
-def _note_own_iterator(loader: object, reason: str) -> None:
-    # By now torch is there.
-    from ringloader._report import report
-
-    report.record_torchs(loader, reason)

@@ -1,4 +1,6 @@
-"""The hook at ``DataLoader._get_iterator``: where it is put, and what it replaces. Imports no torch.
+"""The hook at ``DataLoader._get_iterator``: its place, what it replaces, and loaders that it does not reach.
+
+Imports no torch.
 
 INVARIANT: a hook calls what :func:`put` was given last, or else what it replaced. So one that other
 code wrapped, or kept and put back later, is as good as one that was never moved.
@@ -9,9 +11,10 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any
 
-from ringloader._torch import own_iterators
+_NAME = "_get_iterator"
 
 # Makes a loader's iterator; its second argument is what the hook stands in front of.
 Make = Callable[[Any, Callable[[Any], Any]], Any]
@@ -46,7 +49,6 @@ def put(loader_class: Any, make: Make | None) -> None:
         loader_class._get_iterator = _hook(found)
     elif make is None and _is_hook(found):
         loader_class._get_iterator = found.__wrapped__
-    own_iterators.watch(loader_class, make is not None)
 
 
 def beneath(function: Any) -> Any:
@@ -69,3 +71,34 @@ def _is_hook(function: Any) -> bool:
 
 
 _CODE = _hook(len).__code__
+
+
+def reason_not_reached(loader: object, loader_class: Any) -> str | None:
+    """Returns why a loader makes its iterator without torch's method, or None if it calls that.
+
+    Args:
+        loader: A loader.
+        loader_class: torch's class.
+    """
+    owner = _owner_of(loader, loader_class)
+    return None if owner is None else f"{owner} has a {_NAME} that does not call torch's"
+
+
+def _owner_of(loader: object, loader_class: Any) -> str | None:
+    if _NAME in getattr(loader, "__dict__", ()):
+        return "the object"
+    for cls in type(loader).__mro__:
+        if cls is loader_class:
+            return None
+        if _NAME in vars(cls) and not _goes_on(vars(cls)[_NAME]):
+            return f"{cls.__module__}.{cls.__qualname__}"
+    return None
+
+
+def _goes_on(function: Any) -> bool:
+    """True if a method goes on to that of the next class, and so names it. Looks into decorators."""
+    while isinstance(function, FunctionType):
+        if _NAME in function.__code__.co_names:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False

@@ -5,17 +5,16 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ringloader._torch import internals
-
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-# The module that puts its own functions in the place of two methods of torch's `_BaseDataLoaderIter`. Both do
-# what torch's do. For a loader with this attribute, the constructor then passes over first indices.
-_SPEECHBRAIN = "speechbrain.dataio.dataloader"
+# Functions that do what torch's do, in the place of torch's: the part, and the module that puts it there.
+_KNOWN = {
+    ("_BaseDataLoaderIter.__init__", "speechbrain.dataio.dataloader"),
+    ("_BaseDataLoaderIter._reset", "speechbrain.dataio.dataloader"),
+}
+# A loader with this attribute goes on within its next epoch: speechbrain's constructor passes over indices.
 _SKIPS_TO = "_speechbrain_recovery_skip_to"
-_KEPT_CONSTRUCTOR = "__old_init__"
-_RESETS = {"iter", "_index_sampler", "_sampler_iter", "_num_yielded", "_IterableDataset_len_called"}
 
 
 class Replaced(NamedTuple):
@@ -46,28 +45,11 @@ def replaced(name: str, found: Any) -> Replaced:
     return Replaced(name, module if is_named else None)
 
 
-def is_speechbrains(owner: Any, method: str, found: Any) -> bool:
-    """True for a function of speechbrain's that does what torch's does, but for a loader that recovers."""
-    if (
-        owner is not internals.BaseIterator
-        or getattr(found, "__globals__", {}).get("__name__") != _SPEECHBRAIN
-    ):
-        return False
-    if method == "__init__":
-        kept = vars(owner).get(_KEPT_CONSTRUCTOR)
-        return internals.is_torchs_own(kept, f"{owner.__name__}.__init__") and {
-            _KEPT_CONSTRUCTOR,
-            _SKIPS_TO,
-        } <= set(found.__code__.co_names)
-    return method == "_reset" and set(found.__code__.co_names) <= _RESETS
-
-
-def may_recover() -> bool:
-    """True if speechbrain's constructor is in place: epochs may then go on within them."""
-    base = internals.BaseIterator
-    return is_speechbrains(base, "__init__", vars(base)["__init__"])
+def is_known(name: str, found: Any) -> bool:
+    """True for a function of the table above."""
+    return (name, getattr(found, "__globals__", {}).get("__name__")) in _KNOWN
 
 
 def recovers(loader: TorchLoader) -> bool:
     """True if speechbrain has the next epoch of a loader go on within it."""
-    return may_recover() and getattr(loader, _SKIPS_TO, None) is not None
+    return vars(loader).get(_SKIPS_TO) is not None

@@ -20,7 +20,7 @@ from torch.utils.data import dataloader as torch_dataloader
 import ringloader._native as _native
 from ringloader._log import logger
 from ringloader._torch import hook, internals
-from ringloader._torch.replaced import Replaced, is_speechbrains, may_recover, recovers, replaced
+from ringloader._torch.replaced import Replaced, is_known, recovers, replaced
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -107,7 +107,7 @@ def reason_for_torch(loader: TorchLoader, get_iterator: Any) -> Reason | None:
     # Nothing is known of a function's processes before they are made, and by then torch has drawn.
     if not (isinstance(kind, type) and issubclass(kind, process.BaseProcess)):
         name = getattr(kind, "__qualname__", kind)
-        return Reason(f"the workers of its multiprocessing_context ({name}) need not be processes")
+        return Reason(f"its multiprocessing_context ({name}) may start workers that are not processes")
     return None
 
 
@@ -154,7 +154,7 @@ def may_be_ours(get_iterator: Any) -> bool:
     )
     if found == _checked:
         return True
-    if internals.missing_name() or may_recover() or _replaced_without_workers(hook.beneath(get_iterator)):
+    if internals.missing_name() or _replaced_without_workers(hook.beneath(get_iterator)):
         return False
     _checked = found
     return True
@@ -255,9 +255,9 @@ def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None
     name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
     cls = getattr(torch_dataloader, name)
     if not (isinstance(cls, type) and issubclass(cls, internals.BaseIterator)):
-        return f"{replaced(f'{_DATALOADER}.{name}', cls)}, which need not read the sampler"
+        return f"{replaced(f'{_DATALOADER}.{name}', cls)}, which may read the sampler in another way"
     if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return f"{replaced(_GET_ITERATOR, get_iterator)}, which need not read the sampler"
+        return f"{replaced(_GET_ITERATOR, get_iterator)}, which may read the sampler in another way"
     return _RECOVERS if recovers(loader) else None
 
 
@@ -300,7 +300,7 @@ def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: An
             if (
                 found is not None
                 and not internals.is_torchs_own(found, f"{owner.__name__}.{method}")
-                and not is_speechbrains(owner, method, found)
+                and not is_known(f"{owner.__name__}.{method}", found)
             ):
                 return replaced(f"{owner.__name__}.{method}", found)
     return None
