@@ -171,7 +171,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             error is torch's). The successor does the tasks that the worker had not delivered, so no batch is
             lost, and none comes twice. It has the worker's number and seed, and the dataset as it then is in
             the main process, and calls ``worker_init_fn``; its generators begin anew, so random augmentation
-            may differ. Workers of an ``IterableDataset`` are not restarted.
+            may differ. A sample that crashes its worker again is an error for ``on_error``. Workers of an
+            ``IterableDataset`` are not restarted.
         on_error: Handling of samples that raise: raise their error, skip them, try again, or call a function
             (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable; default:
             ``"raise"``, as torch does). ``"skip"`` leaves the sample out of its batch, and leaves out a batch

@@ -163,10 +163,12 @@ def test_an_index_that_always_kills_is_named_in_the_end(most, tmp_path):
     dataset.taken.touch()
     with pytest.raises(RuntimeError, match="exited unexpectedly") as raised:
         next(iterator)
-    notes = [
-        "it was in batch 3 of the epoch: dataset indices [6, 7]",
-        *([f"restart_workers={most}: all restarts of this epoch are used"] if most else []),
-    ]
+    notes = ["it was in batch 3 of the epoch: dataset indices [6, 7]"]
+    if most:
+        notes += [
+            "it died in the sample at index 6",
+            f"restart_workers={most}: all restarts of this epoch are used",
+        ]
     assert raised.value.__notes__ == notes
 
 

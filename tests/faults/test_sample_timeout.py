@@ -21,7 +21,7 @@ import torch.utils.data
 import ringloader
 from faults.proc import Snapshot
 from ringloader import DataLoader, Retry
-from ringloader._late import sample_timeout
+from ringloader._late import samples, shared_words
 
 pytestmark = pytest.mark.rings_only
 
@@ -108,27 +108,26 @@ def test_it_is_an_error_in_its_turn_and_the_epoch_goes_on(dataset, snapshot, cap
 
 
 @pytest.mark.parametrize(
-    ("call", "index", "words"),
+    ("call", "index", "batches", "words"),
     [
-        (5, [4, 5], "the sample at index 5"),
-        (5, 5, "the sample at index 5"),
-        (sample_timeout._key("b"), ["a", "b"], "the sample at index 'b'"),
-        (sample_timeout._SEVERAL, [4, 5], "the samples at indices [4, 5]"),
-        (sample_timeout._COLLATE, [4, 5], "collate_fn"),
-        # What the worker wrote is no index of the batch.
-        (7, [4, 5], "a sample"),
-        (-9, [4, 5], "a sample"),
+        (1, [4, 5], True, "the sample at index 5"),
+        (1, ("a", "b"), True, "the sample at index 'b'"),
+        (0, "ab", False, "the sample at index 'ab'"),
+        (samples._SEVERAL, [4, 5], True, "the samples at indices [4, 5]"),
+        (samples._COLLATE, [4, 5], True, "collate_fn"),
+        # What the worker wrote is no place of the batch.
+        (2, [4, 5], True, "a sample"),
+        (-9, [4, 5], True, "a sample"),
+        (0, None, True, "a sample"),
     ],
 )
-def test_the_log_names_what_took_too_long(call, index, words):
-    timeouts = sample_timeout.SampleTimeouts(1, LIMIT)
-    record = timeouts._records.of(0)
-    record[sample_timeout._EXCEEDED], record[sample_timeout._CALL] = 1, call
-    record[sample_timeout._BATCH] = sample_timeout._key(index)
-    assert timeouts.exceeded(0, (0, 0, index)) == words
-    assert timeouts.exceeded(0, (0, 0, index)) is None
-    record.release()
-    timeouts.close()
+def test_the_log_names_what_took_too_long(call, index, batches, words):
+    notes = samples.SampleNotes(1, LIMIT, crashes=False, batches=batches)
+    notes._words.set(0, samples._EXCEEDED, 1)
+    notes._words.set(0, samples._CALL, call)
+    assert notes.loss(0, (0, 0, index), -9) == (words, True)
+    assert notes.loss(0, (0, 0, index), -9) == (None, False)
+    notes.close()
 
 
 @pytest.mark.slow
@@ -274,7 +273,10 @@ class Crashes(Hangs):
 def test_a_worker_that_crashes_is_torchs_error():
     with pytest.raises(RuntimeError, match="exited unexpectedly") as found:
         list(made(Crashes()))
-    assert found.value.__notes__ == ["it was in batch 1 of the epoch: dataset indices [4, 5, 6, 7]"]
+    assert found.value.__notes__ == [
+        "it was in batch 1 of the epoch: dataset indices [4, 5, 6, 7]",
+        "it died in the sample at index 5",
+    ]
 
 
 def test_restarts_of_crashed_workers_are_counted_apart(tmp_path):
@@ -362,7 +364,7 @@ def test_nothing_is_left_where_its_memory_cannot_be_had(monkeypatch, snapshot):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     refusing = types.SimpleNamespace(OwnFd=types.SimpleNamespace(memory=refuse))
-    monkeypatch.setattr(sample_timeout, "_native", refusing)
+    monkeypatch.setattr(shared_words, "_native", refusing)
     with pytest.raises(OSError, match="Too many open files") as caught:
         iter(made(Hangs()))
     # The frames of the error, which lives, have all that was made before.
@@ -375,23 +377,83 @@ def test_a_limit_that_is_never_reached():
     assert results(loader) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
 
 
-@pytest.mark.parametrize(
-    ("written", "many"), [(1 << 40, sample_timeout._MOST), (-(1 << 40), 1), (-3, 1), (2, 3)]
-)
+@pytest.mark.parametrize(("written", "many"), [(1 << 40, samples._MOST), (-(1 << 40), 1), (-3, 1), (2, 3)])
 def test_a_worker_may_write_anything_into_its_record(written, many):
     """The count is a worker's word: the main process reads and writes nothing outside of the record."""
-    timeouts = sample_timeout.SampleTimeouts(2, LIMIT)
-    records = [timeouts._records.of(worker) for worker in range(2)]
-    batch = (None, 0, [0, 1])
-    key = sample_timeout._key(batch[2])
-    record = records[0]
-    record[sample_timeout._EXCEEDED], record[sample_timeout._CALL] = 1, 7
-    record[sample_timeout._BATCH] = record[sample_timeout._OF] = key
-    record[sample_timeout._MANY] = written
-    # One more than may be known is an error of its own: the worker is lost.
-    assert (timeouts.exceeded(0, batch) is not None) == (many < sample_timeout._MOST)
-    assert record[sample_timeout._MANY] == many
-    assert not any(records[1])
-    for one in records:
-        one.release()
-    timeouts.close()
+    notes = samples.SampleNotes(2, LIMIT, crashes=False, batches=True)
+    words, batch = notes._words, (0, 0, list(range(8)))
+    # The batch is known, with no bad call yet.
+    notes.loss(0, batch, -9)
+    other = words.words[words.size :].tobytes()
+    words.set(0, samples._EXCEEDED, 1)
+    words.set(0, samples._CALL, 7)
+    words.set(0, samples._MANY, written)
+    # One more than may be known is a crash: restart_workers counts it.
+    assert notes.loss(0, batch, -9) == ("the sample at index 7", many < samples._MOST)
+    assert words.get(0, samples._MANY) == many
+    assert words.words[words.size :].tobytes() == other
+    notes.close()
+
+
+class SleepsAt(Sleeps):
+    def __getitem__(self, index):
+        super().__getitem__(index)
+        return int(index)
+
+
+@pytest.mark.parametrize(
+    "wrapped",
+    [
+        lambda dataset: torch.utils.data.Subset(dataset, range(8)),
+        lambda dataset: torch.utils.data.random_split(dataset, [8, 0])[0],
+        lambda dataset: torch.utils.data.Subset(torch.utils.data.Subset(dataset, range(8)), range(8)),
+        lambda dataset: torch.utils.data.StackDataset(dataset),
+        ringloader.CachedDataset,
+    ],
+    ids=["Subset", "random_split", "nested", "StackDataset", "CachedDataset"],
+)
+def test_the_limit_is_a_samples_where_the_dataset_asks_for_one_after_another(wrapped):
+    found = list(made(wrapped(SleepsAt(LIMIT / 4, n=8)), batch_size=8, num_workers=1))
+    assert torch.cat([*found[0]] if isinstance(found[0], list) else found).tolist() == list(range(8))
+
+
+class Alike:
+    """An index whose ``repr`` does not tell it from others."""
+
+    def __init__(self, number):
+        self.number = number
+
+    def __repr__(self):
+        return "Alike()"
+
+    def __index__(self):
+        return self.number
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        ["0x0", "0x1", "0x2", "0x3"],
+        [Alike(number) for number in range(4)],
+        [2, 0, 2, 1],
+        [torch.tensor(float(number)) for number in range(4)],
+    ],
+    ids=["text", "objects", "twice", "tensors"],
+)
+@pytest.mark.parametrize("options", [{}, {"worker_task": "sample"}], ids=["batch", "sample"])
+def test_indices_that_are_alike_are_other_samples(batch, options):
+    loader = DataLoader(
+        ByNumber([2]), batch_sampler=[batch], sample_timeout=LIMIT, num_workers=2, on_error="skip", **options
+    )
+    numbers = [number(index) for index in batch]
+    assert results(loader) == [[one for one in numbers if one != 2]]
+    assert len(loader.errors) == numbers.count(2)
+
+
+def number(index):
+    return int(index, 16) if isinstance(index, str) else int(index)
+
+
+class ByNumber(Hangs):
+    def __getitem__(self, index):
+        return super().__getitem__(number(index))

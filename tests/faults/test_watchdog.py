@@ -201,7 +201,7 @@ def test_another_process_of_that_number_is_not_asked():
         assert "given up" in told.stack(0, pid, time.monotonic() + 5)
         # The record is that of another process.
         assert "has not come" in told.stack(0, os.getpid(), time.monotonic() + 5)
-        for number in (0, signal.SIGKILL, 1 << 63):
+        for number in (0, signal.SIGKILL, -1 << 63):
             told._records.set(0, stacks._SIGNAL, number)
             assert "no signal is left" in told.stack(0, pid, time.monotonic() + 5)
         assert is_running(pid)

@@ -120,7 +120,10 @@ KILLS = 5
 
 
 class Killed(Dataset[Any]):
-    """Samples with random numbers, whose workers are killed at random moments; some are bad."""
+    """Samples with random numbers, whose workers are killed at random moments; some are bad.
+
+    No sample kills twice: with ``on_error`` it would be left out.
+    """
 
     main = os.getpid()
 
@@ -136,7 +139,7 @@ class Killed(Dataset[Any]):
         # At the latest at this sample: an epoch without a kill says nothing.
         is_late = index == 100 and len(list(self.left.iterdir())) == KILLS
         if os.getpid() != self.main and (chance < 12 or is_late):
-            kill_once(self.left)
+            kill_once(self.left, index)
         if self.bad and index % 17 == 3:
             raise LookupError(f"sample {index}")
         return {
@@ -147,8 +150,12 @@ class Killed(Dataset[Any]):
         }
 
 
-def kill_once(left: Path) -> None:
-    """Kills this process, if there is a file left to remove."""
+def kill_once(left: Path, where: object) -> None:
+    """Kills this process, if there is a file left to remove, and none was killed there."""
+    mark = left.with_name(f"{left.name}-{where}")
+    if mark.exists():
+        return
+    mark.touch()
     for file in left.iterdir():
         try:
             file.unlink()
@@ -165,7 +172,7 @@ class Collates:
 
     def __call__(self, samples: list[Any]) -> Any:
         if os.getpid() != Killed.main and os.urandom(1)[0] < 30:
-            kill_once(self.left)
+            kill_once(self.left, f"collation-{len(samples)}-{samples[0]['index']}")
         return samples, torch.rand(2)
 
 
@@ -200,6 +207,8 @@ def test_each_batch_comes_once_whenever_workers_are_killed(option, collation, tm
     options |= {"worker_task": "sample", "restart_workers": 20, **workers, **OPTIONS[option]}
     loader = DataLoader(dataset, **options)
     for epoch in range(epochs):
+        for mark in tmp_path.parent.glob(f"{tmp_path.name}-*"):
+            mark.unlink()
         for number in range(KILLS):
             (tmp_path / str(number)).touch()
         assert [describe(batch) for batch in loader] == expected[epoch]

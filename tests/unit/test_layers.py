@@ -155,7 +155,6 @@ PYTHON_MAY_USE = {
     "_on_import": {"_patch"},
     "_options": {
         "_common",
-        "_data",
         "_dispatch",
         "_log",
         "_native",

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ringloader._late import overdue
+from ringloader._late.samples import Loss
 from ringloader._log import logger
 from ringloader._transport.processes import ProcessTransport
 from ringloader._transport.successors import Successions
-from ringloader._worker.options import EpochStart
 
 # Seconds for which a successor waits for processes that its predecessor forked.
 _ORPHANS_END_WITHIN = 2.0
@@ -32,53 +32,40 @@ class Restarting(Successions):
         self._transport = transport
         transport.keep_work()
         self._left = most
-        # By worker: the process that has ended because a sample took too long, and which one did.
-        self._late: dict[int, tuple[int, str]] = {}
+        # By worker: the last process of it that was lost, and what is known of that.
+        self._losses: dict[int, tuple[Any, Loss]] = {}
 
     def begin_epoch(self) -> None:
-        """All restarts are there again."""
+        """Begins another epoch, which has all restarts again."""
         self._left = self._most
+        if self._transport.sample_notes is not None:
+            self._transport.sample_notes.begin_epoch()
 
-    def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: overdue.Late | None) -> Any:
-        """The process of a worker's successor, which runs; None if there may be none.
-
-        Args:
-            lost: The process that has ended.
-            worker: The worker's number.
-            start: The beginning of the successor's part of the epoch.
-            in_hand: What it was in.
-        """
-        if worker in self._not_again:
-            return None
-        running = self._transport.process_of(worker)
-        if running is not lost:
-            # A signal handler raised between its start and its caller's note of it.
-            return running
+    def _may_follow(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> bool:
         lost.join(1.0)
-        late = self._too_late(lost, worker, in_hand)
-        if worker in self._unknown or not (self._left or late) or self._is_iterable:
-            return None
+        loss = self._loss_of(lost, worker, in_hand)
+        if worker in self._unknown or not (self._left or loss.is_late) or self._is_iterable:
+            return False
         if self._transport.is_without_guard(lost) or not self._is_deserted(worker):
-            return None
-        if late:
-            self._log_late(lost, worker, in_hand, late)
+            return False
+        if loss.is_late:
+            self._log_late(lost, worker, in_hand, loss)
         else:
             self._left -= 1
-            self._log(lost, worker, in_hand)
-        return self._restart(worker, start)
+            self._log(lost, worker, in_hand, loss)
+        return True
 
-    def _too_late(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> str | None:
-        """Returns the sample that took too long, in words, if a worker has ended because of one, or None."""
-        timeouts = self._transport.timeouts
+    def _loss_of(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> Loss:
+        process, loss = self._losses.get(worker, (None, Loss()))
         # An interrupt may make the iterator ask again.
-        exceeded = None if timeouts is None else timeouts.exceeded(worker, in_hand)
-        if exceeded is not None:
-            self._late[worker] = lost.pid, exceeded
-        pid, late = self._late.get(worker, (None, None))
-        return late if pid == lost.pid else None
+        if process is not lost:
+            notes = self._transport.sample_notes
+            loss = Loss() if notes is None else notes.loss(worker, in_hand, lost.exitcode)
+            self._losses[worker] = lost, loss
+        return loss
 
     def _is_deserted(self, worker: int) -> bool:
-        """True if no process that a lost worker forked has the memory that a successor would fill.
+        """Returns whether no process that a lost worker forked has the memory that a successor would fill.
 
         A process that ends with the worker may take a moment.
         """
@@ -91,11 +78,11 @@ class Restarting(Successions):
 
     def why_not(self, worker: int) -> Iterator[str]:
         """Yields the reason why a lost worker got no successor, for its error; nothing if none was wanted."""
-        running = self._transport.process_of(worker)
-        pid, late = self._late.get(worker, (None, None))
-        if running is not None and pid == running.pid:
-            assert self._transport.timeouts is not None
-            yield f"{late} took longer than sample_timeout={self._transport.timeouts.seconds} s"
+        process, loss = self._losses.get(worker, (None, Loss()))
+        if loss.where is not None and process is self._transport.process_of(worker):
+            yield (
+                f"{loss.where} took longer than {self._limit}" if loss.is_late else f"it died in {loss.where}"
+            )
         refusal = self._refusal(worker)
         if refusal is not None:
             yield f"restart_workers: {refusal}"
@@ -110,28 +97,33 @@ class Restarting(Successions):
                 "successor would fill; have such processes end with the worker"
             )
 
-    def _log_late(self, lost: Any, worker: int, in_hand: overdue.Late | None, late: str) -> None:
-        assert self._transport.timeouts is not None
+    @property
+    def _limit(self) -> str:
+        assert self._transport.sample_notes is not None
+        return f"sample_timeout={self._transport.sample_notes.seconds} s"
+
+    def _log_late(self, lost: Any, worker: int, in_hand: overdue.Late | None, loss: Loss) -> None:
         logger.warning(
-            "DataLoader worker %d (pid %s) was ended: %s took longer than sample_timeout=%s s in %s; "
-            "another worker makes the rest of the batch again",
+            "DataLoader worker %d (pid %s) was ended: %s took longer than %s in %s; another worker makes the "
+            "rest of the batch again",
             worker,
             lost.pid,
-            late,
-            self._transport.timeouts.seconds,
+            loss.where,
+            self._limit,
             "a batch that nobody waits for" if in_hand is None else overdue.batch(*in_hand[1:]),
         )
 
-    def _log(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> None:
+    def _log(self, lost: Any, worker: int, in_hand: overdue.Late | None, loss: Loss) -> None:
         code = lost.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
         where = "outside of a batch" if in_hand is None else f"in {overdue.batch(*in_hand[1:])}"
         logger.warning(
-            "DataLoader worker %d (pid %s) %s %s; it is restarted, and its tasks are done again "
+            "DataLoader worker %d (pid %s) %s %s%s; it is restarted, and its tasks are done again "
             "(%d more restarts in this epoch)",
             worker,
             lost.pid,
             how,
             where,
+            "" if loss.where is None else f", where it died in {loss.where}",
             self._left,
         )

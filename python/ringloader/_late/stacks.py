@@ -9,19 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import mmap
 import os
 import signal
 import threading
 import time
 from collections.abc import Generator
-from multiprocessing import reduction
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._common import memory_file, proc
+from ringloader._common import proc
+from ringloader._late.shared_words import SharedWords
 from ringloader._worker import entry
-from ringloader._worker.options import Fetcher, Position, WorkerOption
+from ringloader._worker.options import Around, Fetcher, Position, WorkerOption
 
 # Numbers of a worker's record: its process, when that began, the signal that asks it, and the nanoseconds of
 # the monotonic clock at which it began what it is in. 0: not yet, or in nothing.
@@ -62,14 +61,8 @@ class Stacks:
     """
 
     def __init__(self, workers: int, notes: bool) -> None:
-        self._workers = workers
-        self._own = _native.OwnFd.memory("ringloader-watchdog")
-        self._fd = self._own.fd
-        # Filled, so that no later write finds the memory full.
-        os.write(self._fd, bytes(_records_len(workers)))
-        os.ftruncate(self._fd, _records_len(workers) + _MOST_BYTES)
-        memory_file.seal_size(self._fd)
-        self._records = _Records(self._fd, workers)
+        self._records = SharedWords.make("ringloader-watchdog", _NUMBERS, workers, behind=_MOST_BYTES)
+        self._fd = self._records.fd
         self._lock = threading.Lock()
         self._users = 0
         self._is_closed = False
@@ -77,7 +70,7 @@ class Stacks:
         # A process that was asked and has not answered: its number, its start and the signal.
         self._late: tuple[int, int, int] | None = None
         self.notes = notes
-        self.option = Watched(self._fd, workers, notes)
+        self.option = Watched(self._records, notes)
 
     def seconds_in_batch(self, worker: int, pid: int) -> float | None:
         """Returns for how long a worker has been making a batch; None if it makes none."""
@@ -114,7 +107,7 @@ class Stacks:
     def _ask(self, worker: int, pid: int, number: int, until: float) -> str:
         if self._late is not None and _may_answer(*self._late):
             return f"(no stack: that of the process {self._late[0]}, which was asked before, may still come)"
-        begin = _records_len(self._workers)
+        begin = self._records.nbytes
         # The workers share the position at which they write. It tells how much the answer is.
         os.lseek(self._fd, begin, os.SEEK_SET)
         asked = proc.bit(number)
@@ -179,7 +172,6 @@ class Stacks:
 
     def _give_back(self) -> None:
         self._records.close()
-        self._own.close()
 
 
 def _may_answer(pid: int, start: int, number: int) -> bool:
@@ -207,70 +199,28 @@ def state_in_words(pid: int) -> str:
     return _STATES.get(proc.state_of(pid), "is in an unknown state")
 
 
-class _Records:
-    """The records of all workers, in this process.
-
-    Args:
-        fd: The memory file, which stays the caller's.
-        workers: How many there are.
-    """
-
-    def __init__(self, fd: int, workers: int) -> None:
-        self._map = mmap.mmap(fd, _records_len(workers))
-        self._numbers = memoryview(self._map).cast("Q")
-
-    def get(self, worker: int, number: int) -> int:
-        return self._numbers[worker * _NUMBERS + number]
-
-    def set(self, worker: int, number: int, value: int) -> None:
-        self._numbers[worker * _NUMBERS + number] = value
-
-    def clear(self, worker: int) -> None:
-        for number in range(_NUMBERS):
-            self.set(worker, number, 0)
-
-    def close(self) -> None:
-        self._numbers.release()
-        self._map.close()
-
-
-def _records_len(workers: int) -> int:
-    """Returns the length of the records in bytes. The stack comes after them."""
-    return workers * _NUMBERS * 8
-
-
 class Watched(WorkerOption):
     """Notes when the worker is in the dataset, if ``notes``, and makes it answer.
 
     Args:
-        fd: The memory file; how to get it, on its way to a worker.
-        workers: How many workers share it.
-        notes: Whether each batch is noted.
+        records: The records of all workers.
+        notes: True if each batch is noted.
     """
 
     position = Position.WATCH
 
-    def __init__(self, fd: Any, workers: int, notes: bool) -> None:
-        self._fd = fd
-        self._workers = workers
+    def __init__(self, records: SharedWords, notes: bool) -> None:
+        self._records = records
         self._notes = notes
         self._worker = 0
-        self._records: _Records
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Watched, (reduction.DupFd(self._fd), self._workers, self._notes)
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         """Puts the handler with which this process answers."""
         self._worker = worker
-        fd = self._fd if isinstance(self._fd, int) else self._fd.detach()
-        try:
-            self._records = _Records(fd, self._workers)
-            _Answering.write_to(fd)
-        finally:
-            os.close(fd)
+        _Answering.write_to(self._records.fd)
         # Clears the notes of a worker that was lost before.
-        self._records.clear(worker)
+        for number in range(_NUMBERS):
+            self._records.set(worker, number, 0)
         pid = os.getpid()
         self._records.set(worker, _PID, pid)
         self._records.set(worker, _START, proc.start_of(pid))
@@ -280,28 +230,19 @@ class Watched(WorkerOption):
     def leave_process(self) -> None:
         """Gives back the memory file of the iterator, to which the handler writes."""
         _Answering.write_to_nothing()
+        self._records.close()
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         # After `worker_init_fn`, which may have set a handler of its own.
         _Answering.check(self._records, self._worker)
-        return _Noting(fetcher, self._records, self._worker) if self._notes else fetcher
+        return Around(fetcher, self._begin, self._end) if self._notes else fetcher
 
-
-class _Noting:
-    """Notes when the fetcher is asked, and when it has answered."""
-
-    def __init__(self, fetcher: Fetcher, records: _Records, worker: int) -> None:
-        self._fetcher = fetcher
-        self._records = records
-        self._worker = worker
-
-    def fetch(self, index: Any, /) -> Any:
+    def _begin(self, _index: Any) -> None:
         self._records.set(self._worker, _SINCE, time.monotonic_ns())
-        try:
-            return self._fetcher.fetch(index)
-        finally:
-            self._records.set(self._worker, _SINCE, 0)
-            _Answering.check(self._records, self._worker)
+
+    def _end(self) -> None:
+        self._records.set(self._worker, _SINCE, 0)
+        _Answering.check(self._records, self._worker)
 
 
 class _Answering:
@@ -337,7 +278,7 @@ class _Answering:
                 cls.signal = 0
 
     @classmethod
-    def check(cls, records: _Records, worker: int) -> None:
+    def check(cls, records: SharedWords, worker: int) -> None:
         """Marks a worker as silent if the program has set a handler in place of this one."""
         # Python knows nothing of that of ``faulthandler``.
         if cls.signal and signal.getsignal(cls.signal) != signal.SIG_DFL:

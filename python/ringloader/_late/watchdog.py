@@ -15,7 +15,7 @@ from ringloader._late import overdue, stacks
 from ringloader._late.overdue import Late
 from ringloader._log import logger
 from ringloader._worker import loop
-from ringloader._worker.options import Fetcher, Position, WorkerOption
+from ringloader._worker.options import Around, Fetcher, Position, WorkerOption
 
 # Workers that a message describes at most.
 _MOST_WORKERS = 8
@@ -25,8 +25,8 @@ class Watchdog:
     """The watchdog of one iterator. This one knows of its workers only which batches they owe.
 
     Args:
-        seconds: After how long a wait is said; None: only errors of timeouts say it.
-        turn_is_known: Whether the first of those that owe a batch is the one whose turn it is.
+        seconds: Seconds without a batch before a warning; None: only timeout errors describe workers.
+        turn_is_known: True if batches come in order: the first worker that owes one is next.
     """
 
     def __init__(self, seconds: float | None, turn_is_known: bool) -> None:
@@ -83,30 +83,30 @@ class Watchdog:
 class ProcessWatchdog(Watchdog):
     """The watchdog of workers that are processes, which write their stacks when they are asked."""
 
-    def __init__(self, seconds: float | None, turn_is_known: bool, told: stacks.Stacks) -> None:
+    def __init__(self, seconds: float | None, turn_is_known: bool, workers_stacks: stacks.Stacks) -> None:
         super().__init__(seconds, turn_is_known)
-        self._told = told
+        self._stacks = workers_stacks
 
     def _is_in_batch(self, worker: int, process: Any) -> bool:
-        return not self._told.has_begun(worker, process.pid) or (
-            self._told.seconds_in_batch(worker, process.pid) is not None
+        return not self._stacks.has_begun(worker, process.pid) or (
+            self._stacks.seconds_in_batch(worker, process.pid) is not None
         )
 
     def _describe(self, worker: int, process: Any, until: float) -> str:
         pid = process.pid
         parts = [stacks.state_in_words(pid)]
-        if self._told.notes:
-            seconds = self._told.seconds_in_batch(worker, pid)
+        if self._stacks.notes:
+            seconds = self._stacks.seconds_in_batch(worker, pid)
             if seconds is not None:
                 parts.append(f"has been making a batch for {seconds:.1f} s")
-            elif self._told.has_begun(worker, pid):
+            elif self._stacks.has_begun(worker, pid):
                 parts.append("makes no batch at this moment")
             else:
                 parts.append("has not come to its loop")
-        return f"{' and '.join(parts)}\n{indent(self._told.stack(worker, pid, until), '  ')}"
+        return f"{' and '.join(parts)}\n{indent(self._stacks.stack(worker, pid, until), '  ')}"
 
     def close(self) -> None:
-        self._told.close()
+        self._stacks.close()
 
 
 def of_processes(
@@ -116,16 +116,16 @@ def of_processes(
 
     Args:
         workers: How many there are.
-        seconds: After how long a wait is said; None: only errors of timeouts say it.
-        turn_is_known: Whether batches come in their order.
+        seconds: Seconds without a batch before a warning; None: only timeout errors describe workers.
+        turn_is_known: True if batches come in order.
     """
     try:
-        told = stacks.Stacks(workers, notes=seconds is not None)
+        made = stacks.Stacks(workers, notes=seconds is not None)
     except OSError as error:
         # The file of a stack is no reason not to begin.
         logger.debug("no stacks of workers can be had: %s", error)
         return Watchdog(seconds, turn_is_known), ()
-    return ProcessWatchdog(seconds, turn_is_known, told), (told.option,)
+    return ProcessWatchdog(seconds, turn_is_known, made), (made.option,)
 
 
 # By thread: since when it is in which batch; None while it is in none.
@@ -141,23 +141,13 @@ class ThreadNotes(WorkerOption):
         self._notes = notes
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        return _NotingFetcher(fetcher, self._notes)
+        return Around(fetcher, self._begin, self._end)
 
+    def _begin(self, index: Any) -> None:
+        self._notes[threading.get_ident()] = time.monotonic(), index
 
-class _NotingFetcher:
-    """Notes when the fetcher is asked, and when it has answered."""
-
-    def __init__(self, fetcher: Fetcher, notes: _Notes) -> None:
-        self._fetcher = fetcher
-        self._notes = notes
-
-    def fetch(self, index: Any, /) -> Any:
-        thread = threading.get_ident()
-        self._notes[thread] = time.monotonic(), index
-        try:
-            return self._fetcher.fetch(index)
-        finally:
-            self._notes[thread] = None
+    def _end(self) -> None:
+        self._notes[threading.get_ident()] = None
 
 
 class ThreadWatchdog(Watchdog):

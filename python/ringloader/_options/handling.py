@@ -32,7 +32,7 @@ from ringloader._worker.options import (
     CountsSamples,
     Fetcher,
     Position,
-    SeedsInTurn,
+    TakesTurns,
     WorkerOption,
     collator_of,
 )
@@ -230,22 +230,22 @@ class _ByIndex:
             if not found:
                 return rule.nothing(errors)
         elif hasattr(fetcher.dataset, "__getitems__") and fetcher.dataset.__getitems__:
-            found = self._several(fetcher.dataset.__getitems__, index, errors)
+            found = self._several(fetcher.dataset, index, errors)
             if not found:
                 return rule.nothing(errors)
         else:
             one = _one_of(fetcher.dataset)
             # An index that is no list may allow only one iteration.
             index = index if isinstance(index, (list, tuple)) else list(index)
-            in_turn = fetcher.dataset.in_turn(index) if is_of(fetcher.dataset, SeedsInTurn) else index
-            found = [[sample for at in in_turn for sample in rule.tried(one, at, at, errors)]]
+            turns = _turns(fetcher.dataset, index)
+            found = [[sample for at in turns for sample in rule.tried(one, at, at, errors)]]
             if errors and not found[0]:
                 return rule.nothing(errors)
         return rule.collated(fetcher, found[0], _listed(index), errors)
 
-    def _several(self, make: Callable[[Any], Any], index: Any, errors: list[Any]) -> list[Any]:
-        """Returns ``[make(index)]``, or what is left of it, or an empty list if that is nothing."""
-        rule, outer = self._rule, sys.exception()
+    def _several(self, dataset: Any, index: Any, errors: list[Any]) -> list[Any]:
+        """Returns the samples of a batch in a list, or what is left of them; an empty list for nothing."""
+        rule, outer, make = self._rule, sys.exception(), dataset.__getitems__
         try:
             return [make(index)]
         except Exception as error:
@@ -255,7 +255,7 @@ class _ByIndex:
         try:
             samples = [
                 sample
-                for at, part in _parts(index)
+                for at, part in _turns(dataset, _parts(index))
                 for sample in rule.tried(functools.partial(_only, make), part, at, apart)
             ]
         except _NotApart:
@@ -267,9 +267,14 @@ class _ByIndex:
         return made
 
 
+def _turns(dataset: Any, items: Iterable[Any]) -> Iterable[Any]:
+    """Returns what a batch is asked for, each in its turn where the dataset knows of turns."""
+    return dataset.in_turn(items) if is_of(dataset, TakesTurns) else items
+
+
 def _one_of(dataset: Any) -> Callable[[Any], Any]:
     """Returns the function that asks a dataset for a sample, the first time and again."""
-    if is_of(dataset, SeedsInTurn):
+    if is_of(dataset, TakesTurns):
         return dataset.current
     return functools.partial(operator.getitem, dataset)
 

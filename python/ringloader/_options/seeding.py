@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from torch.utils.data import StackDataset, Subset
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._common import states
-from ringloader._data.cached_dataset import CachedDataset
 from ringloader._options import epochs, generators
 from ringloader._options.generators import Global, OfThread
 from ringloader._options.table import Options
@@ -32,7 +30,7 @@ from ringloader._worker.options import (
     Fetcher,
     InFront,
     Position,
-    SeedsInTurn,
+    TakesTurns,
     WorkerOption,
     collator_of,
 )
@@ -145,7 +143,7 @@ class Seeding(WorkerOption):
         self._turn = Turn(generators.of_this_worker())
         if self._is_iterable:
             return _Stream(dataset, self._turn, self._before == "sample")
-        self._gives_several = self._batches and gives_several(dataset)
+        self._gives_several = self._batches and gather.gives_several(dataset)
         self._is_of_arrays = gather.draws_nothing(dataset)
         # Arrays are gathered only where nothing stands in front of them.
         if self._before == "batch" or self._is_of_arrays:
@@ -251,7 +249,7 @@ class _Collating:
         return self._collate_fn(samples)
 
 
-class Samples(InFront, SeedsInTurn):
+class Samples(InFront, TakesTurns):
     """A dataset with indices that sets the generators before each sample of a batch, in the batch's order.
 
     Args:
@@ -291,29 +289,6 @@ class Samples(InFront, SeedsInTurn):
 
     def __len__(self) -> int:
         return len(self._behind)
-
-
-def gives_several(dataset: Any) -> bool:
-    """True if the samples of a batch come from one call of a ``__getitems__``.
-
-    That of a ``CachedDataset`` asks for one sample after another. Those of torch's own wrappers do, unless a
-    dataset in them has one.
-    """
-    method = getattr(dataset, "__getitems__", None)
-    if not method or getattr(method, "__func__", None) is CachedDataset.__getitems__:
-        return False
-    for wrapper in (Subset, StackDataset):
-        plain = type(dataset).__getitem__ is wrapper.__getitem__
-        if plain and getattr(method, "__func__", None) is wrapper.__getitems__:
-            return any(map(gives_several, _inner(dataset)))
-    return True
-
-
-def _inner(dataset: Any) -> list[Any]:
-    if isinstance(dataset, Subset):
-        return [dataset.dataset]
-    datasets: Any = dataset.datasets
-    return list(datasets.values() if isinstance(datasets, Mapping) else datasets)
 
 
 class _Stream(InFront):

@@ -260,7 +260,8 @@ class Options:
         details="The successor does the tasks that the worker had not delivered, so no batch is lost, and "
         "none comes twice. It has the worker's number and seed, and the dataset as it then is in the main "
         "process, and calls `worker_init_fn`; its generators begin anew, so random augmentation may "
-        "differ. Workers of an `IterableDataset` are not restarted.",
+        "differ. A sample that crashes its worker again is an error for `on_error`. Workers of an "
+        "`IterableDataset` are not restarted.",
         page="restarts.md",
         check=checks.integer(0),
         in_threads=Never("a thread is lost only with the process"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringloader._options import kept, seeding
+from ringloader._options import kept
 from ringloader._worker import gather
 
 if TYPE_CHECKING:
@@ -48,5 +48,5 @@ def keeps_whole(loader: TorchLoader) -> bool:
     return (
         not loader._auto_collation
         or gather.option_for(loader) is not None
-        or seeding.gives_several(loader.dataset)
+        or gather.gives_several(loader.dataset)
     )

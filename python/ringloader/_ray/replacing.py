@@ -8,7 +8,6 @@ from typing import Any, Protocol
 from ringloader._late import overdue
 from ringloader._log import logger
 from ringloader._transport.successors import Restarts, Successions
-from ringloader._worker.options import EpochStart
 
 
 class Replaces(Restarts, Protocol):
@@ -41,21 +40,8 @@ class Replacing(Successions):
         """Forgets the losses of the epoch before."""
         self._losses.clear()
 
-    def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: overdue.Late | None) -> Any:
-        """Returns the handle of a worker's successor, which is connected; None if there may be none.
-
-        Args:
-            lost: The handle of the actor that was lost.
-            worker: The worker's number.
-            start: The beginning of the successor's part of the epoch.
-            in_hand: Its first batch without an answer.
-        """
-        if worker in self._not_again:
-            return None
-        running = self._transport.process_of(worker)
-        if running is not lost:
-            # A signal handler raised between its start and its caller's note of it.
-            return running
+    def _may_follow(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> bool:
+        # `in_hand` is the first batch of the worker without an answer.
         batch = None if in_hand is None else in_hand[1]
         before, times = self._losses.get(worker, (None, 0))
         times = times + 1 if before == batch else 1
@@ -63,7 +49,7 @@ class Replacing(Successions):
         # Another one would send the same.
         is_ours = self._transport.failure(worker) is not None
         if self._refusal(worker) is not None or times > self._retries or is_ours:
-            return None
+            return False
         logger.warning(
             "DataLoader worker %d (pid %s on %s) was lost: %s; another actor does its tasks again",
             worker,
@@ -71,7 +57,7 @@ class Replacing(Successions):
             lost.node,
             self._transport.why_lost(worker),
         )
-        return self._restart(worker, start)
+        return True
 
     def why_not(self, worker: int) -> Iterator[str]:
         """Yields the reason why a lost worker got no successor, for its error."""

@@ -12,12 +12,13 @@ from ringloader._auto import numbers
 from ringloader._common import held_memory
 from ringloader._dispatch.process import dispatching_for
 from ringloader._late import watchdog
-from ringloader._late.sample_timeout import SampleTimeouts
+from ringloader._late.samples import SampleNotes
 from ringloader._options import worker_task
 from ringloader._options.checks import AUTO
 from ringloader._options.table import Options
 from ringloader._pool.crew import Lease
 from ringloader._start import guard, main_module, processes, spawn
+from ringloader._torch import internals
 from ringloader._transport import budget, sharing
 from ringloader._transport.processes import ProcessTransport
 from ringloader._transport.segment_cache import SegmentCache
@@ -80,16 +81,18 @@ def make_transport(
         share = sharing.share_of_slots(share)
     with budget.asking(OSError, ValueError):
         engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
-    timeouts = shared = None
+    notes = shared = None
     try:
         if shares:
             with budget.asking(OSError, ValueError):
                 shared = SharedTasks(loader, engine, workers, sharers * share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
         dispatching = dispatching_for(loader, context, workers, share)
-        if options.sample_timeout is not None:
-            # No dispatching process is there: the two options exclude each other.
-            timeouts = SampleTimeouts(workers, options.sample_timeout, shares)
+        restarts = options.restart_workers and loader._dataset_kind != internals.ITERABLE
+        if restarts or options.sample_timeout is not None:
+            # No dispatching process is there, which these options exclude.
+            crashes, batches = "on_error" in options.changed, loader._auto_collation
+            notes = SampleNotes(workers, options.sample_timeout, crashes, batches, shares)
     except BaseException:
         engine.close()
         if registrations is not None:
@@ -103,8 +106,8 @@ def make_transport(
             workers, options.watchdog, turn_is_known=loader.in_order and not shares
         )
         worker_options = in_order(*worker_options, *answering)
-    if timeouts is not None:
-        worker_options = in_order(*worker_options, *timeouts.options)
+    if notes is not None:
+        worker_options = in_order(*worker_options, *notes.options)
     return ProcessTransport(
         engine,
         registrations,
@@ -115,7 +118,7 @@ def make_transport(
         dispatching,
         lease,
         watching,
-        timeouts,
+        notes,
         look,
         shared,
     )

@@ -14,7 +14,7 @@ import numpy.random  # noqa: F401
 import ringloader._native as _native
 from ringloader._dispatch.process import Dispatching
 from ringloader._late import overdue
-from ringloader._late.sample_timeout import SampleTimeouts
+from ringloader._late.samples import SampleNotes
 from ringloader._late.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
@@ -63,7 +63,7 @@ class ProcessTransport(Transport):
         dispatching: Dispatching | None = None,
         lease: Lease | None = None,
         watching: Watchdog | None = None,
-        timeouts: SampleTimeouts | None = None,
+        sample_notes: SampleNotes | None = None,
         look: Callable[[Any], None] | None = None,
         shared: SharedTasks | None = None,
     ) -> None:
@@ -72,7 +72,7 @@ class ProcessTransport(Transport):
         if shared is not None:
             self.shared_tasks = shared.most_tasks
             self.scheduler = _native.SharingScheduler
-        self.timeouts = timeouts
+        self.sample_notes = sample_notes
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
@@ -303,8 +303,8 @@ class ProcessTransport(Transport):
             self._lease.close()
         if self.watchdog is not None:
             self.watchdog.close()
-        if self.timeouts is not None:
-            self.timeouts.close()
+        if self.sample_notes is not None:
+            self.sample_notes.close()
         self._processes.clear()
         self._work.clear()
 

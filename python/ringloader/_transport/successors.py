@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import abc
 from typing import Any, Protocol
 
+from ringloader._late import overdue
 from ringloader._worker.options import EpochStart
 
 
@@ -17,8 +19,8 @@ class Restarts(Protocol):
         """Starts a successor of a lost worker, and returns its handle."""
 
 
-class Successions:
-    """Keeps which workers may have a successor.
+class Successions(abc.ABC):
+    """Starts successors of the lost workers of one iterator.
 
     Args:
         is_iterable: True for a dataset whose workers cannot go on where they were.
@@ -40,6 +42,34 @@ class Successions:
         else:
             self._unknown.add(worker)
 
+    def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: overdue.Late | None) -> Any:
+        """Returns the handle of a worker's successor, which runs; None if there may be none.
+
+        Args:
+            lost: The handle of the worker that was lost.
+            worker: The worker's number.
+            start: The beginning of the successor's part of the epoch.
+            in_hand: What it was in.
+        """
+        if worker in self._not_again:
+            return None
+        running = self._restarts.process_of(worker)
+        if running is not lost:
+            # A signal handler raised between its start and its caller's note of it.
+            return running
+        if not self._may_follow(lost, worker, in_hand):
+            return None
+        try:
+            return self._restarts.restart(worker, start)
+        except BaseException:
+            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
+            self._not_again.add(worker)
+            raise
+
+    @abc.abstractmethod
+    def _may_follow(self, lost: Any, worker: int, in_hand: overdue.Late | None) -> bool:
+        """Returns whether a lost worker gets a successor, which this logs."""
+
     def list_all(self, workers: list[Any]) -> None:
         """Adds each successor to the list of an iterator's workers, to be ended with it."""
         for worker in range(len(workers)):
@@ -55,15 +85,7 @@ class Successions:
             return "a worker of an IterableDataset is not restarted, which would begin its part again"
         if worker in self._unknown:
             return (
-                "the dataset has a state, unknown as it was behind the worker's last answer: that batch was "
-                "not handed out yet, or has no state (snapshot_every_n_steps)"
+                "the dataset's state after the worker's last batch is not known: that batch was not handed "
+                "out yet, or has no state (snapshot_every_n_steps)"
             )
         return None
-
-    def _restart(self, worker: int, start: EpochStart) -> Any:
-        try:
-            return self._restarts.restart(worker, start)
-        except BaseException:
-            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown.
-            self._not_again.add(worker)
-            raise

@@ -35,8 +35,32 @@ class InFront:
         return getattr(self._behind, name)
 
 
-class SeedsInTurn:
-    """A dataset with indices that sets generators for each sample of a batch, by the sample's turn."""
+class Around:
+    """Stands in front of a fetcher, and calls functions before and after each batch.
+
+    Args:
+        fetcher: The fetcher.
+        before: Gets the index of the batch.
+        after: Called also where the batch is an error.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, before: Callable[[Any], object], after: Callable[[], object]
+    ) -> None:
+        self._fetcher = fetcher
+        self._before = before
+        self._after = after
+
+    def fetch(self, index: Any, /) -> Any:
+        self._before(index)
+        try:
+            return self._fetcher.fetch(index)
+        finally:
+            self._after()
+
+
+class TakesTurns:
+    """A dataset with indices that knows whose turn it is among the samples of a batch."""
 
     def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
         """Yields the indices of a batch, each in its turn, for :meth:`current`."""

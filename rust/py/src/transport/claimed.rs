@@ -40,6 +40,12 @@ impl Claimed {
         self.core.claim.run.is_none()
     }
 
+    /// The number of the run's first sample in the batch.
+    #[getter]
+    fn first(&self) -> u64 {
+        self.core.samples().start
+    }
+
     /// The number of the run's samples.
     pub(super) fn __len__(&self) -> usize {
         let samples = self.core.samples();
