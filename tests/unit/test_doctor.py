@@ -92,6 +92,13 @@ def test_a_refused_system_call_is_a_problem_that_names_it(monkeypatch: pytest.Mo
     assert calls.value == "not to be had: pidfd_open (Operation not permitted)"
 
 
+def test_a_system_that_takes_no_shared_memory_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "shared memory" not in {one.subject for one in checks.findings()}
+    monkeypatch.setattr(checks._native, "takes_shared_memory_back", lambda: False)
+    found = {one.subject: one for one in checks.findings()}["shared memory"]
+    assert found.verdict == "note" and "gVisor" in found.meaning
+
+
 def test_few_descriptors_are_said_with_the_number_of_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     limit = opened + 100

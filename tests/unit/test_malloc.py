@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from programs import client
-from ringloader import DataLoader
+from ringloader import CachedDataset, DataLoader
 from ringloader._worker import malloc
 
 MEBI = 1 << 20
@@ -39,6 +39,21 @@ def anonymous_mib():
     return int(re.search(r"RssAnon:\s+(\d+)", status).group(1)) >> 10
 
 
+class Read:
+    """Reads samples of 600 KB from a cache; gives the page faults that each took."""
+
+    def __init__(self):
+        self.cached = CachedDataset([torch.zeros(150_000)] * 256)
+
+    def __len__(self):
+        return len(self.cached)
+
+    def __getitem__(self, index):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        sample = self.cached[index]
+        return sample, resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
 # The largest default of shared memory differs from machine to machine.
 MUCH = 4096 * MEBI
 
@@ -50,14 +65,14 @@ def _untuned(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def late_items(max_shared_bytes=MUCH, **variables):
+def late_items(max_shared_bytes=MUCH, batch_size=None, **variables):
     """Of the last tasks of a worker with these variables: the first tasks warm the memory up.
 
     In a program of its own: a process that has run other tests may have room for the arrays in a gap of its
     heap, where they make no page fault.
     """
     ended = client.run(
-        [__file__, str(max_shared_bytes)],
+        [__file__, str(max_shared_bytes), *([] if batch_size is None else [str(batch_size)])],
         timeout=60,
         stdout=-1,
         text=True,
@@ -91,6 +106,12 @@ def test_what_is_kept_is_two_arrays():
     assert kept <= max(memory for _, memory in late_items(RINGLOADER_MALLOC="0")) + 2 * 40 + 20
 
 
+def test_cached_samples_of_large_batches_keep_their_pages():
+    """Also where all samples of a batch, which come and go together, take more than 64 MiB."""
+    small, large = (late_items(batch_size=batch_size) for batch_size in (64, 128))
+    assert sum(large) / len(large) < sum(small) / len(small) + 20
+
+
 def own_mib(pid):
     """Memory of the process that no other has."""
     rollup = Path(f"/proc/{pid}/smaps_rollup").read_text()
@@ -112,5 +133,11 @@ def test_an_idle_worker_gives_it_back():
 
 
 if __name__ == "__main__":
-    loader = DataLoader(Fresh(), batch_size=None, num_workers=1, max_shared_bytes=int(sys.argv[1]))
-    sys.stdout.write(json.dumps(list(loader)[33:]))
+    options = {"num_workers": 1, "max_shared_bytes": int(sys.argv[1])}
+    if sys.argv[2:]:
+        loader = DataLoader(Read(), int(sys.argv[2]), persistent_workers=True, **options)
+        epochs = [[found for _, faults in loader for found in faults.tolist()] for _ in range(4)]
+        items = epochs[2] + epochs[3]
+    else:
+        items = list(DataLoader(Fresh(), batch_size=None, **options))[33:]
+    sys.stdout.write(json.dumps(items))

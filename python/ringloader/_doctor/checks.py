@@ -61,6 +61,7 @@ def findings() -> Iterator[Finding]:
     if _native.SUPPORTED:
         yield from _guarded("system calls", _handles)
         yield from _guarded("memory", _memory)
+        yield from _given_back()
         yield from _guarded("open files", _open_files)
         yield from _limits()
         yield from _overcommit()
@@ -207,6 +208,16 @@ def _memory() -> Finding:
         "may find none: use fewer workers, a smaller batch_size, or a higher limit."
     )
     return _noted("memory", value, meaning)
+
+
+def _given_back() -> Iterator[Finding]:
+    if not _native.takes_shared_memory_back():
+        yield _noted(
+            "shared memory",
+            "not given back before a loader ends",
+            "This system takes no pages of shared memory back (MADV_REMOVE): gVisor does not. A worker that "
+            "has reached its part of max_shared_bytes sends larger batches more slowly: raise that option.",
+        )
 
 
 def _open_files() -> Finding:

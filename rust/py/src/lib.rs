@@ -75,7 +75,7 @@ mod _native {
         placement::pinning::Pinner,
         process::{
             Deadline, OwnFd, after_fork_in_child, after_fork_in_parent, available_memory, before_fork,
-            end_with_parent, process_identity,
+            end_with_parent, process_identity, takes_shared_memory_back,
         },
         sampling::fingerprint::Passing,
         sampling::ledger::{Ledger, Position, WorkerProgress},

@@ -53,6 +53,12 @@ pub(crate) fn available_memory() -> u64 {
     ringloader_core::os::memory::MemoryProbe::new().available().bytes
 }
 
+/// Returns true if the system takes shared memory back before the process that made it ends.
+#[pyfunction]
+pub(crate) fn takes_shared_memory_back() -> bool {
+    ringloader_core::os::segment::takes_pages_back()
+}
+
 /// Kills this process when a piece of its work takes longer than `seconds`, after the word 1 was written at `offset` of
 /// the file `fd`. `OSError`: no thread can be had.
 #[pyclass(frozen, module = "ringloader._native")]

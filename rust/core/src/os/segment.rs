@@ -252,6 +252,13 @@ impl Segment {
     }
 }
 
+/// Returns true if this system takes pages of shared memory back. An emulator may not: gVisor answers `ENOSYS`.
+#[must_use]
+pub fn takes_pages_back() -> bool {
+    Segment::create("ringloader-trial", page_size())
+        .is_ok_and(|(trial, _)| trial.punch(0, trial.len()).is_ok())
+}
+
 /// The start of a page that is this process's own: zero at first, and zero again in a child that is forked. It
 /// stays for good. `None` where the system has no such pages.
 pub(crate) fn page_wiped_at_fork() -> Option<NonNull<u8>> {
@@ -331,6 +338,11 @@ mod tests {
         let mut read = Vec::new();
         segment.copy_out(0, 1, &mut read).unwrap();
         assert_eq!(read, [0]);
+    }
+
+    #[test]
+    fn this_system_takes_pages_back() {
+        assert!(takes_pages_back());
     }
 
     #[test]

@@ -8,14 +8,15 @@
 //! [`before_fork`], [`after_fork_in_parent`] and [`after_fork_in_child`]; children of a fork that does not are unknown.
 
 pub mod deadline;
-#[allow(unsafe_code, reason = "turns a page of its own into a reference")]
+#[allow(unsafe_code, reason = "turns a page of its own, and boxes that are leaked, into references")]
 mod own_page;
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+pub(crate) use self::own_page::Leaked;
 use self::own_page::{OwnPage, own_page};
 use crate::forks::{Child, Forks, Moment};
 use crate::os::process::{end_pipe, is_hung_up, random};
@@ -50,28 +51,44 @@ pub trait Lender: Send + Sync {
     fn is_lending(&self) -> bool;
 }
 
-/// The process that came last. A forked child finds its parent there, and stays clear of its locks.
-static LAST: Mutex<Option<&'static Process>> = Mutex::new(None);
+/// The process that came last. A forked child finds its parent there.
+static LAST: Leaked<Process> = Leaked::none();
 
-/// This process.
+/// This process. A forked child waits for no thread of its parent's, which may be in here at the fork.
+#[inline]
 pub fn current() -> &'static Process {
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    match *last {
-        Some(process) if process.is_current() => process,
-        _ => last.insert(Box::leak(Box::new(Process::new()))),
+    known().unwrap_or_else(make)
+}
+
+/// This process, if it was ever asked for.
+fn known() -> Option<&'static Process> {
+    LAST.get().filter(|process| process.is_current())
+}
+
+/// Makes this process, unless another thread of it does: then waits for that.
+#[cold]
+fn make() -> &'static Process {
+    static PAGE: Leaked<(&'static OwnPage, bool)> = Leaked::none();
+    let &(page, is_wiped) = PAGE.get().unwrap_or_else(|| {
+        let made = own_page().map_or_else(|| (&*Box::leak(Box::default()), false), |page| (page, true));
+        PAGE.replace(None, made)
+    });
+    let pid = std::process::id();
+    loop {
+        let parent = LAST.get();
+        if let Some(process) = parent.filter(|process| process.is_current()) {
+            return process;
+        }
+        let maker = page.maker.load(Ordering::Relaxed);
+        let claims = || page.maker.compare_exchange(maker, pid, Ordering::Relaxed, Ordering::Relaxed).is_ok();
+        if maker != pid && claims() {
+            return LAST.replace(parent, Process::on(page, is_wiped));
+        }
+        std::thread::yield_now();
     }
 }
 
 impl Process {
-    fn new() -> Self {
-        static PAGE: OnceLock<(&'static OwnPage, bool)> = OnceLock::new();
-        let &(page, is_wiped) = PAGE.get_or_init(|| match own_page() {
-            Some(page) => (page, true),
-            None => (Box::leak(Box::default()), false),
-        });
-        Self::on(page, is_wiped)
-    }
-
     fn on(page: &'static OwnPage, is_wiped: bool) -> Self {
         let identity = random() | 1;
         page.clock.start(random());
@@ -246,11 +263,6 @@ pub fn after_fork_in_child() {
         // Open until this process ends: its end is what it tells.
         std::mem::forget(writing);
     }
-}
-
-/// This process, if it was ever asked for.
-fn known() -> Option<&'static Process> {
-    LAST.lock().unwrap_or_else(PoisonError::into_inner).filter(|process| process.is_current())
 }
 
 #[cfg(test)]

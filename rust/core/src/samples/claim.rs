@@ -2,10 +2,10 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::Samples;
-use crate::process::{self, Process};
+use crate::process::{self, Leaked, Process};
 
 /// A file of samples, and an index.
 type Key = ((u64, u64), usize);
@@ -19,24 +19,18 @@ type Key = ((u64, u64), usize);
 struct Making {
     process: &'static Process,
     keys: Mutex<HashSet<Key>>,
-    /// That of a forked child.
-    next: OnceLock<&'static Making>,
 }
 
 impl Making {
     /// This process's.
     fn current() -> &'static Self {
-        static FIRST: OnceLock<&Making> = OnceLock::new();
-        let mut place = &FIRST;
+        static LAST: Leaked<Making> = Leaked::none();
         loop {
-            let found = place.get_or_init(|| {
-                let (keys, next) = (Mutex::default(), OnceLock::new());
-                Box::leak(Box::new(Self { process: process::current(), keys, next }))
-            });
-            if found.process.is_current() {
-                return found;
-            }
-            place = &found.next;
+            let seen = LAST.get();
+            match seen.filter(|making| making.process.is_current()) {
+                Some(making) => return making,
+                None => LAST.replace(seen, Self { process: process::current(), keys: Mutex::default() }),
+            };
         }
     }
 

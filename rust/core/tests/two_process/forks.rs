@@ -8,6 +8,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloader_core::process;
+use ringloader_core::sync::{AtomicBool, Ordering};
 
 use super::content::{Profile, Random};
 use super::parent::{Kept, PATIENCE, Parent, Seen, open_descriptors};
@@ -82,8 +83,36 @@ fn look(held: &Held, time: Duration) -> bool {
     right.is_ok()
 }
 
+/// Forks while another thread asks which process this is: the child asks too, and waits for no lock of that thread.
+fn ask_after_forks() {
+    let is_over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            while !is_over.load(Ordering::Relaxed) {
+                let _ = process::current();
+            }
+        });
+        let ended_well = (0..300).all(|_| {
+            // SAFETY: the child asks which process it is, which allocates, and ends; it is killed where it waits.
+            let pid = unsafe { libc::fork() };
+            if pid == 0 {
+                // SAFETY: as above.
+                unsafe { libc::alarm(5) };
+                Child::exit(process::current().is_current());
+            }
+            let mut status = 0;
+            // SAFETY: `status` is valid for the call.
+            let ended = unsafe { libc::waitpid(pid, &raw mut status, 0) };
+            (ended, status) == (pid, 0)
+        });
+        is_over.store(true, Ordering::Relaxed);
+        assert!(ended_well, "a child waits for a thread of its parent's");
+    });
+}
+
 /// Forks all the time, while other threads drop what they hold, over several epochs.
 pub(crate) fn forks(effort: Effort) -> Seen {
+    ask_after_forks();
     let mut seen = Seen::default();
     let end = Instant::now() + effort.time;
     let mut round = 0;

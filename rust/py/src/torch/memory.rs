@@ -80,6 +80,7 @@ impl Drop for Memory {
 
 /// Gives memory back to the system after many batches were held: glibc keeps what it has given out from its heap.
 mod spike {
+    use ringloader_core::os::clock::monotonic;
     use ringloader_core::sync::{AtomicU64, Ordering};
 
     /// Bytes of an allocation that counts.
@@ -88,10 +89,17 @@ mod spike {
     const MANY: u64 = 64 << 20;
     /// The memory is given back once at most this fraction (1 / `FEW`) of the most is held.
     const FEW: u64 = 8;
+    /// Samples of large batches come and go with each batch: what was just given back would be asked for again, a page
+    /// fault for every 4 KB. So the memory of a spike that is no larger than twice the last one is given back once in
+    /// this time.
+    const PAUSE_NS: u64 = 10_000_000_000;
 
     static HELD: AtomicU64 = AtomicU64::new(0);
-    /// The most that was held since few were.
+    /// The most that was held since memory was given back.
     static MOST: AtomicU64 = AtomicU64::new(0);
+    /// When memory was last given back, and the most that was held before; zeros: never.
+    static TRIMMED_NS: AtomicU64 = AtomicU64::new(0);
+    static TRIMMED_MOST: AtomicU64 = AtomicU64::new(0);
 
     #[inline]
     pub(super) fn note_made(len: usize) {
@@ -108,11 +116,20 @@ mod spike {
         }
         let left = HELD.fetch_sub(len as u64, Ordering::Relaxed) - len as u64;
         let most = MOST.load(Ordering::Relaxed);
+        if most >= MANY && left <= most / FEW {
+            note_fall(most, left);
+        }
+    }
+
+    #[cold]
+    fn note_fall(most: u64, left: u64) {
+        let now = monotonic();
+        let (at, before) = (TRIMMED_NS.load(Ordering::Relaxed), TRIMMED_MOST.load(Ordering::Relaxed));
+        let is_due = most / 2 > before || now.saturating_sub(at) >= PAUSE_NS;
         // If several threads come to this at once, one of them goes on.
-        if most >= MANY
-            && left <= most / FEW
-            && MOST.compare_exchange(most, left, Ordering::Relaxed, Ordering::Relaxed).is_ok()
-        {
+        if is_due && MOST.compare_exchange(most, left, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
+            TRIMMED_NS.store(now, Ordering::Relaxed);
+            TRIMMED_MOST.store(most, Ordering::Relaxed);
             trim();
         }
     }

@@ -24,6 +24,9 @@ const USEFUL: u64 = 64 << 20;
 /// The sizes to which windows and arenas shrink where address space is short.
 const LEAST_WINDOW: u64 = 1 << 20;
 const LEAST_ARENA: u64 = 16 << 20;
+/// The most descriptors in a ring, and the most slots of a worker.
+const MOST_DESCRIPTORS: u32 = 1 << 24;
+const MOST_SLOTS: u64 = 1 << 20;
 /// Slots that a worker has in any case, if it has tasks for them: half may be leased, half be on their way.
 const FEWEST: u64 = 32;
 
@@ -63,11 +66,15 @@ impl Geometry {
         let slots = max_tasks.checked_add(2).and_then(|n| n.checked_mul(2)).ok_or_else(too_many)?;
         let slots = slots.checked_next_multiple_of(64).ok_or_else(too_many)?;
         // In addition to the tasks: a resume marker, an end marker, results of an abandoned epoch.
-        let ring_capacity = max_tasks.checked_add(8).ok_or_else(too_many)?.next_power_of_two();
+        let ring_capacity = max_tasks.checked_add(8).ok_or_else(too_many)?;
+        if ring_capacity > MOST_DESCRIPTORS {
+            return Err(too_many());
+        }
+        let ring_capacity = ring_capacity.next_power_of_two();
         let wanted = largest.max(GRANULE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
         let useful = wanted.min(USEFUL);
         let fit = USUAL / (u64::from(workers) * useful);
-        let slots = u64::from(slots).min((fit - fit % FEWEST).max(FEWEST)) as u32;
+        let slots = u64::from(slots).min((fit - fit % FEWEST).clamp(FEWEST, MOST_SLOTS)) as u32;
         let windows = u64::from(workers) * u64::from(slots);
         let window =
             prev_power_of_two(USUAL / windows).max(useful).min(prev_power_of_two(MAX_SEGMENT / 2 / windows));
@@ -141,9 +148,9 @@ impl Geometry {
         let narrow = |word: u64| u32::try_from(word).map_err(|_| corrupt());
         let (workers, slots, ring_capacity) = (narrow(workers)?, narrow(slots)?, narrow(ring_capacity)?);
         let plausible = workers <= 1 << 16
-            && (1..=1 << 20).contains(&slots)
+            && (1..=MOST_SLOTS).contains(&slots.into())
             && ring_capacity.is_power_of_two()
-            && ring_capacity <= 1 << 20
+            && ring_capacity <= MOST_DESCRIPTORS
             && arena <= MAX_SEGMENT
             && arena.is_multiple_of(GRANULE)
             && (GRANULE..=MAX_SEGMENT).contains(&window)

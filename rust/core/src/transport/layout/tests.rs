@@ -89,9 +89,14 @@ fn a_refusal_to_unmap_is_kept() {
 
 #[test]
 fn geometry_grows_with_the_tasks_and_stays_in_the_address_space() {
-    for (workers, tasks, largest) in
-        [(1, 1, 1), (2, 4, 3 << 30), (64, 256, 1 << 40), (512, 2048, 1 << 30), (4096, 5, 1 << 40)]
-    {
+    for (workers, tasks, largest) in [
+        (1, 1, 1),
+        (2, 4, 3 << 30),
+        (64, 256, 1 << 40),
+        (512, 2048, 1 << 30),
+        (4096, 5, 1 << 40),
+        (1, 1_000_000, 1),
+    ] {
         let geometry = Geometry::new(workers, tasks, largest).unwrap();
         assert!(geometry.slots > 0 && geometry.slots.is_multiple_of(32));
         assert!(geometry.ring_capacity > tasks);
@@ -103,6 +108,7 @@ fn geometry_grows_with_the_tasks_and_stays_in_the_address_space() {
     }
     assert!(Geometry::new(0, 1, 1).is_err());
     assert!(Geometry::new(1, u32::MAX, 1).is_err());
+    assert!(Geometry::new(1, 1 << 24, 1).is_err());
     assert!(Geometry::new(1 << 16, 1, 1).is_err());
 }
 
