@@ -6,6 +6,7 @@ import gc
 import os
 import threading
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -262,3 +263,20 @@ def test_after_shutdown(cluster):
         iter(loader)
     del iterator
     gc.collect()
+
+
+class HoldsAFile(Told):
+    def __init__(self, count):
+        super().__init__(count)
+        self.file = Path(__file__).open(encoding="utf-8")  # noqa: SIM115
+
+
+def test_an_open_file_does_not_travel_as_text(workers):
+    with pytest.raises(TypeError, match=r"dataset cannot be pickled .*TextIOWrapper"):
+        iter(DataLoader(HoldsAFile(4), worker_pool=workers))
+
+
+def test_an_iterator_keeps_its_workers():
+    iterator = iter(DataLoader(Told(24), batch_size=2, worker_pool=ringloader.ray.Workers(1, num_cpus=0.5)))
+    gc.collect()
+    assert numbers(list(iterator)) == list(range(24))

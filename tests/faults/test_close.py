@@ -12,7 +12,7 @@ import pytest
 from torch.utils.data import _utils
 
 from faults.failing_datasets import Numbers, Sticks
-from faults.proc import Snapshot, wait_until
+from faults.proc import Snapshot, is_running, wait_until
 from parity.harness import assert_path
 from small_datasets import SharedStream
 
@@ -247,3 +247,35 @@ def after_the_end(iterator):
         with pytest.raises((StopIteration, AssertionError)):
             while True:
                 next(iterator)
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("name", ["_group", "send"])
+@pytest.mark.parametrize("in_pool", [False, True])
+def test_an_interrupt_as_workers_are_ended_leaves_none(loader_class, snapshot, monkeypatch, name, in_pool):
+    from ringloader import WorkerPool
+    from ringloader._transport.processes import ProcessTransport
+
+    method, calls = getattr(ProcessTransport, name), []
+
+    def interrupted(*args):
+        calls.append(name)
+        if len(calls) == 1:
+            raise KeyboardInterrupt
+        return method(*args)
+
+    with contextlib.ExitStack() as at_last:
+        pool = at_last.enter_context(WorkerPool(2)) if in_pool else None
+        iterator = iter(loader_class(Numbers(8), num_workers=2, worker_pool=pool))
+        next(iterator)
+        pids = [worker.pid for worker in iterator._workers]
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                ProcessTransport, name, staticmethod(interrupted) if name == "_group" else interrupted
+            )
+            with pytest.raises(KeyboardInterrupt):
+                iterator._shutdown_workers()
+        assert not any(is_running(pid) for pid in pids)
+        assert calls
+        iterator = None
+    snapshot.assert_nothing_left()

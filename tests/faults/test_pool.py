@@ -16,6 +16,7 @@ from faults.failing_datasets import Dies, Numbers
 from faults.proc import Snapshot, is_running, wait_until, wait_without_children
 from faults.script import finish, run_script, start
 from ringloader import DataLoader, WorkerPool
+from ringloader._options import epochs
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 
@@ -91,7 +92,7 @@ def test_an_end_that_the_fork_server_has_not_told_yet(monkeypatch):
 @pytest.mark.parametrize("tidies", [False, True])
 @pytest.mark.parametrize("lost", [1, 2])
 def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
-    """The iterator misses it, as one whose worker has died; the next one gets another.
+    """Another one takes its place, and the epoch has its number.
 
     Looking after the pool meanwhile, as another thread does, closes the process's channel.
     """
@@ -110,15 +111,36 @@ def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
         assign(self, *args)
 
     with WorkerPool(2) as pool:
-        loader = DataLoader(Numbers(8), worker_pool=pool)
+        loader = DataLoader(Numbers(8), worker_pool=pool, seeding="batch")
         numbers(loader)
         monkeypatch.setattr(PoolProcess, "assign", kill_one)
-        with pytest.raises(RuntimeError, match=DIED):
-            iter(loader)
-        gc.collect()
-        assert numbers(loader) == list(range(8))
+        for _ in range(3):
+            assert numbers(loader) == list(range(8))
+        assert len(given) == 7
+        assert epochs.count_of(loader) == 4
         assert given[lost - 1].process.pid not in workers(pool)
         assert len(workers(pool)) == 2
+
+
+def test_processes_that_are_lost_as_they_start_are_not_replaced_for_ever(monkeypatch):
+    from ringloader._pool.process import PoolProcess
+
+    assign, given = PoolProcess.assign, []
+
+    def kill(self, *args):
+        given.append(self)
+        self.process.kill()
+        self.process.join()
+        assign(self, *args)
+
+    with WorkerPool(2) as pool:
+        loader = DataLoader(Numbers(8), worker_pool=pool)
+        monkeypatch.setattr(PoolProcess, "assign", kill)
+        with pytest.raises(RuntimeError, match=DIED):
+            iter(loader)
+        assert len(given) == 1
+        monkeypatch.undo()
+        assert numbers(loader) == list(range(8))
 
 
 @pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])

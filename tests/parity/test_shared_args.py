@@ -357,6 +357,46 @@ def test_without_cloudpickle_the_error_names_the_object(loader_class, monkeypatc
     assert "multiprocessing_context='fork' or worker_method='thread'" in note
 
 
+class Lines(Dataset):
+    """Keeps a file open and seeks in it, as datasets over JSON lines do."""
+
+    def __init__(self, path):
+        self.file = path.open(encoding="utf-8")
+        self.offsets = []
+        while line := self.file.readline():
+            self.offsets.append(self.file.tell() - len(line.encode()))
+
+    def __len__(self):
+        return len(self.offsets)
+
+    def __getitem__(self, index):
+        self.file.seek(self.offsets[index])
+        return self.file.readline()
+
+
+def lines(tmp_path):
+    path = tmp_path / "lines"
+    path.write_text("".join(f"caf\u00e9{number}\n" for number in range(3)), encoding="utf-8")
+    return Lines(path)
+
+
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
+def test_an_open_file_is_torchs_error(loader_class, tmp_path, method):
+    """cloudpickle would send its text, in which the offsets lead to other places."""
+    for kind in (DataLoader, loader_class):
+        with pytest.raises(TypeError, match=r"cannot pickle '_io\.TextIOWrapper' object"):
+            list(kind(lines(tmp_path), num_workers=1, multiprocessing_context=method))
+
+
+@pytest.mark.rings_only
+def test_an_open_file_is_an_error_in_a_pool_too(tmp_path):
+    with (
+        ringloader.WorkerPool(1, "fork") as pool,
+        pytest.raises(TypeError, match=r"cannot pickle '_io\.TextIOWrapper' object"),
+    ):
+        iter(ringloader.DataLoader(lines(tmp_path), worker_pool=pool))
+
+
 @pytest.mark.rings_only
 def test_functions_of_options_go_by_cloudpickle():
     def reset(dataset, _info, seeds):

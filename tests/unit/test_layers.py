@@ -189,6 +189,7 @@ PYTHON_MAY_USE = {
         "_options",
         "_placement",
         "_pool",
+        "_start",
         "_torch",
         "_transport",
         "_worker",

@@ -13,7 +13,7 @@ import torch.multiprocessing
 
 import ringloader._native as _native
 from ringloader._pool.objects import PoolObjects, Record
-from ringloader._pool.process import Assigned, PoolProcess
+from ringloader._pool.process import Assigned, LostError, PoolProcess
 from ringloader._start import definitions, guard, spawn
 from ringloader._start.main_module import Look, look_for
 from ringloader._start.processes import Group, preload_fork_server
@@ -26,25 +26,32 @@ _ENDS_WITHIN = 5.0
 
 
 class Lease:
-    """The processes that an iterator has on lease."""
+    """The processes that an iterator has on lease.
+
+    Args:
+        pool: The pool of the processes. It lives at least as long as the lease.
+        crew: The processes of the pool.
+        loader: The iterator's loader.
+        record: The objects of the loader.
+        look: Looks through what is sent; None if there is nothing to look for.
+    """
 
     # The argument by which they are forked, for people.
     fork = "start_method='fork' to the WorkerPool"
 
     def __init__(
         self,
+        pool: object,
         crew: Crew,
         loader: TorchLoader,
         record: Record,
         look: Look | None = None,
-        asks_later: bool = False,
     ) -> None:
         self._crew = crew
-        # Looks through what is sent; None if there is nothing to look for.
         self.look = look
         self._loader = weakref.ref(loader)
-        # The loader, for an iterator that asks for more processes later. One that persists is its loader's.
-        self._kept = loader if asks_later and not loader.persistent_workers else None
+        # The iterator may be all that has them. One that persists is its loader's.
+        self._keeps_alive: tuple[object, ...] = (pool, None if loader.persistent_workers else loader)
         # None once it is closed: a report of the iterator may have this one for long.
         self.record: Record | None = record
         self._idle: list[PoolProcess] = []
@@ -65,6 +72,21 @@ class Lease:
         return Assigned(lambda: self._begin(work), self._crew.give_back)
 
     def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
+        while True:
+            process = self._take()
+            # One that starts may end as all that follow would.
+            has_worked = bool(process.numbers)
+            try:
+                assert self.record is not None, "it is not closed"
+                process.assign(self.record, work, self.look)
+                return process
+            except BaseException as error:
+                # Nothing was sent, or the process is about to find out: it ends.
+                self._crew.discard(process)
+                if not (has_worked and isinstance(error, LostError)):
+                    raise
+
+    def _take(self) -> PoolProcess:
         if not self._idle:
             loader = self._loader()
             if loader is None:
@@ -72,21 +94,13 @@ class Lease:
                     "a process of worker_pool was lost, and the loader of its iterator has gone"
                 )
             self._crew.fill(self, loader, 1)
-        process = self._idle.pop(0)
-        try:
-            assert self.record is not None, "it is not closed"
-            process.assign(self.record, work, self.look)
-        except BaseException:
-            # Nothing was sent, or the process is about to find out: it ends.
-            self._crew.discard(process)
-            raise
-        return process
+        return self._idle.pop(0)
 
     def close(self) -> None:
         """Gives back the processes that got no work. The others are given back as they leave."""
         while self._idle:
             self._crew.give_back(self._idle.pop())
-        self.record = self._kept = None
+        self.record, self._keeps_alive = None, ()
 
 
 @functools.cache
@@ -193,10 +207,11 @@ class Crew:
         if not self.is_inherited():
             self._tidy_if_free()
 
-    def lend(self, loader: TorchLoader, count: int, most: int) -> Lease:
+    def lend(self, pool: object, loader: TorchLoader, count: int, most: int) -> Lease:
         """Lends processes to an iterator of ``loader``: idle ones, and new ones for the rest.
 
         Args:
+            pool: The pool, which ends all processes when it goes.
             loader: The loader.
             count: The processes that it begins with.
             most: The most that it may ask for.
@@ -210,7 +225,7 @@ class Crew:
         with self._held():
             self._check_open()
             record = self.objects.record_of(loader, self._add_gone)
-        lease = Lease(self, loader, record, look, asks_later=count < most)
+        lease = Lease(pool, self, loader, record, look)
         self.fill(lease, loader, count)
         if self._is_forked():
             self._have_idle(lease, most - count)

@@ -132,7 +132,7 @@ class WorkerPool:
             count: The processes that it begins with.
             most: The most that it may ask for.
         """
-        return self._own().lend(loader, count, most)
+        return self._own().lend(self, loader, count, most)
 
 
 def takes(pool: WorkerPool | None, loader: TorchLoader, may_keep: bool = False) -> bool:

@@ -22,6 +22,10 @@ from ringloader._start import definitions, guard, pickled, processes, spawn
 _LOOK = 0.05
 
 
+class LostError(RuntimeError):
+    """A process of a pool has ended before it could be given work."""
+
+
 class PoolProcess:
     """A process of a pool.
 
@@ -106,7 +110,7 @@ class PoolProcess:
             look: Called with the pickles, and may raise; None if there is nothing to look for.
 
         Raises:
-            RuntimeError: If the process has ended.
+            LostError: If the process has ended.
             BaseException: What pickling raises, and ``look``.
         """
         # The objects too: an address is theirs as long as they are there.
@@ -151,7 +155,7 @@ class PoolProcess:
         except OSError as error:
             # Another thread that finds the process dead closes the channel too.
             if isinstance(error, ConnectionError) or self.channel.fileno() < 0:
-                raise RuntimeError(
+                raise LostError(
                     f"DataLoader worker (pid(s) {self.process.pid}) exited unexpectedly"
                 ) from error
             raise

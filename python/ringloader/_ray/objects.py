@@ -14,6 +14,7 @@ import ray
 import ray.cloudpickle
 
 from ringloader._pool.objects import things_of
+from ringloader._start import fallback
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -30,8 +31,12 @@ class _Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
         keys: By their addresses, objects that the actor has, with their keys.
     """
 
+    # The table of Ray's class hides the attribute that a pickler reads.
+    dispatch_table = vars(pickle.Pickler)["dispatch_table"]
+
     def __init__(self, file: io.BytesIO, keys: Mapping[int, Key]) -> None:
         super().__init__(file, pickle.DEFAULT_PROTOCOL)
+        self.dispatch_table = fallback.reducers_of(ray.cloudpickle.CloudPickler)
         self._keys = keys
         self.named: list[type] = []
 

@@ -68,7 +68,8 @@ class RayTransport(Transport):
         worker_options: The options that workers ask.
         device_type: Of the device that batches are moved to.
         in_turn: False if tasks go to the worker that has the fewest.
-        crew: Has the actors.
+        pool: The pool of the actors, which ends them when it goes.
+        crew: The actors of the pool.
         settings: Arguments of ``Workers``.
 
     Raises:
@@ -90,6 +91,7 @@ class RayTransport(Transport):
         worker_options: Sequence[WorkerOption],
         device_type: str | None,
         in_turn: bool,
+        pool: object,
         crew: Crew,
         settings: Settings,
     ) -> None:
@@ -103,6 +105,8 @@ class RayTransport(Transport):
         if loader.timeout or options.watchdog is not None:
             watching = Watchdog(options.watchdog, loader.in_order)
         super().__init__(engine, worker_options, watching)
+        # Until it is closed.
+        self._keeps_alive: object = pool
         self._crew = crew
         self._settings = settings
         self._count = workers
@@ -328,5 +332,6 @@ class RayTransport(Transport):
             self._crew.give_back(self._waiting.pop())
         self._handles.clear()
         self._work.clear()
+        self._keeps_alive = None
         if self.watchdog is not None:
             self.watchdog.close()

@@ -122,7 +122,9 @@ class Workers(WorkerPool):
         settings = Settings(
             self._max_bytes, self._retries, self._start_timeout, cluster.address_of(self._host)
         )
-        return RayTransport(loader, options, worker_options, device_type, in_turn, self._actors, settings)
+        return RayTransport(
+            loader, options, worker_options, device_type, in_turn, self, self._actors, settings
+        )
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

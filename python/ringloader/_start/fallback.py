@@ -5,13 +5,25 @@ If that fails too, the error names the object and its place.
 
 from __future__ import annotations
 
+import abc
 import collections
+import dataclasses
 import functools
+import gc
 import importlib
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing import reduction
-from types import FunctionType, MethodType
+from types import (
+    CellType,
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MappingProxyType,
+    MethodType,
+    ModuleType,
+)
 from typing import IO, Any, TypeVar
 
 from ringloader._common.text import shown
@@ -24,6 +36,22 @@ WITHOUT_PICKLE = "multiprocessing_context='fork' or worker_method='thread', whic
 _T = TypeVar("_T")
 # Raised for objects that cannot be pickled; the last one for locks of another start method.
 _ERRORS = (TypeError, AttributeError, pickle.PicklingError, RuntimeError)
+# Types of the parts of functions and classes, which the ordinary pickle refuses.
+_PARTS = {
+    abc.abstractclassmethod,
+    abc.abstractmethod,
+    abc.abstractproperty,
+    abc.abstractstaticmethod,
+    classmethod,
+    CellType,
+    CodeType,
+    GetSetDescriptorType,
+    MethodType,
+    property,
+    staticmethod,
+    TypeVar,
+    getattr(dataclasses, "_FIELD_BASE", None),
+}
 # Objects that are searched for the place of one of them.
 _MOST_SEARCHED = 100_000
 
@@ -78,6 +106,32 @@ def _cloudpickle() -> Any:
         return None
 
 
+def reducers_of(pickler: Any) -> dict[Any, Callable[[Any], Any]]:
+    """Returns the reducers of a class of cloudpickle's, without those that send a copy of another kind.
+
+    cloudpickle sends an open file as its text, and bytes for a ``memoryview``. It is asked for functions and
+    classes. For all else the ordinary pickle's answer counts.
+    """
+    found = {
+        kind: reduce
+        for kind, reduce in pickler.dispatch_table.items()
+        if kind in _PARTS or not getattr(reduce, "__module__", "").endswith("cloudpickle.cloudpickle")
+    }
+    return found | {ModuleType: _reduce_module, MappingProxyType: _reduce_view}
+
+
+def _reduce_module(module: ModuleType) -> Any:
+    """Reduces a module to its name. Functions refer to modules."""
+    if sys.modules.get(module.__name__) is not module:
+        return module.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+    return importlib.import_module, (module.__name__,)
+
+
+def _reduce_view(view: Any) -> Any:
+    """Reduces a read-only view with what it shows. Fields of dataclasses have one."""
+    return MappingProxyType, tuple(gc.get_referents(view))
+
+
 def _recording_pickler(
     module: Any, finds_main: bool, record: Callable[[object], None], file: IO[bytes]
 ) -> pickle.Pickler:
@@ -95,7 +149,7 @@ def _recording_pickler(
                 return super().reducer_override(thing)
 
         pickler = Pickler(file, pickle.DEFAULT_PROTOCOL)
-        pickler.dispatch_table = {**module.Pickler.dispatch_table, **ours}
+        pickler.dispatch_table = {**reducers_of(module.Pickler), **ours}
     # The None that it returns means: pickle the object itself.
     pickler.persistent_id = record  # type: ignore[method-assign]
     return pickler
