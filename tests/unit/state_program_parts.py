@@ -117,35 +117,15 @@ class StatefulStream(Stream):
         self.at = state["at"]
 
 
-class EpochStream(StatefulStream):
-    """Counts its epochs, and shuffles by them."""
-
-    epoch = 0
-
-    def __iter__(self) -> Any:
-        order = random.Random(self.epoch).sample(self.share(), len(self.share()))
-        while self.at < len(order):
-            self.at += 1
-            yield self.sample(order[self.at - 1])
-        self.at = 0
-        self.epoch += 1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.epoch = state["at"], state["epoch"]
-
-
 class StickyStream(Stream):
     """Keeps a loaded state, and begins each ``__iter__`` from it, as Hugging Face's streams."""
 
-    loaded = 0
+    loaded: dict[str, Any] | None = None
     now = 0
 
     def __iter__(self) -> Any:
         mine = self.share()
-        self.now = self.loaded
+        self.now = 0 if self.loaded is None else self.loaded["at"]
         while self.now < len(mine):
             self.now += 1
             yield self.sample(mine[self.now - 1])
@@ -154,7 +134,7 @@ class StickyStream(Stream):
         return {"at": self.now}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.loaded = self.now = state["at"]
+        self.loaded = state
 
 
 class Cursor:
@@ -184,52 +164,12 @@ class CursorStream(Stream):
         return Cursor(self)
 
 
-class ShuffledCursor(Cursor):
-    """Has its epoch in its state, and counts that of its dataset when it ends."""
-
-    def __init__(self, data: Any) -> None:
-        super().__init__(data)
-        self.load_state_dict({"at": 0, "epoch": data.epoch})
-
-    def __next__(self) -> Any:
-        try:
-            return super().__next__()
-        except StopIteration:
-            self.data.epoch = self.epoch + 1
-            raise
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.at, self.epoch = state["at"], state["epoch"]
-        share = self.data.share()
-        self.mine = random.Random(self.epoch).sample(share, len(share))
-
-
-class BothStream(Stream):
-    """Counts its epochs, which its state has; its iterator has the position."""
-
-    epoch = 0
-
-    def __iter__(self) -> Any:
-        return ShuffledCursor(self)
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"epoch": self.epoch}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.epoch = state["epoch"]
-
-
 MAPS = {"map": Map, "counting map": CountingMap}
 STREAMS = {
     "stream": Stream,
     "stateful": StatefulStream,
-    "epochs": EpochStream,
     "sticky": StickyStream,
     "cursor": CursorStream,
-    "both": BothStream,
 }
 DATASETS = MAPS | STREAMS
 

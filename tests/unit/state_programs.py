@@ -110,7 +110,7 @@ def excluded(program: Program) -> str | None:
         ),
         (
             any(leg.is_thread and leg.workers > 1 for leg in legs)
-            and program.dataset in ("counting map", "stateful", "epochs", "sticky", "both"),
+            and program.dataset in ("counting map", "stateful", "sticky"),
             "threads that share a dataset with a state: RuntimeError",
         ),
         (
@@ -539,7 +539,9 @@ def fields_of(program: Program, is_rest: bool, whens: list[str]) -> tuple[bool, 
         same_size and program.in_order and not program.bad
         and not any(leg.is_thread for leg in legs)
         and (not amid or legs[0].workers > 0)
-        and "bad" not in whens
+        and not {"bad", "end"} & set(whens)
+        # Between two epochs the state has none of the dataset.
+        and (program.epoch == 0 or (legs[0].workers > 0 and not legs[0].persistent))
         and (is_rest or all(leg.every == 1 for leg in legs) or not legs[0].persistent)
         # The worker of a batch after an epoch that went on is as before, if the epoch began there.
         and (legs[0].workers <= 1 or is_rest or not legs[0].persistent)
@@ -565,9 +567,8 @@ def judge(
     legs = program.legs
     same_size = len({leg.size for leg in legs}) == 1
     ordered = program.in_order or all(leg.workers <= 1 for leg in legs)
-    began = {"thread", "timer"} & set(whens) and [] in candidates
-    if program.draws_from_program and (began or program.prefetches):
-        # The epoch's draws may have come between the state and that of the generator, or before both.
+    if program.draws_from_program and ({"thread", "timer"} & set(whens) or program.prefetches):
+        # Draws of a call that runs may be in the program's generator, and not in the state.
         return
 
     def same(got: list[Any], want: list[Any], is_rest: bool) -> bool:

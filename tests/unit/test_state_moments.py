@@ -386,44 +386,6 @@ def test_in_another_thread(kind, way):
         assert rest == (whole if state["_iterator_finished"] else whole[many:])
 
 
-class Armed(StatefulStream):
-    """Sends a signal while it gives its state, and counts its epochs."""
-
-    epoch = 0
-    is_armed = False
-
-    def __iter__(self):
-        yield from (100 * self.epoch + index for index in super().__iter__())
-        self.epoch += 1
-
-    def state_dict(self):
-        if self.is_armed:
-            self.is_armed = False
-            signal.raise_signal(signal.SIGALRM)
-        return {"at": self.at, "epoch": self.epoch}
-
-    def load_state_dict(self, state):
-        self.at, self.epoch = state["at"], state["epoch"]
-
-
-def test_a_signal_while_the_dataset_gives_its_last_state():
-    """In the call of ``next`` that finds the end."""
-    loader = StatefulDataLoader(Armed(), batch_size=SIZE, collate_fn=list)
-    saved = []
-    before = signal.signal(signal.SIGALRM, lambda *_: saved.append(loader.state_dict()))
-    try:
-        iterator = iter(loader)
-        assert flat(next(iterator) for _ in range(N // SIZE)) == list(range(N))
-        loader.dataset.is_armed = True
-        assert next(iterator, None) is None
-    finally:
-        signal.signal(signal.SIGALRM, before)
-    again = StatefulDataLoader(Armed(), batch_size=SIZE, collate_fn=list)
-    again.load_state_dict(saved[0])
-    epochs = [flat(again) for _ in range(2)]
-    assert list(range(N)) not in epochs and [100 + index for index in range(N)] in epochs
-
-
 def test_while_the_next_epoch_is_begun_early():
     loader = StatefulDataLoader(
         Slow(),

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._state.objects import Sent, read_sent
-from ringloader._state.parts import Part, Workers
+from ringloader._state.positions import Part, Workers
 from ringloader._state.saved import Saved
-from ringloader._state.snapshots import Asked, Snapshots, Start
+from ringloader._state.snapshots import Asked, ResumePoint, Snapshots
 from ringloader._worker.result import is_result
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ class DatasetState:
         loader: The loader.
         iterator: Its iterator, which this does not keep alive.
         begun: The positions of the workers when the epoch begins.
-        told: Workers that must be told their position.
+        is_resumed: True if workers go on from there, and datasets that live on go back to where that is.
         size: The samples of a batch that is read again.
         is_shared: True if several threads share the dataset, and it has a state.
     """
@@ -46,25 +46,24 @@ class DatasetState:
         loader: TorchLoader,
         iterator: OurIterator,
         begun: Workers,
-        told: Collection[int],
+        is_resumed: bool,
         size: int,
         is_shared: bool,
     ) -> None:
         self._iterator = weakref.ref(iterator)
         self._resumed = begun
+        self._is_resumed = is_resumed
         self.workers: int = loader.num_workers
         self._is_in_order = loader.in_order or self.workers <= 1
         self._is_shared = is_shared
         self._is_stateful, self.shared_seed = self._begins_stateful(), begun.shared_seed
         # Batches that the main process reads again and drops.
         self.to_drop = begun.drop
-        self._begun, self._first, self._told = begun.parts, begun.next, told
+        self._begun = begun.parts
         many = len(begun.parts)
         self.worker_progress = _native.WorkerProgress(many, begun.next)
         # By worker: its last batch with a state.
         self._last: list[Sent | None] = [None] * many
-        # By worker: true if the next epoch finds an object that has the state.
-        self._outlive = [False] * many
         # True once each worker has sent a batch without a state: then none sends one in this epoch.
         self.sends_none = False
         # The worker whose state came last, and the one that it had before.
@@ -72,10 +71,6 @@ class DatasetState:
         self._size = size
         # Without workers, the fetcher that has the state. It goes with its iterator.
         self._asked: weakref.ref[Asked] | None = None
-        # The positions when the epoch ended.
-        self._final: list[Part] | None = None
-        # True until another epoch begins.
-        self._is_last: bool = True
 
     def _begins_stateful(self) -> bool:
         """True if the dataset is known to have a state before a batch comes with one."""
@@ -85,13 +80,11 @@ class DatasetState:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
         return returned_by(self._iterator)
 
-    def start_of(self, worker: int) -> Start | None:
-        """Returns where a worker begins; None: at the beginning of the epoch."""
-        if worker in self._told:
-            return Start(self._begun[worker], 0, self._first, self._size)
-        return Start(first=self._first) if self._first else None
+    def start_of(self, worker: int) -> ResumePoint | None:
+        """Returns where a worker goes on; None in an epoch that was not resumed."""
+        return ResumePoint(self._begun[worker], 0, self._size) if self._is_resumed else None
 
-    def succeed(self, worker: int) -> tuple[bool, Start | None]:
+    def succeed(self, worker: int) -> tuple[bool, ResumePoint | None]:
         """Returns where the successor of a lost worker begins: after its last answer.
 
         Returns:
@@ -103,7 +96,7 @@ class DatasetState:
         last = self._last[worker]
         if last is None or not last.asked == answered == passed:
             return False, None
-        return True, Start(Part(snapshot=last.snapshot), answered, self._first)
+        return True, ResumePoint(Part(snapshot=last.snapshot), answered)
 
     def ask_here(self, option: Snapshots) -> None:
         """Records the fetcher of an iterator without workers, if that has a state."""
@@ -156,7 +149,6 @@ class DatasetState:
 
     def _record(self, found: Sent) -> None:
         self._is_stateful = True
-        self._outlive[found.worker] = found.outlives
         if found.snapshot is not None:
             self._replaced = found.worker, self._last[found.worker]
             self._last[found.worker] = found
@@ -165,27 +157,17 @@ class DatasetState:
         """Records that ``next`` has raised."""
         self.worker_progress.raised(iterator._num_yielded)
 
-    def finish(self) -> None:
-        """Records that the epoch is over."""
-        if self._final is not None:
-            return
-        asked = None if self._asked is None else self._asked()
-        if asked is not None:
-            passed, _ = self.worker_progress.position(self.returned())
-            # The dataset did not load a state that was taken after its last sample.
-            if passed[0] or not self._begun[0].is_at_end():
-                self._last[0] = asked.taken(passed[0], at_end=True)
-        self._final = self.parts()
+    def end(self) -> None:
+        """Asks for no state any more: the epoch is over, or another one begins."""
+        self._asked = None
 
     def _record_end(self, asked: Asked) -> None:
         """Records the state of an iterator without workers that goes, and its fetcher with it."""
-        if self._is_last and self._final is None:
+        if self._asked is not None:
             self._look_at(asked)
 
-    def parts(self) -> list[Part]:
+    def _parts(self) -> list[Part]:
         """Returns the positions of the workers."""
-        if self._final is not None:
-            return self._final
         asked = None if self._asked is None else self._asked()
         if asked is not None:
             self._look_at(asked)
@@ -206,21 +188,8 @@ class DatasetState:
             # The last batch raised after the worker had made it.
             last = self._replaced[1]
         if last is not None and last.asked <= passed:
-            return Part(batches, passed - last.asked, last.snapshot, outlives=last.outlives)
-        since = begun.since + (0 if begun.ends else passed)
-        return dataclasses.replace(
-            begun, batches=batches, since=since, outlives=begun.outlives or self._outlive[worker]
-        )
-
-    def next_epoch(self) -> tuple[Workers, set[int]]:
-        """Returns the workers' positions at the start of the next epoch, and the workers to tell."""
-        parts = [part.next_epoch(self._final is not None) for part in self.parts()]
-        # The dataset did not load a state that was taken after its last sample.
-        untold = {
-            worker for worker in self._told if self._begun[worker].is_at_end() and self._last[worker] is None
-        }
-        self._is_last = False
-        return Workers(self.workers, tuple(parts), is_stateful=self._is_stateful), untold
+            return Part(batches, passed - last.asked, last.snapshot)
+        return Part(batches, begun.since + passed, begun.snapshot)
 
     def saved(self) -> Workers:
         """Returns the positions of all workers.
@@ -240,7 +209,7 @@ class DatasetState:
             return self._resumed
         return Workers(
             num_workers=self.workers,
-            parts=tuple(self.parts()),
+            parts=tuple(self._parts()),
             next=turn,
             is_stateful=self._is_stateful,
             is_in_order=self._is_in_order,
@@ -264,8 +233,7 @@ class MapDatasetState(DatasetState):
         self._last[0] = asked.taken(passed[0])
 
     def _part(self, worker: int, passed: int) -> Part:
-        part = super()._part(worker, passed)
-        return Part(snapshot=part.snapshot, outlives=part.snapshot is not None)
+        return Part(snapshot=super()._part(worker, passed).snapshot)
 
     def add_to(self, position: Saved) -> Saved:
         """Returns the position of a sampler, with the states of the dataset."""

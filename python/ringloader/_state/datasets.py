@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
@@ -10,8 +9,8 @@ from torch.utils.data import IterableDataset
 from ringloader._options import kept
 from ringloader._options.checks import THREAD
 from ringloader._state.dataset_state import DatasetState, MapDatasetState
-from ringloader._state.objects import Rule
-from ringloader._state.parts import Part, Workers, has_state
+from ringloader._state.objects import SnapshotPolicy
+from ringloader._state.positions import Part, Workers, has_state
 from ringloader._state.saved import Saved
 from ringloader._state.snapshots import Snapshots
 
@@ -52,28 +51,22 @@ def option_for(loader: TorchLoader) -> Snapshots | None:
     if not is_asked(loader):
         return None
     is_iterable = decides(loader)
-    rule = Rule(
+    policy = SnapshotPolicy(
         every=every(loader),
         workers=loader.num_workers,
         is_iterable=is_iterable,
         of_dataset=not share_dataset(loader),
         batches=bool(loader._auto_collation),
-        is_here=loader.num_workers == 0 or _are_threads(loader),
     )
-    return Snapshots(rule)
-
-
-def lives_on(loader: TorchLoader) -> bool:
-    """True if an epoch finds the dataset as the one before has left it, once there are workers."""
-    return loader.num_workers == 0 or bool(loader.persistent_workers) or _are_threads(loader)
+    return Snapshots(policy)
 
 
 def state_for(
     loader: TorchLoader,
     iterator: OurIterator,
     size: int,
+    is_resumed: bool,
     begun: Workers | None = None,
-    told: Collection[int] | None = None,
 ) -> DatasetState | None:
     """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`.
 
@@ -81,36 +74,14 @@ def state_for(
         loader: The loader.
         iterator: Its iterator.
         size: The samples of a batch that is read again.
+        is_resumed: True if a state was loaded: a dataset that has gone on since goes back.
         begun: The positions from which the epoch goes on; None: the beginning.
-        told: Workers that must be told them; None for all. One that is told of a beginning brings a dataset
-            there that has gone on.
     """
     if not is_asked(loader):
         return None
     made = DatasetState if decides(loader) else MapDatasetState
     is_shared = share_dataset(loader) and has_state(loader.dataset)
-    if begun is None:
-        begun = _fresh(loader)
-    told = range(len(begun.parts)) if told is None else told
-    return made(loader, iterator, begun, told, size, is_shared)
-
-
-def state_after(
-    loader: TorchLoader, iterator: OurIterator, size: int, before: DatasetState | None, are_same: bool
-) -> DatasetState | None:
-    """Returns the states of a loader's dataset in an epoch that follows another one.
-
-    Args:
-        loader: The loader.
-        iterator: Its iterator.
-        size: The samples of a batch that is read again.
-        before: The states in the epoch before, if it had any.
-        are_same: True if the workers are the same.
-    """
-    finds_them = are_same or loader.num_workers == 0 or _are_threads(loader)
-    if before is None or before.workers != loader.num_workers or not finds_them:
-        return state_for(loader, iterator, size, told=())
-    return state_for(loader, iterator, size, *before.next_epoch())
+    return made(loader, iterator, _fresh(loader) if begun is None else begun, is_resumed, size, is_shared)
 
 
 def _fresh(loader: TorchLoader) -> Workers:

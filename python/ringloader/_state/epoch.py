@@ -12,10 +12,10 @@ from ringloader._common.states import Rest
 from ringloader._sources import samplers
 from ringloader._state.dataset_state import DatasetState, MapDatasetState, returned_by
 from ringloader._state.order import NativeOrder
-from ringloader._state.parts import Workers
+from ringloader._state.positions import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
-from ringloader._state.snapshots import Snapshots, Start
+from ringloader._state.snapshots import ResumePoint, Snapshots
 from ringloader._torch import data_pipes
 from ringloader._worker.options import WorkerOption
 
@@ -77,8 +77,14 @@ class Epoch:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
         return returned_by(self._iterator)
 
-    def end(self) -> None:
-        """Ends the epoch: another one of the loader begins."""
+    def end(self, is_followed: bool) -> None:  # noqa: ARG002
+        """Ends the epoch: another one of the loader begins.
+
+        Args:
+            is_followed: True if the other one is the next, and none that was loaded.
+        """
+        if self.dataset is not None:
+            self.dataset.end()
 
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Records the seeds of an iterator. ``drawn``: True if it drew that of the workers in this epoch."""
@@ -91,8 +97,8 @@ class Epoch:
             iterator._dataset = data_pipes.seeded(iterator._dataset, iterator._shared_seed)
         self.dataset.shared_seed = iterator._shared_seed
 
-    def start_of(self, worker: int) -> Start | None:
-        """Returns where a worker begins; None: at the beginning of the epoch."""
+    def start_of(self, worker: int) -> ResumePoint | None:
+        """Returns where a worker goes on; None: it begins with the epoch."""
         return None if self.dataset is None else self.dataset.start_of(worker)
 
     def indices(self, made: Any, at_once: bool = False) -> Any:  # noqa: ARG002
@@ -143,9 +149,8 @@ class Epoch:
         if self.dataset is not None:
             self.dataset.record_error(iterator)
         if isinstance(error, StopIteration) and not iterator.is_paused():
-            # First: its state_dict may run a signal handler that asks for the loader's state.
             if self.dataset is not None:
-                self.dataset.finish()
+                self.dataset.end()
             self._is_finished = True
 
     def _record_raised(self, iterator: OurIterator) -> None:
@@ -195,9 +200,11 @@ class SampledEpoch(Epoch):
         """False: an order that goes on is drawn again, and ``iter`` draws the rest."""
         return False
 
-    def end(self) -> None:
-        """Ends the epoch: another one of the loader begins."""
-        self._order.end()
+    def end(self, is_followed: bool) -> None:
+        """Ends the epoch. See :meth:`Epoch.end`."""
+        super().end(is_followed)
+        if is_followed:
+            self._order.end()
 
     def indices(self, made: Any, at_once: bool = False) -> Any:
         """Returns an iterator of the epoch's indices. See :meth:`Epoch.indices`."""

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler
 import ringloader._native as _native
 from ringloader._sources import inside, samplers
 from ringloader._state.order import Order, other_indices
-from ringloader._state.parts import has_state
+from ringloader._state.positions import has_state
 from ringloader._state.saved import Failed, Saved
 from ringloader.rollover import RolloverBatchSampler
 

@@ -14,7 +14,7 @@ from ringloader._state import datasets
 from ringloader._state.dataset_state import DatasetState, MapDatasetState
 from ringloader._state.epoch import CountedEpoch, SampledEpoch, StreamedEpoch
 from ringloader._state.order import NativeOrder, draw_base_seed
-from ringloader._state.parts import Workers
+from ringloader._state.positions import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import select_path
@@ -52,17 +52,14 @@ def resumed(
     _restore_generator(loader, loaded, are_same)
     if order is not None:
         order.restore(loaded)
-    workers = loaded.workers
     if loaded.is_finished or not loaded.has_begun:
-        if loaded.is_finished:
-            if order is not None:
-                order.pass_epoch(loaded)
-            workers = None if workers is None else workers.next_epoch(datasets.lives_on(loader))
+        if loaded.is_finished and order is not None:
+            order.pass_epoch(loaded)
         order = None if order is None else order_of(loader, order.index_sampler)
         begun = beginning(loader, order, number)
         dataset = None
         if iterator is not None:
-            dataset = datasets.state_for(loader, iterator, begun.batch_size, workers)
+            dataset = datasets.state_for(loader, iterator, begun.batch_size, True)
         epoch = epoch_of(begun, iterator, order, dataset)
         if loaded.is_finished and loader.persistent_workers:
             # Workers that had lived on would have their seed from before.
@@ -75,7 +72,7 @@ def resumed(
         rest = rest.but(batch_size=beginning(loader, order).batch_size)
     dataset = None
     if iterator is not None:
-        dataset = datasets.state_for(loader, iterator, rest.batch_size, rest.workers)
+        dataset = datasets.state_for(loader, iterator, rest.batch_size, True, rest.workers)
     return epoch_of(rest, iterator, order, dataset)
 
 

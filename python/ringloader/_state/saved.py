@@ -13,7 +13,7 @@ from typing import Annotated, Any, NoReturn
 
 import torch
 
-from ringloader._state.parts import Workers, count, flag, or_none, read_fields, read_workers
+from ringloader._state.positions import Workers, count, flag, or_none, read_fields, read_workers
 
 VERSION = 1
 

@@ -125,17 +125,16 @@ def begin(
         are_same: True if the workers are those of the epoch before.
     """
     previous, loaded = last_epoch(loader), loaded_of(loader)
-    if previous is not None and loaded is None:
-        previous.end()
+    if previous is not None:
+        previous.end(loaded is None)
     # Workers that live on keep their iterator, which has asked the loader for its sampler.
     order = order_of(loader, None if iterator is None or not are_same else iterator._index_sampler)
     if loaded is None:
-        before, dataset = None if previous is None else previous.dataset, None
-        begun = beginning(loader, order, number)
+        begun, dataset = beginning(loader, order, number), None
         if previous is None:
             set_last_epoch(loader, Epoch(begun, None))
         if iterator is not None:
-            dataset = datasets.state_after(loader, iterator, begun.batch_size, before, are_same)
+            dataset = datasets.state_for(loader, iterator, begun.batch_size, False)
         epoch = epoch_of(begun, iterator, order, dataset)
     else:
         epoch = resumed(loader, iterator, number, order, loaded, are_same)

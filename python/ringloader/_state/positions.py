@@ -67,10 +67,6 @@ def read_fields(cls: Any, value: object, keys: Mapping[str, str] | None = None) 
     return found
 
 
-def _ends(value: object) -> int:
-    return -1 if value == -1 else count(value)
-
-
 def _read_parts(value: object) -> tuple[Part, ...]:
     if not isinstance(value, (list, tuple)):
         raise ValueError("it must be a list")
@@ -115,52 +111,26 @@ class Part:
 
     Attributes:
         batches: Batches of the epoch that are passed.
-        since: Batches that are passed since the state was taken, in the epoch of the state.
+        since: Batches that are passed since the state was taken, which are read again.
         snapshot: The state; None for a worker that is read again from the beginning.
-        ends: Epochs that ended between the state and this epoch: 0 for a state of this epoch, -1 if the epoch
-            of the state was given up.
-        outlives: True if the next epoch finds an object that has the state, and not an iterator of its own.
     """
 
     batches: Annotated[int, count] = 0
     since: Annotated[int, count] = 0
     snapshot: Snapshot | None = None
-    ends: Annotated[int, _ends] = 0
-    outlives: Annotated[bool, flag] = False
 
     def is_at_end(self) -> bool:
         """True if the worker had given all of its part. Its dataset may be ready for the next epoch then."""
-        return self.ends == 0 and self.snapshot is not None and self.snapshot.is_ended
-
-    def read_again(self) -> tuple[int, int, int]:
-        """Returns what is read again from the state on.
-
-        Returns:
-            Batches in the epoch of the state, epochs to their ends, and batches in this epoch.
-        """
-        was_ended = self.snapshot is not None and self.snapshot.is_ended
-        is_first = self.ends == 0 or (self.ends > 0 and not was_ended)
-        return self.since if is_first else 0, max(0, self.ends - was_ended), self.batches if self.ends else 0
-
-    def next_epoch(self, has_ended: bool) -> Part:
-        """Returns the position of the same worker when the next epoch begins."""
-        if not self.outlives:
-            return Part()
-        ends = self.ends + 1 if has_ended and self.ends >= 0 else -1
-        return Part(0, self.since, self.snapshot, ends, True)
+        return self.snapshot is not None and self.snapshot.is_ended
 
     def moved(self, step: int) -> Part:
-        """Returns the position a batch further, or before.
-
-        Before its state, an iterator is read again from the beginning. A dataset that has the state itself
-        may be anywhere by now, and stays where the state has it.
-        """
-        last = self.since if self.ends == 0 else self.batches
-        if last + step < 0:
-            batches = self.batches + step
-            return self if self.outlives or batches < 0 else Part(batches, batches)
-        since = self.since + (step if self.ends == 0 else 0)
-        return dataclasses.replace(self, batches=self.batches + step, since=since)
+        """Returns the position a batch further, or before. Before its state is the beginning, read again."""
+        batches = self.batches + step
+        if batches < 0:
+            return self
+        if self.since + step < 0:
+            return Part(batches, batches)
+        return dataclasses.replace(self, batches=batches, since=self.since + step)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -205,15 +175,6 @@ class Workers:
             parts[at] = parts[at].moved(step)
         return dataclasses.replace(self, parts=tuple(parts), next=end % len(parts))
 
-    def next_epoch(self, lives_on: bool) -> Workers:
-        """Returns the positions when the next epoch begins.
-
-        Args:
-            lives_on: True if it finds the dataset as this epoch has left it.
-        """
-        parts = tuple(part.next_epoch(True) if lives_on else Part() for part in self.parts)
-        return dataclasses.replace(self, parts=parts, next=0, drop=0, is_counted=True, shared_seed=None)
-
     def batches(self) -> int:
         """Returns how many batches all workers have passed."""
         return sum(part.batches for part in self.parts) if self.is_counted else self.drop
@@ -233,7 +194,7 @@ class Workers:
 
 def _part_to_dict(part: Part) -> dict[str, Any]:
     """Leaves out what is not there: a state of many workers is small."""
-    made = {name: getattr(part, name) for name in ("batches", "since", "ends", "outlives")}
+    made = {name: getattr(part, name) for name in ("batches", "since")}
     if part.snapshot is not None:
         made |= {"is_ended": part.snapshot.is_ended, "samples": part.snapshot.samples}
     made = {name: value for name, value in made.items() if value}
@@ -260,6 +221,9 @@ def _read_part(value: object) -> Part:
     given = {**vars(Part()), **vars(Snapshot(b"")), **value}
     of_part, of_snapshot = read_fields(Part, given), read_fields(Snapshot, given)
     states = {name: value[name] for name in ("dataset", "iterator") if name in value}
+    if value.get("ends"):
+        # Older dicts of this version have the state of an epoch before: this epoch is read again.
+        return Part(of_part["batches"], of_part["batches"])
     if not states:
         return Part(**of_part)
     try:
