@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from ringloader._patch.convert import convert
     from ringloader._patch.install import install, installed, uninstall
     from ringloader._pool.pool import WorkerPool
-    from ringloader._report.report import PathReport, report
-    from ringloader._report.reports import LoaderReport, reports
+    from ringloader._report.report import LoaderReport, PathReport, report, reports
     from ringloader._sources.weighted import WeightedRandomSampler
     from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
     from ringloader._stats.recording import epoch_stats
@@ -42,7 +41,7 @@ _MODULES = {
     "Dispatch": "_dispatch.dataset",
     "EpochStats": "_stats.epoch",
     "Finding": "_doctor.checks",
-    "LoaderReport": "_report.reports",
+    "LoaderReport": "_report.report",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
     "Sharded": "_data.sharded",
@@ -65,7 +64,7 @@ _MODULES = {
     "install": "_patch.install",
     "installed": "_patch.install",
     "report": "_report.report",
-    "reports": "_report.reports",
+    "reports": "_report.report",
     "uninstall": "_patch.install",
 }
 

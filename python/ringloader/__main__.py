@@ -14,7 +14,7 @@ from ringloader._options import checks
 from ringloader._options.about import About
 from ringloader._options.table import TABLE
 from ringloader._patch import by_name, on_import, run, stateful
-from ringloader._report import asked, watching
+from ringloader._report import asked, at_exit
 
 # Not the docstring, which `python -OO` leaves out.
 _ABOUT = "runs a program with ringloader, measures a loader, or checks this machine."
@@ -110,7 +110,7 @@ def main() -> None:
         command.error(f"can't open file {program!r}: no such file")
     if is_given or os.environ.get(on_import.VARIABLE, "0") in ("", "0"):
         os.environ[on_import.VARIABLE] = by_name.to_text(options, is_stateful)
-    watching.expect_loaders()
+    at_exit.expect_loaders()
     on_import.install_with_torch(os.environ[on_import.VARIABLE])
     if is_module:
         run.run_module(program, arguments)

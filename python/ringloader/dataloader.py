@@ -25,7 +25,7 @@ from ringloader._options.about import Defaults
 from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.table import DEFAULTS, TABLE
 from ringloader._pool.pool import WorkerPool
-from ringloader._report import report, watching
+from ringloader._report import at_exit, report
 from ringloader._stats.epoch import EpochStats
 from ringloader._stats.recording import epoch_stats
 from ringloader._torch import devices, hook, internals, select_path
@@ -332,7 +332,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         is_auto = isinstance(self.num_workers, numbers.FoundNumber)
         workers = f"auto ({self.num_workers})" if is_auto else self.num_workers
         return (
-            f"<{type(self).__name__} of {_size(self.dataset)}: batch_size={self.batch_size}, "
+            f"<{type(self).__name__} of {report.sized(self.dataset)}: batch_size={self.batch_size}, "
             f"num_workers={workers}, {path}>"
         )
 
@@ -445,8 +445,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.shutdown()
 
 
-watching.watch(internals.Loader)
-watching.expect_loaders()
+at_exit.expect_loaders()
 # torch's arguments after the dataset, with their defaults; and the options that this class takes.
 TORCHS = Defaults(
     {
@@ -461,13 +460,3 @@ _OPTIONS = Defaults(
 kept.protect(DataLoader, _OPTIONS.names)
 # The attributes that `StatefulDataLoader` has in addition.
 _OF_STATES = frozenset({"state_dict", "load_state_dict", "fingerprint"})
-
-
-def _size(dataset: Any) -> str:
-    """Returns a dataset's class and, if it has one, its length."""
-    name = type(dataset).__name__
-    try:
-        return f"{name} ({len(dataset)} samples)"
-    except Exception:
-        # A stream has none, and the length of another one may fail.
-        return name

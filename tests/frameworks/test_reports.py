@@ -37,15 +37,15 @@ class Model(lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
     def train_dataloader(self):
-        return DataLoader(dataset, batch_size=3, shuffle=True, num_workers=1)  # made here
+        return DataLoader(dataset, batch_size=3, shuffle=True, num_workers=1)
 
     def val_dataloader(self):
-        return DataLoader(dataset, batch_size=4)  # made here
+        return DataLoader(dataset, batch_size=4)
 
 lightning.Trainer(
     max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False,
     enable_model_summary=False, num_sanity_val_steps=0,
-).fit(Model())
+).fit(Model())  # iterated here
 """
 
 TRANSFORMERS = """
@@ -67,7 +67,7 @@ with tempfile.TemporaryDirectory() as folder:
         folder, num_train_epochs=2, per_device_train_batch_size=3, dataloader_num_workers=1, use_cpu=True,
         report_to=[], save_strategy="no", disable_tqdm=True,
     )
-    transformers.Trainer(Model(), arguments, train_dataset=rows).train()  # made here
+    transformers.Trainer(Model(), arguments, train_dataset=rows).train()  # iterated here
 """
 
 KERAS = """
@@ -75,9 +75,9 @@ import keras
 
 model = keras.Sequential([keras.layers.Dense(1)])
 model.compile(loss="mse")
-train = DataLoader(dataset, batch_size=3, num_workers=1)  # made here
-model.fit(train, epochs=2, verbose=0)
-model.predict(numpy.zeros((8, 4)), batch_size=4, verbose=0)  # made here
+train = DataLoader(dataset, batch_size=3, num_workers=1)
+model.fit(train, epochs=2, verbose=0)  # iterated here
+model.predict(numpy.zeros((8, 4)), batch_size=4, verbose=0)  # iterated here
 """
 
 DARTS = """
@@ -89,7 +89,7 @@ model = NBEATSModel(
     4, 2, n_epochs=2, batch_size=8, num_blocks=1, num_layers=1, layer_widths=8, num_stacks=1,
     pl_trainer_kwargs={"accelerator": "cpu", "enable_progress_bar": False, "logger": False},
 )
-model.fit(series, dataloader_kwargs={"num_workers": 1})  # made here
+model.fit(series, dataloader_kwargs={"num_workers": 1})  # iterated here
 """
 
 # Module: program, the path and batches of each of its loaders.
@@ -115,12 +115,16 @@ def test_a_report_at_exit_names_loaders_that_are_hidden(framework: str, tmp_path
     output = launch.run_program(["-m", "ringloader", "run", "--report", str(file)], 200, _ENVIRONMENT)
     lines = [line for line in output.splitlines() if re.match(r"ringloader: \S+\.py:\d+: ", line)]
     marked = [
-        number for number, line in enumerate(file.read_text().splitlines(), 1) if line.endswith("# made here")
+        number
+        for number, line in enumerate(file.read_text().splitlines(), 1)
+        if line.endswith("# iterated here")
     ]
     found = []
     of_program = rf"ringloader: {re.escape(str(file))}:(\d+)"
     for line in lines:
-        about = re.fullmatch(rf"{of_program}: [^:]+: ([\w-]+); ([\d,]+) batches in .*; waited .* s", line)
+        about = re.fullmatch(
+            rf"{of_program}: [^:]+: ([\w-]+); ([\d,]+) batches in .*; waited .* s; starts .* s", line
+        )
         assert about, output
         assert int(about[1]) in marked, output
         found.append((about[2], int(about[3].replace(",", ""))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -103,7 +104,7 @@ if __name__ == "__main__":
     )
     trainer.fit()
 """
-TIMES = r" in [\d.]+ s \([\d.,]+ a second\); waited [\d.]+ s"
+TIMES = r" in [\d.]+ s \([\d.,]+ a second\); waited [\d.]+ s; starts [\d.]+ s"
 TORCHS = "torch.utils.data.dataloader.DataLoader"
 
 
@@ -122,14 +123,13 @@ def test_a_framework_that_hides_its_loaders(real_torch: Python, tmp_path: Path, 
     )
     assert (done.returncode, done.stdout) == (0, "")
     lines = done.stderr.splitlines()
-    made_at = r"ringloader: train\.py:13: "
+    loader = rf"ringloader: train\.py:17: {re.escape(TORCHS)} of Nested \(6 samples\)"
     expected = [
-        f"{made_at}{re.escape(TORCHS)}: native; 6 batches{TIMES}",
-        f"{made_at}{re.escape(TORCHS)}: single-process; 6 batches{TIMES}",
+        f"{loader}: native; 6 batches{TIMES}",
+        f"{loader}: single-process; 6 batches{TIMES}",
     ]
-    nested = (
-        rf"ringloader: train\.py:10: {re.escape(TORCHS)} \(12 loaders\): single-process; 12 batches{TIMES}"
-    )
+    loader = rf"ringloader: train\.py:10: {re.escape(TORCHS)} of list \(1 sample\)"
+    nested = rf"{loader} \(12 loaders\): single-process; 12 batches{TIMES}"
     assert len(lines) == 3, done.stderr
     for line, pattern in zip(lines, [*expected, nested], strict=True):
         assert re.fullmatch(pattern, line), line
@@ -167,11 +167,12 @@ def test_ranks_that_the_program_starts(real_torch: Python, tmp_path: Path, who: 
     prefixes = ["ringloader"] if who == "1" else ["ringloader [rank 0]", "ringloader [rank 1]"]
     assert [line.split(": ")[0] for line in sorted(lines)] == prefixes
     for rank, line in enumerate(sorted(lines)):
-        about = rf"train\.py:9: ringloader\.dataloader\.DataLoader: native; {8 + rank} batches{TIMES}"
+        loader = rf"train\.py:9: ringloader\.dataloader\.DataLoader of Tensor \({8 + rank} samples\)"
+        about = f"{loader}: native; {8 + rank} batches{TIMES}"
         assert re.fullmatch(f"{re.escape(prefixes[rank])}: {about}", line), line
 
 
-FIGURES = r"""ringloader: train\.py:4: {torchs}( \(\d loaders\))?: single-process; {all} batches{times}
+FIGURES = r"""ringloader: train\.py:4: {loader}( \(\d loaders\))?: single-process; {all} batches{times}
 ringloader:   the last epoch: 3 batches in [\d.]+ s \(path single-process, num_workers=0\): startup .*
 ringloader:   main process: decode .*
 ringloader:   worker +batches +idle .*
@@ -193,7 +194,7 @@ for _ in range({times}):
 """
     (tmp_path / "train.py").write_text(program)
     done = real_torch.run("-m", "ringloader", "run", "--stats", "True", "train.py", cwd=tmp_path)
-    expected = FIGURES.format(torchs=re.escape(TORCHS), all=3 * times, times=TIMES)
+    expected = FIGURES.format(loader=re.escape(f"{TORCHS} of Tensor (3 samples)"), all=3 * times, times=TIMES)
     assert re.fullmatch(expected, done.stderr), done.stderr
     done = real_torch.run("-m", "ringloader", "run", "--stats", "False", "train.py", cwd=tmp_path)
     assert done.stderr == ""
@@ -204,8 +205,10 @@ def test_a_program_that_imports_the_class(real_torch: Python, tmp_path: Path, en
     program = "import sys, ringloader, torch\nloader = ringloader.DataLoader(torch.arange(3))\nlist(loader)\n"
     (tmp_path / "train.py").write_text(program + end)
     done = real_torch.run("train.py", cwd=tmp_path, RINGLOADER_REPORT="1")
-    line = rf"ringloader: train\.py:2: ringloader\.dataloader\.DataLoader: single-process; 3 batches{TIMES}"
-    assert re.fullmatch(line, done.stderr.splitlines()[-1]), done.stderr
+    loader = r"ringloader: train\.py:3: ringloader\.dataloader\.DataLoader of Tensor \(3 samples\)"
+    assert re.fullmatch(f"{loader}: single-process; 3 batches{TIMES}", done.stderr.splitlines()[-1]), (
+        done.stderr
+    )
     assert done.returncode == {"": 0, "1 / 0": 1}.get(end, 2)
 
 
@@ -224,7 +227,7 @@ list(torch.utils.data.DataLoader(given.dataset))
     assert done.stderr == NONE.rstrip() + hint
     # By the variable alone, with the package of the hook.
     done = real_torch.run("train.py", cwd=tmp_path, install="1", RINGLOADER_REPORT="1")
-    assert f"train.py:4: {TORCHS}: single-process; 3 batches" in done.stderr
+    assert f"train.py:4: {TORCHS} of Tensor (3 samples): single-process; 3 batches" in done.stderr
 
 
 def test_without_the_variable_nothing_is_printed_or_wrapped(real_torch: Python, tmp_path: Path) -> None:
@@ -236,3 +239,51 @@ print(torch.utils.data.DataLoader.__init__.__code__.co_filename == torch.utils.d
     (tmp_path / "train.py").write_text(program)
     done = real_torch.run("train.py", cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+INTERRUPTED = """
+import os, signal, time
+import torch, ringloader
+list(ringloader.DataLoader(torch.arange(3), num_workers=WORKERS, stats=STATS))
+os.kill(os.getpid(), signal.SIGINT)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("run", [[], ["-m", "ringloader", "run"]], ids=["python", "run"])
+@pytest.mark.parametrize(("workers", "stats"), [(0, False), (1, True)])
+def test_a_program_that_an_interrupt_ends_dies_by_the_signal(
+    real_torch: Python, tmp_path: Path, run: list[str], workers: int, stats: bool
+) -> None:
+    program = INTERRUPTED.replace("WORKERS", str(workers)).replace("STATS", str(stats))
+    (tmp_path / "train.py").write_text(program)
+    done = real_torch.run(*run, "train.py", cwd=tmp_path, RINGLOADER_REPORT="1")
+    assert done.returncode == -signal.SIGINT, done.stderr
+    assert "KeyboardInterrupt\n" in done.stderr
+    assert "3 batches" in done.stderr
+
+
+FILTERS = """
+import inspect, torch
+init = torch.utils.data.DataLoader.__init__
+given = {"batch_size": 2, "other": 3}
+for names in (
+    init.__code__.co_varnames,
+    inspect.signature(init, follow_wrapped=False).parameters,
+    inspect.getfullargspec(init).args,
+):
+    chosen = {name: value for name, value in given.items() if name in names}
+    print(len(list(torch.utils.data.DataLoader(torch.arange(8), **chosen))), len(init.__defaults__) > 9)
+"""
+
+
+@pytest.mark.parametrize("how", ["option", "variable"])
+def test_a_program_that_filters_arguments_by_the_constructor(
+    real_torch: Python, tmp_path: Path, how: str
+) -> None:
+    (tmp_path / "train.py").write_text(FILTERS)
+    if how == "option":
+        done = real_torch.run("-m", "ringloader", "run", "--report", "train.py", cwd=tmp_path)
+    else:
+        done = real_torch.run("train.py", cwd=tmp_path, install="1", RINGLOADER_REPORT="1")
+    assert done.stdout.splitlines() == ["4 True"] * 3, done.stderr

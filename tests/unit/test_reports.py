@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import gc
+import inspect
 import os
 import sys
 import time
@@ -18,7 +19,7 @@ import torch
 from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
-from ringloader._report import asked, made_at, reports, tally
+from ringloader._report import asked, report, tally
 from small_datasets import Numbers, Stream
 
 pytestmark = pytest.mark.rings_only
@@ -47,10 +48,8 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A report at exit is asked for; where loaders are made is noted."""
+    """A report at exit is asked for."""
     monkeypatch.setattr(asked, "_mode", asked.ONE)
-    monkeypatch.setattr(Loader, "__init__", Loader.__init__)
-    made_at.watch(Loader)
 
 
 class Trainer:
@@ -81,7 +80,8 @@ def test_a_hidden_loader_is_reported_with_all_its_batches(how: dict[str, Any], p
     assert [trainer.fit(), trainer.fit(most=2), trainer.fit()] == [6, 2, 6]
     (found,) = ringloader.reports()
     assert (found.path, found.loader) == (path, "ringloader.dataloader.DataLoader")
-    assert (found.is_alive, found.batches, found.made_at, found.seconds) == (True, 14, None, None)
+    assert (found.is_alive, found.batches) == (True, 14)
+    assert [found.used_at, found.dataset, found.starting, found.seconds] == [None] * 4
     assert (found.waited is None) == (path == "single-process")
     assert found.counters.get("batches", 6) == 6
     gc.disable()
@@ -314,30 +314,36 @@ def test_all_is_counted_where_a_report_is_asked_for(
     for one in found:
         assert one.batches == 8
         assert one.waited is not None and one.seconds is not None and 0 < one.waited < one.seconds
-        assert one.made_at is not None and one.made_at.startswith(f"{__file__}:")
+        assert one.starting is not None and 0 < one.starting < one.seconds
+        assert one.used_at is not None and one.used_at.startswith(f"{__file__}:")
+        assert one.dataset == "Numbers (12 samples)"
     line = str(found[2])
-    assert line.startswith(f"{reports._short(found[2].made_at or '')}: {found[2].loader}: torch, because ")
+    where = f"{report._short(found[2].used_at or '')}: {found[2].loader} of Numbers (12 samples): "
+    assert line.startswith(f"{where}torch, because ")
     assert "RINGLOADER=off is set; 8 batches in " in line
 
 
 @pytest.mark.usefixtures("is_asked")
 def test_a_line_is_one_of_the_program() -> None:
-    scope: dict[str, Any] = {}
-    code = "from torch.utils.data import DataLoader\n\ndef hide(**how):\n    return DataLoader([1], **how)\n"
+    scope: dict[str, Any] = {"DataLoader": ringloader.DataLoader}
+    code = "\n\ndef fit():\n    list(DataLoader([1]))\n"
     exec(compile(code, "/x/site-packages/framework/trainer.py", "exec"), scope)
-    exec(compile("\n\nloader = hide()\n", "/x/train.py", "exec"), scope)
-    assert made_at.place_of(scope["loader"]) == "/x/train.py:3"
+    exec(compile("\n\nfit()\n", "/x/train.py", "exec"), scope)
+    (found,) = ringloader.reports()
+    assert found.used_at == "/x/train.py:3"
 
 
 def test_loaders_of_one_place_and_path_share_a_line() -> None:
-    one = reports.LoaderReport("native", "r", {}, "a.L", False, 3, 0.25, 1.5, "/x/t.py:7")
+    one = report.LoaderReport("native", "r", {}, "a.L", False, 3, 0.25, 0.125, 1.5, "/x/t.py:7", "Squares")
     other = dataclasses.replace(one, batches=1)
-    torchs = reports.LoaderReport("torch", "it is so", {}, "a.L", True, None, None, None, None)
-    assert reports.lines((each, None) for each in (one, torchs, other)) == [
-        "/x/t.py:7: a.L (2 loaders): native; 4 batches in 3.000 s (1.3 a second); waited 0.500 s",
+    torchs = report.LoaderReport("torch", "it is so", {}, "a.L", True, *[None] * 6)
+    rates = "(1.3 a second); waited 0.500 s; starts 0.250 s"
+    assert report.lines((each, None) for each in (one, torchs, other)) == [
+        f"/x/t.py:7: a.L of Squares (2 loaders): native; 4 batches in 3.000 s {rates}",
         "a.L: torch, because it is so; batches not counted",
     ]
-    assert str(other) == "/x/t.py:7: a.L: native; 1 batch in 1.500 s (0.7 a second); waited 0.250 s"
+    rates = "(0.7 a second); waited 0.250 s; starts 0.125 s"
+    assert str(other) == f"/x/t.py:7: a.L of Squares: native; 1 batch in 1.500 s {rates}"
     single = dataclasses.replace(torchs, path="single-process", batches=0)
     assert str(single) == "a.L: single-process; 0 batches"
 
@@ -367,3 +373,63 @@ def test_what_is_left_aside_stands_in_the_reason() -> None:
     (found,) = ringloader.reports()
     assert found.reason == ringloader.report(loader).reason
     assert "main_prefetch" in found.reason
+
+
+class SlowToStart(Numbers):
+    """Takes long where a worker, or an epoch, begins."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        time.sleep(0.3)
+        return vars(self)
+
+
+@pytest.mark.usefixtures("is_asked")
+@pytest.mark.parametrize("off", ["", "off"])
+@pytest.mark.parametrize("persistent", [False, True])
+def test_the_time_in_iter_is_named(persistent: bool, off: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers start there."""
+    monkeypatch.setenv("RINGLOADER", off)
+    loader = ringloader.DataLoader(
+        SlowToStart(12),
+        batch_size=2,
+        num_workers=1,
+        persistent_workers=persistent,
+        multiprocessing_context="spawn",
+    )
+    begun, in_iter = time.monotonic(), 0.0
+    for _ in range(2):
+        before = time.monotonic()
+        iterator = iter(loader)
+        in_iter += time.monotonic() - before
+        for _ in iterator:
+            pass
+        del iterator
+    took = time.monotonic() - begun
+    (found,) = ringloader.reports()
+    assert found.starting is not None and found.seconds is not None
+    assert in_iter - 0.1 < found.starting <= in_iter
+    assert found.starting > (0.3 if persistent else 0.6)
+    assert found.starting < found.seconds <= took
+
+
+def test_nothing_that_a_program_can_look_at_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    def looked_at() -> list[Any]:
+        init: Any = Loader.__init__
+        return [
+            init,
+            init.__code__.co_varnames,
+            init.__defaults__,
+            init.__kwdefaults__,
+            inspect.getfullargspec(init),
+            inspect.signature(init, follow_wrapped=False),
+            sorted(vars(Loader)),
+        ]
+
+    before = looked_at()
+    monkeypatch.setattr(asked, "_mode", asked.ONE)
+    with ringloader.installed():
+        loader: Any = Loader([1, 2])
+        list(loader)
+        assert looked_at() == before
+    (found,) = ringloader.reports()
+    assert found.used_at is not None and found.used_at.startswith(f"{__file__}:")

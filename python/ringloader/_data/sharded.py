@@ -6,9 +6,9 @@ import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
-import torch.distributed
 import torch.utils.data
 
+from ringloader._common import ranks
 from ringloader._common.looking import has_method
 
 _UNEVEN = ("keep", "drop", "pad")
@@ -81,10 +81,8 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
     def _replicas_and_rank(self) -> tuple[int, int]:
         if self._place is not None:
             return self._place
-        distributed = torch.distributed
-        if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_world_size(), distributed.get_rank()
-        return 1, 0
+        rank, replicas = ranks.in_group() or (0, 1)
+        return replicas, rank
 
     def __iter__(self) -> Iterator[Any]:
         replicas, rank = self._replicas_and_rank()

@@ -9,11 +9,11 @@ import copy
 from collections.abc import Iterator
 from typing import Any
 
-import torch.distributed
 import torch.utils.data
 from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
+from ringloader._common import ranks
 from ringloader._dispatch.dataset import Dispatch
 
 _METHOD = "sharding_round_robin_dispatch"
@@ -48,10 +48,11 @@ def translated(dataset: Any) -> Any:
     _find(traverse_dps(source), nested, {})
     if nested:
         raise ValueError(f"one {_METHOD}() is read through another: remove the inner one")
-    distributed = torch.distributed
-    if distributed.is_available() and distributed.is_initialized():
+    group = ranks.in_group()
+    if group is not None:
         # torch's iterator shards too. Workers take no part in it: they have other items already.
-        apply_sharding(source, distributed.get_world_size(), distributed.get_rank())
+        rank, world_size = group
+        apply_sharding(source, world_size, rank)
     received = _Received()
     # The workers get a copy of the pipes after the dispatcher, and share none with the caller.
     behind = copy.deepcopy(dataset, {id(dispatcher): received})

@@ -19,6 +19,7 @@ from ringloader._options import conflicts, epochs, kept, seeding
 from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._report import report
+from ringloader._report.tally import PathName
 from ringloader._stats import timing
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
@@ -153,7 +154,7 @@ def _torchs(
     before = report.times(loader)
     _check_for_torchs(loader, options, reason.text)
     workers = loader.num_workers
-    stages = parts.stages_of(loader, options, workers, parts.recorder_of(options, workers))
+    stages = parts.stages_of(loader, options, workers, parts.times_of(options, workers))
     kept = states.of(loader)
     epoch = None if kept is None else kept.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
@@ -186,13 +187,13 @@ def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> Non
 
 
 def _without_workers(loader: TorchLoader, options: Options) -> Any:
-    recorder = parts.recorder_of(options, 0)
-    stages = parts.stages_of(loader, options, 0, recorder)
+    times = parts.times_of(options, 0)
+    stages = parts.stages_of(loader, options, 0, times)
     from ringloader._iterator.without_workers import IteratorWithOptions
 
     timed = None
-    if recorder is not None:
-        timed = timing.TimingHere(recorder, loader._dataset_kind == internals.ITERABLE)
+    if times.recorder is not None:
+        timed = timing.TimingHere(times.recorder, loader._dataset_kind == internals.ITERABLE)
     worker_options = parts.worker_options_of(loader, options, 0, timed)
     keys = seeding.keys_for(loader, options)
     made = IteratorWithOptions(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
@@ -211,7 +212,7 @@ def _changing(loader: TorchLoader, options: Options) -> Changing | None:
 
 def _with_threads(loader: TorchLoader, options: Options, workers: int, changing: Changing | None) -> Any:
     workers, history = (workers, None) if changing is None else (changing.most, changing.history)
-    stages = parts.stages_of(loader, options, workers, parts.recorder_of(options, workers), history=history)
+    stages = parts.stages_of(loader, options, workers, parts.times_of(options, workers), history=history)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
 
@@ -235,7 +236,7 @@ def _with_threads(loader: TorchLoader, options: Options, workers: int, changing:
 def _with_processes(loader: TorchLoader, options: Options, workers: int, changing: Changing | None) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
     workers, history = (workers, None) if changing is None else (changing.most, changing.history)
-    recorder = parts.recorder_of(options, workers)
+    times = parts.times_of(options, workers)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._pool import pool
@@ -275,7 +276,7 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, changin
     try:
         shared_bytes = transport.engine.share * workers
         stages = parts.stages_of(
-            loader, options, workers, recorder, shared_bytes, transport.registrations, history
+            loader, options, workers, times, shared_bytes, transport.registrations, history
         )
         is_iterable = loader._dataset_kind == internals.ITERABLE
         transport.starts_later = changing is not None
@@ -313,7 +314,7 @@ def _noted(loader: TorchLoader, made: Any, transport: Transport, stages: Stages)
 def _record(
     loader: TorchLoader,
     made: Any,
-    path: report.PathName,
+    path: PathName,
     reason: str,
     stages: Stages,
     counters: Callable[[], Mapping[str, int]] | None = None,

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._common import states
 from ringloader._iterator.stages import Stages, Transform
 from ringloader._options import epochs, seeding
 from ringloader._options.table import Options
-from ringloader._report import asked, tally
+from ringloader._report import asked
+from ringloader._report.tally import Clock
 from ringloader._stats.recording import History, Recording
 from ringloader._torch import devices
 from ringloader._worker import gather, result
@@ -21,16 +22,29 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 
-def recorder_of(options: Options, workers: int) -> _native.Recorder | None:
-    """Returns the clock of ``stats``, and begins the first epoch: imports after it take the caller's time."""
-    return _native.Recorder(max(workers, 1)) if options.stats else None
+class Times(NamedTuple):
+    """The clocks of an iterator.
+
+    Attributes:
+        recorder: The clock of ``stats``.
+        clock: The clock of a report at exit.
+    """
+
+    recorder: _native.Recorder | None
+    clock: Clock | None
+
+
+def times_of(options: Options, workers: int) -> Times:
+    """Returns the clocks, and begins the first epoch: imports after it take the caller's time."""
+    recorder = _native.Recorder(max(workers, 1)) if options.stats else None
+    return Times(recorder, Clock() if asked.mode() else None)
 
 
 def stages_of(
     loader: TorchLoader,
     options: Options,
     workers: int,
-    recorder: _native.Recorder | None,
+    times: Times,
     shared_bytes: int = 0,
     registrations: Callable[[str], Registrations | None] | None = None,
     history: History | None = None,
@@ -41,12 +55,12 @@ def stages_of(
         loader: The loader.
         options: Its options.
         workers: The most workers that it may have.
-        recorder: The clock of ``stats``.
+        times: Its clocks.
         shared_bytes: The shared memory of all workers, in bytes.
         registrations: Returns what is registered of the workers' memory, for a device type.
         history: Returns the number of workers, and its changes.
     """
-    clock = tally.Clock() if asked.mode() else None
+    recorder, clock = times
     if not options.changed:
         return Stages(clock=clock)
     from ringloader._options import collecting

@@ -80,6 +80,11 @@ class Stages(NamedTuple):
         if self.collecting is not None:
             self.collecting.begin_epoch(loader)
 
+    def has_begun(self) -> None:
+        """Notes the end of the ``iter`` of another epoch."""
+        if self.clock is not None:
+            self.clock.has_begun()
+
     @property
     def counters(self) -> Callable[[], dict[str, int]]:
         """Returns a function that counts moved batches for a report, and holds no reference to the loader."""

@@ -98,6 +98,7 @@ class TorchsIterator(Pausing):
             self._epoch.reset(self._iterator, loader)
             assert kept is not None
             kept.has_begun(loader, self._epoch.epoch, None)
+        self._stages.has_begun()
 
     def _stop(self, message: str) -> None:
         """Makes torch's iterator raise an error with this message, also in a thread that waits in it.

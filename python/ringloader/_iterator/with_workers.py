@@ -161,6 +161,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         except BaseException:
             epochs.take_back(loader, before)
             raise
+        self._stages.has_begun()
 
     def _begin(self, loader: TorchLoader, first_iter: bool = False) -> None:
         self._remove_gate()

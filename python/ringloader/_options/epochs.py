@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-import torch.distributed
 from torch.utils.data import get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._common import states
+from ringloader._common import ranks, states
 from ringloader._common.looking import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
@@ -116,7 +114,7 @@ def option_for(loader: TorchLoader, options: Options) -> EpochOption | None:
     """Returns the option that begins epochs, if there is work to do then."""
     if not _begins(loader, options):
         return None
-    rank, world_size = ranks()
+    rank, world_size = ranks.ranks()
     return EpochOption(options.worker_reset_fn, _reseeds(loader, options), options.seed, rank, world_size)
 
 
@@ -150,17 +148,6 @@ def _last_of(loader: TorchLoader) -> int | None:
         return None
     found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
     return next((epoch for epoch in found if epoch is not None), None)
-
-
-def ranks() -> tuple[int, int]:
-    """Returns this process's rank, and the number of ranks."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    try:
-        rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    except (KeyError, ValueError):
-        return 0, 1
-    return (rank, world_size) if 0 <= rank < world_size else (0, 1)
 
 
 def next_of(loader: TorchLoader) -> int:

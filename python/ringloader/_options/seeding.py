@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._common import states
-from ringloader._options import epochs, generators
+from ringloader._common import ranks, states
+from ringloader._options import generators
 from ringloader._options.generators import Global, OfThread
 from ringloader._options.table import Options
 from ringloader._sources import inside, places, samplers
@@ -59,7 +59,7 @@ class Keys:
 
     def __init__(self, loader: TorchLoader, seed: int | None) -> None:
         self._seed = seed
-        self._rank, _ = epochs.ranks()
+        self._rank, _ = ranks.ranks()
         # True if an index is a batch's.
         self._batches = loader._auto_collation
         # True if any worker may make any batch.

@@ -12,7 +12,7 @@ from ringloader._options.table import Options
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
 from ringloader._patch.given import GivenOptions
-from ringloader._report import watching
+from ringloader._report import at_exit
 from ringloader._torch import hook
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _put(wanted: _Wanted) -> None:
     # Raises for a module that cannot be imported now, and not at the first epoch.
     from ringloader._torch import internals
 
-    watching.watch(internals.Loader)
+    at_exit.begin()
     stateful_class.put(wanted.stateful)
     hook.put(internals.Loader, wanted.make)
 

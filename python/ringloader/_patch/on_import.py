@@ -35,7 +35,7 @@ def install_with_torch(text: str) -> None:
 def _install(text: str) -> None:
     # torch is half imported: nothing may be imported here that needs it.
     from ringloader._patch import by_name, stateful
-    from ringloader._report import watching
+    from ringloader._report import at_exit
     from ringloader._torch import hook
 
     options, is_stateful = by_name.from_text(text)
@@ -56,7 +56,7 @@ def _install(text: str) -> None:
             return previous(loader)
         return install.make_iterator(options, loader, previous)
 
-    watching.watch(loader_class)
+    at_exit.begin()
     hook.put(loader_class, make)
     stateful.put(is_stateful, _log)
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import multiprocessing
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal, TypeGuard
+import os
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ringloader._common import weak_registry
 from ringloader._common.looking import attribute
-from ringloader._report import asked, made_at, rank, tally
+from ringloader._report import asked, tally
+from ringloader._report.tally import PathName
 from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-
-PathName = Literal["native", "threads", "ray", "single-process", "torch"]
 
 # A line of ``str(report)`` for each counter that is not zero.
 _LINES = {
@@ -63,6 +64,42 @@ class PathReport:
     def __repr__(self) -> str:
         lines = [_LINES[name].format(f"{count:,}") for name, count in self.counters.items() if count]
         return "\n  ".join([f"{self.path}: {self.reason}", *lines])
+
+
+@dataclasses.dataclass(frozen=True)
+class LoaderReport(PathReport):
+    """The report of one loader of the process. Its text is one line.
+
+    Attributes:
+        path: The path of its last iterator, as in a ``PathReport``.
+        reason: The reason, in a sentence.
+        counters: Counts of the epoch that runs or ran last; empty once the loader is gone.
+        loader: The name of the loader's class.
+        is_alive: False once the loader is gone.
+        batches: Batches that ``next`` has returned, in all epochs. None where nobody counts: torch's own
+            iterators, unless a report at exit was asked for.
+        waited: Seconds that the program has waited for them in ``next``. On the paths ``"native"`` and
+            ``"threads"``, the time in which workers had no batch ready. On the other two paths, all of the
+            time in ``next``, which is measured only if a report at exit was asked for; else None.
+        starting: Seconds in ``iter``, where workers start. None unless a report at exit was asked for, as
+            the attributes that follow.
+        seconds: Seconds from the beginning of ``iter`` to the last batch, over all epochs.
+        used_at: File and line of the program where the loader was iterated first. None, too, where that
+            cannot be told.
+        dataset: Class and length of its dataset.
+    """
+
+    loader: str
+    is_alive: bool
+    batches: int | None
+    waited: float | None
+    starting: float | None
+    seconds: float | None
+    used_at: str | None
+    dataset: str | None
+
+    def __str__(self) -> str:
+        return line([self])
 
 
 @dataclasses.dataclass(slots=True)
@@ -118,6 +155,8 @@ def record(
     """
     noted = _begin(loader, iterator, path, reason, counters, recording, clock)
     noted.plain = plain
+    if clock is not None:
+        clock.has_begun()
     if _is_ours(iterator):
         iterator._noted = noted
     else:
@@ -151,9 +190,11 @@ def _begin(
     if counted is not None:
         counted.begin(count)
         if asked.mode():
-            rank.note()
+            asked.note_rank()
             counted.recording = recording
-            counted.made_at = made_at.place_of(loader)
+            if counted.used_at is None:
+                counted.used_at = asked.line_of_program()
+                counted.dataset = sized(getattr(loader, "dataset", None))
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
     noted = Record(path, reason, counters, recording, counted, count)
     if kept is None:
@@ -256,3 +297,108 @@ def report(iterator_or_loader: object) -> PathReport:
     except Exception:
         text = object.__repr__(iterator_or_loader)
     raise ValueError(f"no path is known for {text:.200}: {about}")
+
+
+def reports() -> list[LoaderReport]:
+    """Returns a report of each loader that this process has iterated, in the order of first use.
+
+    For programs whose framework keeps its loaders to itself. The list keeps no loader, iterator or dataset
+    alive. It includes loaders of the path ``"torch"``: of ringloader's class, and of any class while
+    ``ringloader.install`` is in effect. It includes no loader whose class makes its iterators without torch's
+    method; ``ringloader.report`` of such a loader has the reason.
+
+    At most 1,000 loaders are remembered: of those that are gone, the oldest are forgotten first.
+    """
+    return [report_of(one) for one in tally.all_tallies()]
+
+
+def report_of(one: tally.Tally) -> LoaderReport:
+    """Returns the report of one loader."""
+    loader = one.loader()
+    found = None if loader is None else noted(loader)
+    counters = {} if found is None else dict(found.counters())
+    batches, waited, starting, seconds = one.figures()
+    return LoaderReport(
+        path=one.path,
+        reason=one.reason,
+        counters=counters,
+        loader=one.name,
+        is_alive=loader is not None,
+        batches=batches,
+        waited=waited,
+        starting=starting,
+        seconds=seconds,
+        used_at=one.used_at,
+        dataset=one.dataset or None,
+    )
+
+
+def lines_at_exit() -> list[str]:
+    """Returns the lines of the report at exit."""
+    tallies = [one for one in tally.all_tallies() if not one.is_workers]
+    found = lines((report_of(one), one.recording) for one in tallies)
+    if tally.dropped():
+        found.append(f"{tally.dropped():,} more loaders, which are gone, are not listed")
+    return found
+
+
+def lines(found: Iterable[tuple[LoaderReport, Any]]) -> list[str]:
+    """Returns a line for each loader. Loaders of the same class, dataset, place and path share one.
+
+    Args:
+        found: Reports, each with the loader's ``Recording``, or None. The figures of the last one of those
+            that share a line follow it.
+    """
+    groups: dict[tuple[object, ...], list[tuple[LoaderReport, Any]]] = {}
+    for one, recording in found:
+        key = one.used_at, one.loader, one.dataset, one.path, one.reason
+        groups.setdefault(key, []).append((one, recording))
+    made: list[str] = []
+    for group in groups.values():
+        made.append(line([one for one, _ in group]))
+        last, recording = group[-1]
+        figures = None if recording is None else recording.figures(last.path)
+        if figures is not None:
+            made += [f"  {each}" for each in f"the last epoch: {figures}".splitlines()]
+    return made
+
+
+def line(group: list[LoaderReport]) -> str:
+    """Returns the line of loaders of one class, dataset, place and path."""
+    one = group[0]
+    figures = ((each.batches, each.waited, each.starting, each.seconds) for each in group)
+    batches, waited, starting, seconds = functools.reduce(tally.plus, figures, tally.NOTHING)
+    parts = [one.path if one.path != "torch" else f"torch, because {one.reason}"]
+    if batches is None:
+        parts.append("batches not counted")
+    else:
+        parts.append(f"{batches:,} batch{'es' * (batches != 1)}")
+        if batches and seconds:
+            parts[-1] += f" in {seconds:.3f} s ({batches / seconds:,.1f} a second)"
+    if waited is not None:
+        parts.append(f"waited {waited:.3f} s")
+    if starting is not None:
+        parts.append(f"starts {starting:.3f} s")
+    where = "" if one.used_at is None else f"{_short(one.used_at)}: "
+    of = "" if one.dataset is None else f" of {one.dataset}"
+    several = "" if len(group) == 1 else f" ({len(group):,} loaders)"
+    return f"{where}{one.loader}{of}{several}: {'; '.join(parts)}"
+
+
+def _short(place: str) -> str:
+    """Returns a place without the current folder."""
+    try:
+        return place.removeprefix(os.path.join(os.getcwd(), ""))  # noqa: PTH109, PTH118
+    except OSError:
+        return place
+
+
+def sized(dataset: Any) -> str:
+    """Returns a dataset's class and, if it has one, its length."""
+    name = type(dataset).__name__
+    try:
+        length = len(dataset)
+    except Exception:
+        # A stream has none, and the length of another one may fail.
+        return name
+    return f"{name} ({length} sample{'s' * (length != 1)})"

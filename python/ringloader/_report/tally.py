@@ -13,13 +13,14 @@ import os
 import time
 import weakref
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from ringloader._identity import process_identity
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
 
+PathName = Literal["native", "threads", "ray", "single-process", "torch"]
 # The number of loaders that are remembered: more only while they all live.
 MOST = 1000
 _SECOND = 1e-9
@@ -30,36 +31,42 @@ _gone: collections.deque[int] = collections.deque()
 _numbers = itertools.count()
 
 
-# Sums over epochs: the batches that `next` has returned, the seconds for which it had to wait for them, and
-# the seconds from `iter` to the last batch. None: nobody has counted.
-Figures = tuple[int | None, float | None, float | None]
-NOTHING: Figures = 0, 0.0, 0.0
-_UNKNOWN: Figures = None, None, None
+# Sums over epochs: the batches that `next` has returned, the seconds for which it had to wait for them, the
+# seconds in `iter`, and the seconds from `iter` to the last batch. None: nobody has counted.
+Figures = tuple[int | None, float | None, float | None, float | None]
+NOTHING: Figures = 0, 0.0, 0.0, 0.0
+_UNKNOWN: Figures = None, None, None, None
 
 
 def plus(one: Figures, other: Figures) -> Figures:
     """Returns the sums; None for each sum with an unknown part."""
     # Written out, since each `iter` adds up.
-    batches, waited, seconds = one
-    more_batches, more_waited, more_seconds = other
+    batches, waited, starting, seconds = one
+    more_batches, more_waited, more_starting, more_seconds = other
     return (
         None if batches is None or more_batches is None else batches + more_batches,
         None if waited is None or more_waited is None else waited + more_waited,
+        None if starting is None or more_starting is None else starting + more_starting,
         None if seconds is None or more_seconds is None else seconds + more_seconds,
     )
 
 
 class Clock:
-    """A stage that notes the times of an iterator's epochs, the first of which begins now."""
+    """A stage that notes the times of an iterator's epochs. The ``iter`` of the first one begins now."""
 
     def __init__(self) -> None:
-        self._before = self._waited = 0
+        self._before = self._starting = self._waited = 0
         self._begun = self._last = time.monotonic_ns()
 
     def begin(self) -> None:
-        """Begins another epoch."""
+        """Notes the beginning of the ``iter`` of another epoch."""
         self._before += self._last - self._begun
         self._begun = self._last = time.monotonic_ns()
+
+    def has_begun(self) -> None:
+        """Notes the end of an ``iter``."""
+        self._last = time.monotonic_ns()
+        self._starting += self._last - self._begun
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` with the clock read before and after each batch."""
@@ -77,6 +84,11 @@ class Clock:
     def waited(self) -> float:
         """Returns the seconds in ``next``."""
         return self._waited * _SECOND
+
+    @property
+    def starting(self) -> float:
+        """Returns the seconds in ``iter``."""
+        return self._starting * _SECOND
 
     @property
     def seconds(self) -> float:
@@ -157,8 +169,8 @@ class Count:
             self.settle(iterator)
         clock, batches, waited = self._clock, self._before + self._batches, self._waited
         if clock is None:
-            return batches, waited, None
-        return batches, clock.waited if waited is None else waited, clock.seconds
+            return batches, waited, None, None
+        return batches, clock.waited if waited is None else waited, clock.starting, clock.seconds
 
 
 class Tally:
@@ -175,19 +187,21 @@ class Tally:
         loader: Returns the loader, or None once it is gone.
         path: The path of its last iterator.
         reason: The reason for that.
-        made_at: File and line where it was made.
+        used_at: File and line of the program where it was iterated first, with a report at exit; else None.
+        dataset: Class and length of its dataset, with a report at exit; else nothing.
         is_workers: True for a loader of a dataset, in a worker process.
         recording: Has the times of its last epoch, with ``stats`` and a report at exit; else None.
     """
 
-    def __init__(self, loader: object, number: int, path: str, reason: str) -> None:
+    def __init__(self, loader: object, number: int, path: PathName, reason: str) -> None:
         cls = type(loader)
         self.number, self.path, self.reason = number, path, reason
         self.name = f"{cls.__module__}.{cls.__qualname__}"
         # In a variable: a loader may go while modules are torn down.
         gone = _gone
         self.loader: Callable[[], object | None] = weakref.ref(loader, lambda _: gone.append(number))
-        self.made_at: str | None = None
+        self.used_at: str | None = None
+        self.dataset = ""
         self.is_workers = False
         self.recording: Any = None
         self._sums = NOTHING
@@ -216,7 +230,7 @@ class Tally:
         return functools.reduce(plus, [one.figures() for one in self._counts[:]], self._sums)
 
 
-def tally_of(loader: object, before: Tally | None, path: str, reason: str) -> Tally | None:
+def tally_of(loader: object, before: Tally | None, path: PathName, reason: str) -> Tally | None:
     """Returns the tally of a loader; None for one without weak references.
 
     Args:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import ringloader._native as _native
 from ringloader._late.watchdog import Watchdog
-from ringloader._report.report import PathName
+from ringloader._report.tally import PathName
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
 
