@@ -12,6 +12,7 @@ from torch.utils.data import Dataset, default_collate
 from torch.utils.data._utils import collate as torch_collate
 
 from parity.batch_values import ALL
+from parity.describe import describe
 from parity.harness import Case, compare
 from ringloader import DataLoader
 from small_datasets import Made
@@ -164,6 +165,45 @@ class Batches(Dataset):
 
     def __getitems__(self, indices):
         return list(list(BATCHES.values())[indices[0]])
+
+
+def conjugate(index):
+    return torch.full((3,), complex(index, 1)).conj()
+
+
+def negative(index):
+    return torch.full((3,), complex(1, index)).conj().imag
+
+
+VIEWS = {
+    "conjugate": conjugate,
+    "negative": negative,
+    "both": lambda index: torch._neg_view(conjugate(index)),
+    "the first": lambda index: conjugate(index) if index % 4 == 0 else torch.full((3,), complex(index)),
+    "the second": lambda index: negative(index) if index % 4 == 1 else torch.full((3,), float(index)),
+    "in a dict": lambda index: {"view": conjugate(index), "label": index, "pair": (negative(index), 0.5)},
+    "not contiguous": lambda index: torch.full((3, 3), complex(index, 1)).T.conj()[:, 1],
+    "of no dimension": lambda index: conjugate(index)[0],
+    "large": lambda index: torch.full((100_000,), complex(index, 1)).conj(),
+    "of other shapes": lambda index: conjugate(index)[: 1 + index],
+}
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("option", [{}, {"worker_task": "sample"}, {"worker_method": "thread"}], ids=str)
+@pytest.mark.parametrize("name", VIEWS)
+def test_views_are_stacked_as_without_workers(name, option):
+    """torch's workers raise, or drop the signs."""
+
+    def outcome(loader_class, **options):
+        try:
+            return [describe(batch) for batch in loader_class(Made(VIEWS[name], 8), batch_size=4, **options)]
+        except RuntimeError as error:
+            return "each tensor to be equal size" in str(error)
+
+    expected = outcome(torch.utils.data.DataLoader)
+    assert (expected is True) == (name == "of other shapes")
+    assert outcome(DataLoader, num_workers=2, **option) == expected
 
 
 # Without those whose signs torch loses on the way.

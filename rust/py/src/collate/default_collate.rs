@@ -214,6 +214,10 @@ impl Work<'_> {
         } else {
             None
         };
+        let made = match made {
+            None if first.get_type().is(&self.torch.tensor) => self.stacked_views(items)?,
+            made => made,
+        };
         match made {
             Some(made) => Ok(Some(made)),
             // A later part of the batch may still be refused, and then torch begins again.
@@ -327,6 +331,15 @@ impl Work<'_> {
         let allocator = Allocator { py, port: None, new_shared: None };
         let Some(memory) = BatchMemory::new(allocator, found.dtype, shape)? else { return Ok(None) };
         self.torch.stack_into(items, &memory.into_tensor(py)?).map(Some)
+    }
+
+    /// torch's own stack of tensors, the first of which is a conjugate or negative view: in a worker torch's function
+    /// asks such a view for shared memory, and raises. `None` for others.
+    fn stacked_views<'py>(&self, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
+        if self.torch.is_more(&items[0])? || !self.torch.is_view_of_other_values(&items[0])? {
+            return Ok(None);
+        }
+        self.torch.stack(items).map(Some).inspect_err(|_| self.is_final.set(true))
     }
 
     /// Allocates memory for a column. `None` where torch must allocate it.

@@ -206,6 +206,11 @@ impl Torch {
             || (dtype.is_floating() && self.is_neg.call(tensor)?.is_truthy()?))
     }
 
+    /// As [`is_lazy`](Self::is_lazy), of a tensor of any type.
+    pub(crate) fn is_view_of_other_values(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        Ok(self.is_conj.call(tensor)?.is_truthy()? || self.is_neg.call(tensor)?.is_truthy()?)
+    }
+
     /// Returns true if [`is_lazy`](Self::is_lazy) asks torch.
     pub(crate) fn may_be_lazy(dtype: Dtype) -> bool {
         dtype.is_complex() || dtype.is_floating()
