@@ -16,17 +16,14 @@ use std::{
 
 use ringloader_core::{
     Result,
-    pool::{Closing, Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
+    pool::{Closing, Fill, Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
     sync::{
         Arc, AtomicU32, Ordering,
         thread::{self, JoinHandle},
     },
     testing::crash::killed_after,
 };
-use support::{
-    model::{Seen, explore_all},
-    payload::Payload,
-};
+use support::{model::explore_all, payload::Payload};
 
 const PAGE: u64 = 4096;
 const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE, page: 4 << 10 };
@@ -308,6 +305,36 @@ fn an_own_lease_ends_while_the_slot_comes_back() {
         if reused {
             world.use_up(2);
         }
+        world.assert_whole(worker);
+    });
+}
+
+#[test]
+fn a_chunk_is_handed_out_again_once_it_was_dropped() {
+    let situations = &["the same bytes", "the next ones"];
+    explore_all("a_chunk_is_handed_out_again_once_it_was_dropped", situations, |seen| {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        let slot = worker.begin(world.words()).unwrap();
+        let mut fill = Fill::new(slot);
+        let chunk = fill.hand_out(0, 64, worker.own_lease(slot));
+        let dropping = {
+            let world = Arc::clone(&world);
+            thread::spawn(move || {
+                world.payload[0].write(1);
+                drop(chunk);
+            })
+        };
+        fill.take_back();
+        if fill.bump() == 0 {
+            seen.note("the same bytes");
+            world.payload[0].write(2);
+        } else {
+            seen.note("the next ones");
+        }
+        dropping.join().unwrap();
+        drop(fill);
+        worker.abandon(slot);
         world.assert_whole(worker);
     });
 }

@@ -63,6 +63,7 @@
 //! which a driver has memory ([`registered`]) is held in this sense until it is unregistered.
 
 mod budget;
+mod chunks;
 mod closing;
 mod lease;
 pub mod registered;
@@ -70,6 +71,7 @@ mod words;
 mod worker;
 
 pub use budget::{Growth, Limits, Pages};
+pub use chunks::Fill;
 pub use closing::{Closing, retire};
 pub use lease::Leases;
 pub use words::{HeapWords, SlotId, SlotWords};

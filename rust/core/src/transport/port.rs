@@ -14,7 +14,7 @@ use crate::error::{Error, Result};
 use crate::os::eventfd::{EventFd, sleep};
 use crate::os::memory::MemoryProbe;
 use crate::os::{fd_passing, parent_death};
-use crate::pool::{Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
+use crate::pool::{Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer, Ring};
 use crate::sync::Arc;
@@ -27,7 +27,6 @@ use crate::transport::layout::{Control, Counters};
 use crate::transport::message::{Task, TaskDescriptor, TaskKind};
 
 pub use chunk::Chunk;
-use chunk::Fill;
 pub use commit::{Commit, Room};
 
 /// Leaves lie at multiples of this.
@@ -321,7 +320,7 @@ impl Port {
             }
         };
         fill.take_back();
-        let start = fill.bump.next_multiple_of(ALIGNMENT);
+        let start = fill.bump().next_multiple_of(ALIGNMENT);
         let Some(end) = start.checked_add(nbytes) else { return Ok(None) };
         let Growth::Ready = slots.grow(view.slots, fill.slot, end, &mut self.pages())? else {
             return Ok(None);
@@ -329,7 +328,10 @@ impl Port {
         let window = self.control.window(self.worker, fill.slot);
         let pointer = self.control.segment().pointer(window.start + start, nbytes)?;
         let lease = slots.own_lease(fill.slot);
-        Ok(Some(fill.hand_out(start..end, pointer.as_ptr() as usize, lease, self.process)))
+        let lease = fill.hand_out(start, end, lease);
+        failpoint("chunk-taken");
+        let (address, process) = (pointer.as_ptr() as usize, self.process);
+        Ok(Some(Chunk { address, len: nbytes, lease, process, taken: process.now() }))
     }
 
     /// Ends what this worker does with its slots: from now on nothing is allocated. `false`: the worker itself still

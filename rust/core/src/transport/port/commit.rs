@@ -4,11 +4,11 @@ use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 
-use super::{Fill, Port};
+use super::Port;
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::fd_passing::{self, SendOutcome};
-use crate::pool::Growth;
+use crate::pool::{Fill, Growth};
 use crate::sync::doorbell::take_any;
 use crate::testing::failpoint::failpoint;
 use crate::transport::message::{BatchLocation, ResultDescriptor, ResultKind};
@@ -50,7 +50,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
         let Some(fill) = &self.fill else { return 0..0 };
         let window = self.port.control.window(self.port.worker, fill.slot);
         let start = self.port.control.segment().base().as_ptr() as usize + window.start as usize;
-        start..start + fill.bump as usize
+        start..start + fill.bump() as usize
     }
 
     /// The first byte of the slot that is free for copies.
@@ -58,7 +58,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
     pub fn bump(&mut self) -> u64 {
         self.fill.as_mut().map_or(0, |fill| {
             fill.take_back();
-            fill.bump
+            fill.bump()
         })
     }
 
@@ -235,8 +235,9 @@ impl<P: Deref<Target = Port>> Commit<P> {
 
 impl<P: Deref<Target = Port>> Drop for Commit<P> {
     fn drop(&mut self) {
-        if let Some(fill) = self.fill.take() {
-            self.port.lock().slots.abandon(fill.slot);
+        // Its own leases end before the slot is free.
+        if let Some(slot) = self.fill.take().map(|fill| fill.slot) {
+            self.port.lock().slots.abandon(slot);
         }
     }
 }

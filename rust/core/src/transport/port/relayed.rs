@@ -3,8 +3,8 @@
 use std::ops::{Deref, Range};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::Port;
 use super::commit::Commit;
-use super::{Fill, Port};
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::sync::Arc;
@@ -109,9 +109,9 @@ impl<P: Deref<Target = Port>> Commit<P> {
         if let Some((segment, _)) = own {
             return Ok((segment, 0));
         }
-        let Some(Fill { slot, .. }) = &self.fill else {
+        let Some(fill) = &self.fill else {
             return Err(Error::Config("no slot is being filled".into()));
         };
-        Ok((self.port.control.segment(), self.port.control.window(self.port.worker, *slot).start))
+        Ok((self.port.control.segment(), self.port.control.window(self.port.worker, fill.slot).start))
     }
 }
