@@ -92,7 +92,7 @@ impl Shared {
 
     /// A worker claims something, if it can, and does it.
     fn work(&self, worker: u32) -> bool {
-        let claim = self.batch().claim(worker);
+        let claim = self.batch().claim(worker, |_| true);
         claim.into_iter().for_each(|claim| self.make(claim));
         claim.is_some()
     }
@@ -168,6 +168,26 @@ fn the_last_of_two_workers_collates() {
 }
 
 #[test]
+fn a_worker_claims_what_it_wants_where_another_batch_is_laid_out() {
+    explore("a_worker_claims_what_it_wants_where_another_batch_is_laid_out", || {
+        let shared = Shared::new();
+        shared.lay_out(1);
+        let peer = Arc::clone(&shared);
+        let peer = thread::spawn(move || {
+            if let Some(claim) = peer.batch().claim(0, |seq| seq == 1) {
+                assert_eq!(peer.batch().seq(), 1, "a claim of a batch that is not wanted");
+                peer.make(claim);
+            }
+        });
+        if shared.finish(1) == 1 {
+            shared.batch().close();
+            shared.lay_out(2);
+        }
+        peer.join().expect("no panic");
+    });
+}
+
+#[test]
 fn rows_of_two_workers_become_one_batch() {
     explore("rows_of_two_workers_become_one_batch", || {
         let shared = Shared::with_forms(ROWS);
@@ -198,7 +218,7 @@ fn rows_are_written_again_once_a_lost_worker_has_ended() {
     explore("rows_are_written_again_once_a_lost_worker_has_ended", || {
         let shared = Shared::with_forms(ROWS);
         shared.lay_out(1);
-        let claim = shared.batch().claim(0).expect("all is free");
+        let claim = shared.batch().claim(0, |_| true).expect("all is free");
         let peer = Arc::clone(&shared);
         let lost = thread::spawn(move || peer.make(claim));
         if fault("joint_lost_while_it_lives") {
@@ -223,7 +243,7 @@ fn a_place_is_used_again_once_a_lost_worker_has_ended() {
     explore("a_place_is_used_again_once_a_lost_worker_has_ended", || {
         let shared = Shared::new();
         shared.lay_out(1);
-        let claim = shared.batch().claim(0).expect("all is free");
+        let claim = shared.batch().claim(0, |_| true).expect("all is free");
         let peer = Arc::clone(&shared);
         let lost = thread::spawn(move || peer.make(claim));
         if fault("joint_lost_while_it_lives") {
@@ -248,7 +268,7 @@ fn a_place_is_used_again_once_a_lost_worker_has_ended() {
 
 /// Makes the batch that is laid out, and sends it.
 fn send(shared: &Shared) {
-    let [first, last] = [0, 0].map(|worker| shared.batch().claim(worker).expect("a run is free"));
+    let [first, last] = [0, 0].map(|worker| shared.batch().claim(worker, |_| true).expect("a run is free"));
     assert!(!shared.batch().finish(first, Part::Unsent) && shared.batch().finish(last, Part::Unsent));
     if fault("joint_sent_before_result") {
         shared.batch().note_sent(last);

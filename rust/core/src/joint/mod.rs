@@ -180,7 +180,7 @@ impl<'a> Batch<'a> {
         }
     }
 
-    /// The number of the batch's task. See [`plan`](Self::plan).
+    /// Returns the number of the batch's task. See [`plan`](Self::plan).
     #[must_use]
     pub fn seq(&self) -> u64 {
         self.get(SEQ)
@@ -223,29 +223,27 @@ impl<'a> Batch<'a> {
         let this = *self;
         let runs = this.plan().runs();
         std::iter::once(COLLATION).chain(0..runs).filter_map(move |run| {
-            let claim = this.claim_word(run).load(Ordering::Relaxed);
+            // ORDERING joint-laid-out: as above. ORDERING joint-made: the collation is free once `lose`, which has
+            // acquired all parts, has released it.
+            let claim = this.claim_word(run).load(acquire_unless("joint_claim_relaxed"));
             (code(claim) == FREE).then_some((run, claim))
         })
     }
 
-    /// Claims something of the batch for `worker`: the first run that is free, or the collation.
-    pub fn claim(&self, worker: u32) -> Option<Claim> {
+    /// Claims something of the batch for `worker`, if its task `is_wanted`: the first run that is free, or the collation.
+    pub fn claim(&self, worker: u32, is_wanted: impl Fn(u64) -> bool) -> Option<Claim> {
         self.free().find_map(|(run, free)| {
+            // INVARIANT: no other batch is laid out here while something of this one is free.
+            if !is_wanted(self.seq()) {
+                return None;
+            }
             let claim = with_code(free, of_worker(worker));
-            // ORDERING joint-laid-out: as above. ORDERING joint-made: the collation is free once `lose`, which has
-            // acquired all parts, has released it.
+            // Again: it may have been claimed, lost, and freed meanwhile.
             let acquire = acquire_unless("joint_claim_relaxed");
             self.claim_word(run).compare_exchange(free, claim, acquire, Ordering::Relaxed).ok()?;
             failpoint("joint-claimed");
             Some(Claim { run: (run != COLLATION).then_some(run), claim })
         })
-    }
-
-    /// Gives a claim back, as if it had not been made.
-    pub fn give_back(&self, claim: Claim) {
-        let word = self.claim_word(claim.run.unwrap_or(COLLATION));
-        // ORDERING joint-laid-out, joint-made: what this worker has acquired is the next one's too.
-        word.store(with_code(claim.claim, FREE), Ordering::Release);
     }
 
     /// The bytes that are not reserved. For a worker with a claim.

@@ -99,6 +99,12 @@ impl MemoryProbe {
         }
     }
 
+    /// Reads the figures of a file in the place of `/proc/meminfo`, and of no group.
+    #[cfg(test)]
+    pub(crate) fn reading(meminfo: PathBuf) -> Self {
+        Self { meminfo, groups: Vec::new(), promises: None }
+    }
+
     /// The least of what the machine, its promises and every group above this process have left: without swap, and
     /// before a group is slowed down.
     #[must_use]

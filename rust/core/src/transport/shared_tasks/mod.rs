@@ -26,6 +26,7 @@ use crate::error::{Error, Result};
 use crate::joint::{Batch, Claim, Cost, Part, Pending, Plan, WORDS, mean, per_run};
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
+use crate::os::page::page_size;
 use crate::os::word_file::WordFile;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timing::Stamps;
@@ -33,7 +34,7 @@ use crate::transport::message::{TaskIndex, TaskKind};
 use crate::transport::run_times;
 use crate::transport::task_number::{epoch_of, is_before};
 
-/// Words before those of the batches.
+/// Words before those of the windows.
 const HEADER: usize = 8;
 /// The two words of a [`Cost`].
 const MAKING: usize = 0;
@@ -44,6 +45,17 @@ const UNSENT: usize = 2;
 const AWAITED: usize = 3;
 /// The word of [`Pending`].
 const PENDING: usize = 4;
+/// Words of a window, after those before the batches': how many of its bytes were written, from each of its [`End`]s.
+const OF_WINDOW: usize = 2;
+
+/// The two ends from which a window is filled.
+#[derive(Debug, Clone, Copy)]
+enum End {
+    /// Index, rows, and the table.
+    Front,
+    /// Parts, and the form of the rows.
+    Back,
+}
 
 /// After this many runs that cannot be sent, batches are cut no more.
 const FEW: u64 = 4;
@@ -111,7 +123,21 @@ impl SharedTasks {
     }
 
     fn batch(&self, place: usize) -> Batch<'_> {
-        Batch::new(&self.words.words()[HEADER + place * WORDS..])
+        Batch::new(&self.words.words()[words_before(self.places) + place * WORDS..])
+    }
+
+    /// Asks for the pages that are still cold among the first `len` bytes of a window, from one of its ends. The caller
+    /// writes them next.
+    fn warm(&self, window: u32, end: End, len: u64, probe: &MemoryProbe) -> Result<()> {
+        let touched = self.word(HEADER + window as usize * OF_WINDOW + end as usize);
+        let len = len.checked_next_multiple_of(page_size()).unwrap_or(len);
+        // Relaxed: it publishes nothing. A worker that dies before it writes has counted too much.
+        let cold = len.saturating_sub(touched.load(Ordering::Relaxed));
+        if cold > 0 {
+            probe.require(cold)?;
+            touched.fetch_max(len, Ordering::Relaxed);
+        }
+        Ok(())
     }
 
     /// The times of a batch's runs; `None` where they are not timed.
@@ -171,13 +197,9 @@ impl SharedTasks {
                 .filter(|&place| is_wanted(self.batch(place).seq()))
                 .min_by_key(|&place| self.batch(place).seq())?;
             let batch = self.batch(place);
-            let Some(claim) = batch.claim(worker) else { continue };
-            let plan = batch.plan();
-            if is_wanted(plan.seq) {
-                return Some(Claimed { place, plan, claim });
+            if let Some(claim) = batch.claim(worker, &is_wanted) {
+                return Some(Claimed { place, plan: batch.plan(), claim });
             }
-            // Another batch was laid out there meanwhile.
-            batch.give_back(claim);
         }
     }
 
@@ -213,7 +235,6 @@ impl SharedTasks {
     /// # Errors
     /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
     pub fn reserve(&self, claimed: &Claimed, len: u64, probe: &MemoryProbe) -> Result<Option<u64>> {
-        probe.require(len)?;
         let batch = self.batch(claimed.place);
         let mut room = batch.room();
         loop {
@@ -221,6 +242,7 @@ impl SharedTasks {
             // Not 0, where no form can lie.
             let floor = rows.map_or(claimed.plan.len, |rows| rows.end).max(1);
             let Some(start) = room.before_top(len).filter(|&start| start >= floor) else { return Ok(None) };
+            self.warm(claimed.plan.window, End::Back, self.window.saturating_sub(start), probe)?;
             match batch.reserve(room, start) {
                 Ok(()) => return Ok(Some(start)),
                 Err(now) => room = now,
@@ -310,8 +332,13 @@ impl SharedTasks {
     }
 }
 
+/// Returns the number of words before those of the batches.
+fn words_before(places: u32) -> usize {
+    HEADER + windows_for(places) as usize * OF_WINDOW
+}
+
 fn words_for(places: u32, timed: bool) -> usize {
-    HEADER + places as usize * (WORDS + if timed { run_times::WORDS } else { 0 })
+    words_before(places) + places as usize * (WORDS + if timed { run_times::WORDS } else { 0 })
 }
 
 /// Returns the number of windows: for the batches under way, for as many that the user keeps, and for one in between.
@@ -363,4 +390,79 @@ impl Claimed {
 fn samples_of(plan: &Plan, run: u32) -> Range<u64> {
     let start = (u64::from(run) * plan.per_run).min(plan.samples);
     start..(start + plan.per_run).min(plan.samples)
+}
+
+#[cfg(all(test, not(ringloader_loom)))]
+mod tests {
+    use super::*;
+    use crate::batch::Dtype;
+    use crate::batch::rows::{Column, ColumnKind, Form};
+
+    const WINDOW: u64 = 1 << 22;
+
+    struct Machine(std::path::PathBuf);
+
+    impl Machine {
+        fn with_free(kib: u64) -> (Self, MemoryProbe) {
+            let path = std::env::temp_dir().join(format!("ringloader-joint-{kib}-{}", std::process::id()));
+            std::fs::write(&path, format!("MemAvailable: {kib} kB\n")).unwrap();
+            (Self(path.clone()), MemoryProbe::reading(path))
+        }
+    }
+
+    impl Drop for Machine {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.0);
+        }
+    }
+
+    /// A row of a quarter of a megabyte.
+    fn form(rows: i64) -> Form {
+        Form::Column(Column { kind: ColumnKind::Tensor, dtype: Dtype::F32, shape: vec![rows << 16] })
+    }
+
+    #[test]
+    fn only_cold_pages_of_a_window_are_asked_for() {
+        let (_large, plenty) = Machine::with_free(8192);
+        let (_small, little) = Machine::with_free(256);
+        let (memory, windows, _fd) = SharedTasks::create(1, WINDOW, false).unwrap();
+        let tasks = TaskSharing::new(memory, Arc::new(windows), 1, true);
+        let memory = tasks.memory();
+        let made = |seq, form: &Form, probe: &MemoryProbe| {
+            tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();
+            let claimed = memory.claim(0, |_| true).unwrap();
+            let found = memory.columns_of(&claimed, form, probe).map(|places| places.is_some());
+            let after =
+                memory.rows(&claimed).unwrap().map(|rows| memory.after_rows(&claimed, rows.end, 512, probe));
+            memory.finish(&claimed, Part::Rows);
+            tasks.answered(seq, false).unwrap();
+            (found, after.is_some_and(|start| matches!(start, Ok(Some(_)))))
+        };
+        let refused = |found| matches!(found, (Err(Error::OutOfMemory { .. }), false));
+        assert!(refused(made(0, &form(1), &little)), "cold");
+        assert_eq!(made(1, &form(1), &plenty), (Ok(true), true));
+        assert_eq!(made(2, &form(1), &little), (Ok(true), true), "the same window, warm");
+        assert!(refused(made(3, &Form::List(vec![form(1), form(2)]), &little)), "more of it");
+    }
+
+    #[test]
+    fn only_cold_pages_of_a_windows_end_are_asked_for() {
+        let (_large, plenty) = Machine::with_free(8192);
+        let (_small, little) = Machine::with_free(256);
+        let (memory, windows, _fd) = SharedTasks::create(1, WINDOW, false).unwrap();
+        let tasks = TaskSharing::new(memory, Arc::new(windows), 1, true);
+        let memory = tasks.memory();
+        let reserved = |seq, len, probe: &MemoryProbe| {
+            tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();
+            let claimed = memory.claim(0, |_| true).unwrap();
+            let found = memory.reserve(&claimed, len, probe);
+            memory.finish(&claimed, Part::Unsent);
+            tasks.answered(seq, false).unwrap();
+            found
+        };
+        assert!(matches!(reserved(0, WINDOW / 2, &little), Err(Error::OutOfMemory { .. })));
+        assert_eq!(reserved(1, WINDOW / 2, &plenty), Ok(Some(WINDOW / 2)));
+        assert_eq!(reserved(2, WINDOW / 2, &little), Ok(Some(WINDOW / 2)));
+        assert!(matches!(reserved(3, WINDOW - 64, &little), Err(Error::OutOfMemory { .. })));
+    }
 }

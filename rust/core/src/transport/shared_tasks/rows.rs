@@ -1,6 +1,6 @@
 //! The rows of a batch: which form they have, and where they lie.
 
-use super::{Claimed, SharedTasks};
+use super::{Claimed, End, SharedTasks};
 use crate::batch::rows::{Form, Place};
 use crate::error::{Error, Result};
 use crate::os::memory::MemoryProbe;
@@ -51,7 +51,7 @@ impl SharedTasks {
                 return Ok(None);
             }
             let Some(at) = written else {
-                probe.require(end)?;
+                self.warm(claimed.plan.window, End::Front, end, probe)?;
                 let Some(at) = self.reserve(claimed, len, probe)? else { return Ok(None) };
                 self.bytes.copy_in(self.location(claimed, at, len)?, &header)?;
                 written = Some(at);
@@ -104,9 +104,10 @@ impl SharedTasks {
         len: u64,
         probe: &MemoryProbe,
     ) -> Result<Option<u64>> {
-        probe.require(len)?;
         let start = end.next_multiple_of(ALIGNMENT);
         let top = self.batch(claimed.place).room().top();
-        Ok(start.checked_add(len).filter(|&end| end <= top).map(|_| start))
+        let Some(end) = start.checked_add(len).filter(|&end| end <= top) else { return Ok(None) };
+        self.warm(claimed.plan.window, End::Front, end, probe)?;
+        Ok(Some(start))
     }
 }
