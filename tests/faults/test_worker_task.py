@@ -23,6 +23,8 @@ from faults.test_sample_timeout import LIMIT, Hangs, late, results
 from faults.test_watchdog import SECONDS, collected
 from parity.describe import describe
 from ringloader import DataLoader, Retry, WorkerPool
+from ringloader._transport import make
+from ringloader._transport.sharing import SharedTasks
 from small_datasets import Made
 
 pytestmark = [
@@ -45,6 +47,24 @@ def test_a_sample_that_hangs_is_an_error_in_its_turn():
         assert results(loader) == [[0, 1, 2, 3], late(5), [8, 9, 10, 11]]
     del loader
     snapshot.assert_nothing_left()
+
+
+def test_nothing_is_left_where_the_limit_of_a_sample_cannot_be_kept(monkeypatch):
+    made = []
+
+    def noted(*args):
+        made.append(SharedTasks(*args))
+        return made[-1]
+
+    def refused(*_):
+        raise OSError("no descriptor is left")
+
+    monkeypatch.setattr(make, "SharedTasks", noted)
+    monkeypatch.setattr(make, "SampleTimeouts", refused)
+    with pytest.raises(OSError, match="no descriptor is left"):
+        iter(timed(Hangs()))
+    with pytest.raises(RuntimeError, match="shut down"):
+        made[0].engine.fds()
 
 
 @pytest.mark.parametrize("how", ["skip", "retry", "hangs once", "persistent"])

@@ -94,6 +94,8 @@ def make_transport(
             crashes, batches = "on_error" in options.changed, loader._auto_collation
             notes = SampleNotes(workers, options.sample_timeout, crashes, batches, shares)
     except BaseException:
+        if shared is not None:
+            shared.engine.close()
         engine.close()
         if registrations is not None:
             registrations.close()
