@@ -92,7 +92,7 @@ FAULTS=(
   'loom_awaited|the_end_waits_for_all_threads|looked_before_counted|Causality violation'
   'loom_joint|the_last_of_two_workers_collates|joint_free_relaxed|Causality violation'
   'loom_joint|the_last_of_two_workers_collates|joint_claim_relaxed|Causality violation'
-  'loom_joint|a_worker_claims_what_it_wants_where_another_batch_is_laid_out|joint_claim_relaxed|not wanted'
+  'loom_joint|a_worker_claims_what_it_wants_where_another_batch_is_laid_out|joint_claim_relaxed|Causality violation'
   'loom_joint|the_last_of_two_workers_collates|joint_made_relaxed|a part of another run'
   'loom_joint|the_last_of_two_workers_collates|joint_last_relaxed|a part of another run'
   'loom_joint|the_last_of_two_workers_collates|joint_bit_before_part|Causality violation'
