@@ -60,7 +60,7 @@ def test_nothing_is_left_where_the_limit_of_a_sample_cannot_be_kept(monkeypatch)
         raise OSError("no descriptor is left")
 
     monkeypatch.setattr(make, "SharedTasks", noted)
-    monkeypatch.setattr(make, "SampleTimeouts", refused)
+    monkeypatch.setattr(make, "SampleNotes", refused)
     with pytest.raises(OSError, match="no descriptor is left"):
         iter(timed(Hangs()))
     with pytest.raises(RuntimeError, match="shut down"):
