@@ -81,7 +81,7 @@ def reason_not_reached(loader: object, loader_class: Any) -> str | None:
         loader_class: torch's class.
     """
     owner = _owner_of(loader, loader_class)
-    return None if owner is None else f"{owner} has a {_NAME} that does not call torch's"
+    return None if owner is None else f"{owner} has a _get_iterator that does not call torch's"
 
 
 def _owner_of(loader: object, loader_class: Any) -> str | None:
