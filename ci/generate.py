@@ -28,7 +28,6 @@ _TORCHS_LAST_LINE = (
 # The lines around torch's argument `num_workers` in `Args`.
 _BEFORE_WORKERS = "            ``sampler`` and ``drop_last``.\n"
 _AFTER_WORKERS = "        collate_fn: Function that makes"
-_FMT_OFF, _FMT_ON = "        # fmt: off\n", "        # fmt: on\n"
 _FLAG = "`True`, `False`"
 _TYPE_ERROR = "        TypeError: If a value"
 
@@ -139,23 +138,6 @@ def parameters(options: Options, names: Iterable[str]) -> str:
     return "".join(lines)
 
 
-def given_arguments(text: str, names: Iterable[str]) -> str:
-    """Returns the statements of a constructor that find the arguments which are not their defaults.
-
-    Args:
-        text: The module.
-        names: The options.
-    """
-    signature = text[text.index("    def __init__(") : text.index(_TORCHS_LAST)] + _TORCHS_LAST
-    # The first one is the dataset.
-    _, *torchs = re.findall(r"^        (\w+): ", signature, re.MULTILINE)
-    return _others("given", "TORCHS", torchs) + _others("others", "_OPTIONS", names)
-
-
-def _others(name: str, defaults: str, names: Iterable[str]) -> str:
-    return f"        {name} = {defaults}.others((\n{wrapped(', '.join(names), 12, 0)}        ))\n"
-
-
 def all_excluded(
     options: Options, indent: int, names: Iterable[str], is_of: Callable[[Any], bool] = lambda _: True
 ) -> str:
@@ -241,8 +223,7 @@ def dataloader(text: str, options: Options) -> str:
     )
     text = between(text, _TORCHS_LAST_LINE, "\n    Raises:\n", arguments)
     text = between(text, "exclude each other:\n\n", _TYPE_ERROR, all_excluded(options, 12, options.table))
-    text = between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
-    return between(text, _FMT_OFF, _FMT_ON, given_arguments(text, names))
+    return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
 
 
 def stateful_dataloader(text: str, options: Options) -> str:
@@ -251,8 +232,7 @@ def stateful_dataloader(text: str, options: Options) -> str:
     arguments = "".join(argument(name, options.table[name]) for name in added)
     text = between(text, "\n    Args:\n", "\n    Raises:\n", arguments)
     names = options.of_class(has_states=True)
-    text = between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
-    return between(text, _FMT_OFF, _FMT_ON, given_arguments(text, names))
+    return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
 
 
 def install(text: str, options: Options) -> str:

@@ -15,15 +15,14 @@ import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._auto import numbers
 from ringloader._dispatch import datapipes
-from ringloader._iterator import pausing, plain
+from ringloader._iterator import pausing
 from ringloader._iterator.make import make_iterator
 from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
-from ringloader._options import conflicts, epochs, kept
-from ringloader._options import worker_task as options_of_samples
-from ringloader._options.about import Defaults
+from ringloader._options import conflicts, epochs, loader_options, worker_task
+from ringloader._options.about import given_of
 from ringloader._options.checks import AUTO, THREAD
-from ringloader._options.table import DEFAULTS, TABLE
+from ringloader._options.table import DEFAULTS, TABLE, Options
 from ringloader._pool.pool import WorkerPool
 from ringloader._report import at_exit, report
 from ringloader._stats.epoch import EpochStats
@@ -36,6 +35,7 @@ _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
     class _Iterator(pausing.Pausing, internals.DeclaredIterator):
         """The attributes of ``iter(loader)`` that callers may use."""
@@ -48,10 +48,6 @@ class _Errors:
         from ringloader._options import collecting
 
         return collecting.listed(loader)
-
-
-def _have_cores_elsewhere() -> None:
-    """Stands for torch's check of the number of workers, in a loader whose workers are on other machines."""
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
@@ -225,8 +221,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         TypeError: If a value has the wrong type.
     """
 
-    max_shared_bytes: int | None
-
     # A subclass has states. Here, because it takes long to find out that a class has no such attribute.
     _ringloader_states: ClassVar[Any] = None
 
@@ -273,55 +267,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         stats: bool = False,
         prefetch_epochs: bool = False,
     ) -> None:
-        # `locals()` takes longer. From here to `fmt: on`, `make generate` writes it.
-        # fmt: off
-        given = TORCHS.others((
-            batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
-            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
-            pin_memory_device, in_order
-        ))
-        others = _OPTIONS.others((
-            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, main_prefetch,
-            worker_method, worker_task, last_batch, worker_reset_fn, seeding, seed, restart_workers, on_error,
-            max_errors, sample_timeout, watchdog, stats, prefetch_epochs
-        ))
-        # fmt: on
-        if isinstance(num_workers, str):
-            if num_workers != AUTO:
-                raise TypeError(f"num_workers must be an int or {AUTO!r}, not {num_workers!r}")
-            others["num_workers"] = AUTO
-        elif isinstance(num_workers, numbers.FoundNumber):
-            others["num_workers"] = AUTO
-        options = kept.given_to(self, others)
-        if device is not None and not internals.is_in_worker():
-            devices.resolve(device)
-        if options.num_workers == AUTO:
-            given["num_workers"] = numbers.FoundNumber(numbers.limits(worker_pool).bound)
-        elif worker_pool is not None:
-            given["num_workers"] = num_workers or worker_pool.num_workers
-        if worker_pool is not None:
-            if prefetch_epochs:
-                # The next epoch begins in the processes of the one before, which the loader therefore keeps.
-                given["persistent_workers"] = True
-            if worker_pool._is_remote:
-                # torch would warn of more workers than this machine has cores.
-                vars(self)["check_worker_number_rationality"] = _have_cores_elsewhere
-        # Only values that are not the default: the next class of the MRO may have its own.
-        super().__init__(datapipes.translated(dataset), **given)
-        conflicts.check_made(self, options)
-        if options.worker_task == "sample" and prefetch_factor is None and self.num_workers > 0:
-            options_of_samples.set_default_prefetch(self)
-        if last_batch is not None:
-            rollover.apply(self, last_batch)
-        kept.put(self, options)
-        if _native.SUPPORTED:
-            if worker_pool is not None:
-                epochs.inherit_told(self)
-            elif worker_method != THREAD and self.num_workers > 0 and not select_path.is_off():
-                # In this form an import is cheap.
-                import ringloader._start.spawn as spawn
-
-                spawn.prepare(self)
+        make(self, locals())
 
     def __repr__(self) -> str:
         if "max_shared_bytes" not in vars(self):
@@ -354,16 +300,11 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return object.__getattribute__(self, name)
 
     def _get_iterator(self) -> Any:
-        get_iterator, iterator = internals.Loader._get_iterator, None
-        own = self.__dict__
-        if kept.has_defaults(own):
-            iterator = plain.make(self, get_iterator, own if type(self) is DataLoader else None)
-        if iterator is None:
-            options, without_ours = kept.options_of(self), hook.beneath(get_iterator)
-            iterator = make_iterator(self, options, without_ours, super()._get_iterator)
-            if not isinstance(iterator, pausing.Pausing):
-                torchs, iterator = iterator, TorchsIterator(iterator, Stages())
-                report.pass_on(self, torchs, iterator)
+        without_ours = hook.beneath(internals.Loader._get_iterator)
+        iterator = make_iterator(self, loader_options.of(self), without_ours, super()._get_iterator)
+        if not isinstance(iterator, pausing.Pausing):
+            torchs, iterator = iterator, TorchsIterator(iterator, Stages())
+            report.pass_on(self, torchs, iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
@@ -446,17 +387,74 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 
 at_exit.expect_loaders()
-# torch's arguments after the dataset, with their defaults; and the options that this class takes.
-TORCHS = Defaults(
-    {
-        name: parameter.default
-        for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
-        if name not in ("self", "dataset") and (name not in TABLE or TABLE[name].is_torchs)
-    }
-)
-_OPTIONS = Defaults(
-    {name: DEFAULTS[name] for name, about in TABLE.items() if not (about.is_of_states or about.is_torchs)}
-)
-kept.protect(DataLoader, _OPTIONS.names)
+loader_options.show(DataLoader, [name for name, about in TABLE.items() if not about.is_of_states])
+# torch's arguments after the dataset, and ours, with their defaults.
+_TORCHS = {
+    name: parameter.default
+    for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
+    if name not in ("self", "dataset") and (name not in TABLE or TABLE[name].is_torchs)
+}
+_OURS = {name: value for name, value in DEFAULTS.items() if not TABLE[name].is_torchs}
+
+
+def make(loader: DataLoader[Any], arguments: dict[str, Any]) -> None:
+    """Makes a loader of the arguments of its constructor, by their names."""
+    # Only values that are not the default: the next class of the MRO may have its own.
+    torchs, ours = given_of(arguments, _TORCHS), given_of(arguments, _OURS)
+    workers = arguments["num_workers"]
+    if isinstance(workers, str) and workers != AUTO:
+        raise TypeError(f"num_workers must be an int or {AUTO!r}, not {workers!r}")
+    if isinstance(workers, (str, numbers.FoundNumber)):
+        ours["num_workers"] = AUTO
+    options = Options(**ours) if ours else loader_options.NONE_GIVEN
+    if options.device is not None and not internals.is_in_worker():
+        devices.resolve(options.device)
+    torchs |= torchs_arguments(options, workers)
+    if options.worker_pool is not None and options.prefetch_epochs:
+        # The next epoch begins in the processes of the one before, which the loader therefore keeps.
+        torchs["persistent_workers"] = True
+    if options.worker_pool is not None and options.worker_pool._is_remote:
+        vars(loader)["check_worker_number_rationality"] = _have_cores_elsewhere
+    super(DataLoader, loader).__init__(datapipes.translated(arguments["dataset"]), **torchs)
+    conflicts.check_made(loader, options)
+    if options.last_batch is not None:
+        rollover.apply(loader, options.last_batch)
+    complete(loader, options, arguments["prefetch_factor"] is None)
+
+
+def _have_cores_elsewhere() -> None:
+    """Replaces torch's warning about more workers than cores: remote workers use none here."""
+
+
+def torchs_arguments(options: Options, workers: int) -> dict[str, Any]:
+    """Returns the arguments of torch's that options decide, for a loader that was given ``workers``."""
+    pool = options.worker_pool
+    if options.num_workers == AUTO:
+        return {"num_workers": numbers.FoundNumber(numbers.limits(pool).bound)}
+    return {"num_workers": workers or pool.num_workers} if pool is not None else {}
+
+
+def complete(loader: TorchLoader, options: Options, is_default_prefetch: bool) -> None:
+    """Puts options on a loader of torch's, which goes with them, and what they change there.
+
+    Args:
+        loader: The loader.
+        options: The options.
+        is_default_prefetch: True if its ``prefetch_factor`` was not given.
+    """
+    if options.worker_task == "sample" and is_default_prefetch and loader.num_workers > 0:
+        worker_task.set_default_prefetch(loader)
+    loader_options.put(loader, options)
+    if not _native.SUPPORTED:
+        return
+    if options.worker_pool is not None:
+        epochs.inherit_told(loader)
+    elif options.worker_method != THREAD and loader.num_workers > 0 and not select_path.is_off():
+        # In this form an import is cheap.
+        import ringloader._start.spawn as spawn
+
+        spawn.prepare(loader)
+
+
 # The attributes that `StatefulDataLoader` has in addition.
 _OF_STATES = frozenset({"state_dict", "load_state_dict", "fingerprint"})

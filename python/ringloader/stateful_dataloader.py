@@ -11,13 +11,12 @@ from torch.utils.data import Dataset, Sampler
 
 import ringloader._native as _native
 from ringloader._common.states import States
-from ringloader._options import kept
-from ringloader._options.about import Defaults
-from ringloader._options.table import DEFAULTS, TABLE, Options
+from ringloader._options import loader_options
+from ringloader._options.table import TABLE
 from ringloader._pool.pool import WorkerPool
 from ringloader._state import states, tracked
 from ringloader.bad_samples import RAISE, OnError
-from ringloader.dataloader import TORCHS, DataLoader
+from ringloader.dataloader import DataLoader, make
 from ringloader.seeds import Seeds
 
 _T_co = TypeVar("_T_co", covariant=True)
@@ -93,23 +92,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
                 "ringloader.StatefulDataLoader needs Linux: on this system use torchdata's (pip install "
                 "torchdata), whose states are others, or ringloader.DataLoader, which has none"
             )
-        # `locals()` takes longer. From here to `fmt: on`, `make generate` writes it.
-        # fmt: off
-        given = TORCHS.others((
-            batch_size, shuffle, sampler, batch_sampler, num_workers, collate_fn, pin_memory, drop_last,
-            timeout, worker_init_fn, multiprocessing_context, generator, prefetch_factor, persistent_workers,
-            pin_memory_device, in_order
-        ))
-        others = _OPTIONS.others((
-            max_shared_bytes, device, device_prefetch, device_transform, worker_pool, main_prefetch,
-            worker_method, worker_task, last_batch, worker_reset_fn, seeding, seed, restart_workers, on_error,
-            max_errors, sample_timeout, watchdog, stats, snapshot_every_n_steps, prefetch_epochs
-        ))
-        # fmt: on
-        if "snapshot_every_n_steps" in others:
-            steps = others.pop("snapshot_every_n_steps")
-            vars(self)[kept.OPTIONS] = Options(snapshot_every_n_steps=steps)
-        super().__init__(dataset=dataset, **given, **others)
+        make(self, locals())
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the position in the epoch: of the batches that ``next`` has returned, and no others.
@@ -172,5 +155,4 @@ class StatefulDataLoader(DataLoader[_T_co]):
         return tracked.fingerprint_of(self)
 
 
-_OPTIONS = Defaults({name: DEFAULTS[name] for name, about in TABLE.items() if not about.is_torchs})
-kept.protect(StatefulDataLoader, ["snapshot_every_n_steps"])
+loader_options.show(StatefulDataLoader, TABLE)

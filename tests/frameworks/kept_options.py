@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from ringloader._iterator import make as making
-from ringloader._options import kept
+from ringloader._options import loader_options
 from ringloader._options.table import Options
 
 
@@ -26,7 +26,7 @@ class OneIsBad(torch.utils.data.Dataset):
 
 def of_loader(loader: Any, names: dict[str, Any]) -> dict[str, Any]:
     """Returns these options of a loader of ours."""
-    found = kept.kept_on(loader)
+    found = loader_options.values_of(loader)
     return {name: found[name] for name in names}
 
 

@@ -43,6 +43,7 @@ class Told(DataLoader):
         {"collate_fn": list, "drop_last": True, "batch_size": 4},
         {"batch_size": None},
         {"batch_sampler": [[1, 2], [3]]},
+        {"sampler": DistributedSampler(DATA, 2, 0)},
     ],
 )
 def test_loaders_that_have_it(options):
@@ -59,8 +60,6 @@ def test_loaders_that_have_it(options):
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: DataLoader(DATA, sampler=DistributedSampler(DATA, 2, 0)),
-        lambda: DataLoader(DATA, batch_sampler=BatchSampler(DistributedSampler(DATA, 2, 0), 2, False)),
         lambda: DataLoader(DATA, stats=True),
         lambda: DataLoader(DATA, on_error="skip"),
         lambda: StatefulDataLoader(DATA),

@@ -11,6 +11,7 @@ import pickle
 import signal
 import sys
 import threading
+import warnings
 import weakref
 from pathlib import Path
 
@@ -20,10 +21,11 @@ import torch
 import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
-from ringloader._options import kept
+from ringloader._options import loader_options
 from ringloader._pool.main import Held, ProcessState
 from ringloader._pool.objects import PoolObjects
 from ringloader._transport import budget
+from ringloader._transport.processes import ProcessTransport
 from ringloader._worker import collate
 
 pytestmark = pytest.mark.rings_only
@@ -125,9 +127,9 @@ def test_copies_share_the_pool_and_pickles_have_none():
     pool = WorkerPool(2)
     loader = DataLoader(Numbers(2), worker_pool=pool)
     for same in (copy.copy(loader), copy.deepcopy(loader)):
-        assert kept.options_of(same).worker_pool is pool
+        assert loader_options.of(same).worker_pool is pool
     other = pickle.loads(pickle.dumps(loader))
-    assert kept.options_of(other).worker_pool is None
+    assert loader_options.of(other).worker_pool is None
     assert other.num_workers == 2
     assert copy.copy(pool) is copy.deepcopy(pool) is pool
     assert repr(WorkerPool(2, "spawn")) == "ringloader.WorkerPool(2, start_method='spawn')"
@@ -308,3 +310,19 @@ def test_workers_elsewhere_are_never_replaced_by_workers_here():
         loader = DataLoader(Numbers(4), worker_pool=pool)
         with pytest.raises(RuntimeError, match=r"cannot be used: shared memory .*; leave worker_pool out"):
             iter(loader)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("way", ["convert", "install"])
+def test_workers_of_other_machines_are_not_compared_with_the_cores_of_this_one(monkeypatch, way, is_remote):
+    monkeypatch.setattr(ProcessTransport, "is_remote", is_remote)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        loader = torch.utils.data.DataLoader(Numbers(2), num_workers=len(os.sched_getaffinity(0)) + 1)
+        assert "This DataLoader will create" in str(caught.pop().message)
+        if way == "convert":
+            list(ringloader.convert(loader))
+        with ringloader.installed():
+            list(loader)
+    assert ["This DataLoader will create" in str(one.message) for one in caught] == [True] * len(caught)
+    assert bool(caught) is not is_remote

@@ -16,7 +16,7 @@ import torch
 from ringloader._bench import memory
 from ringloader._bench.arguments import PROCESS, Configuration
 from ringloader._bench.target import Target, TargetError
-from ringloader._options import kept
+from ringloader._options import loader_options
 from ringloader._options.checks import AUTO
 from ringloader._patch.convert import convert
 from ringloader._patch.install import uninstall
@@ -92,7 +92,7 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
         return loader
     if configuration.is_auto:
         options["num_workers"] = AUTO
-    elif is_ours and (own := kept.options_of(loader)).num_workers == AUTO:
+    elif is_ours and (own := loader_options.of(loader)).num_workers == AUTO:
         options |= {"num_workers": None, "seeding": own.seeds}
     if is_ours or configuration.worker_method != PROCESS:
         options["worker_method"] = configuration.worker_method

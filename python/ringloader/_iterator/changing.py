@@ -13,7 +13,7 @@ from ringloader._auto import measuring, numbers
 from ringloader._auto.controller import Change
 from ringloader._auto.measuring import Meter
 from ringloader._log import logger
-from ringloader._options import kept
+from ringloader._options import loader_options
 
 if TYPE_CHECKING:
     from ringloader._auto.numbers import Limits
@@ -50,7 +50,7 @@ class Changing:
 
     def __init__(self, loader: TorchLoader, limits: Limits) -> None:
         self._loader = weakref.ref(loader)
-        self._shows = kept.has_options(loader)
+        self._shows = loader_options.are_on(loader)
         self.most = limits.most
         self._controller = numbers.controller_of(loader, limits)
         self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)

@@ -13,16 +13,17 @@ import ringloader._native as _native
 from ringloader._auto import numbers
 from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._iterator import parts, plain
+from ringloader._iterator import parts
 from ringloader._iterator.stages import Stages
-from ringloader._options import conflicts, epochs, kept, seeding
+from ringloader._options import conflicts, epochs, loader_options, seeding
 from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.table import TABLE, Options
-from ringloader._report import report
+from ringloader._report import asked, report
 from ringloader._report.tally import PathName
 from ringloader._stats import timing
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
+from ringloader._worker import gather
 
 if TYPE_CHECKING:
     from ringloader._iterator.changing import Changing
@@ -62,9 +63,11 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
         options = conflicts.in_worker(options)
     if not _native.SUPPORTED:
         options = conflicts.off_linux(options)
-    conflicts.check(loader, options)
+    if options.changed:
+        conflicts.check(loader, options)
     epochs.log_if_forgotten(loader)
-    _refuse_other_generators(loader)
+    if loader.generator is not None:
+        _refuse_other_generators(loader, loader.generator)
     reason = select_path.reason_of_user()
     if reason is not None:
         pass
@@ -108,22 +111,17 @@ def _workers_for(loader: TorchLoader, options: Options) -> int:
         return loader.num_workers
     # A worker process may have no children.
     workers = 0 if internals.is_in_worker() else numbers.limits(options.worker_pool).bound
-    if kept.has_options(loader):
+    if loader_options.are_on(loader):
         numbers.show(loader, workers)
     return workers
 
 
-def _refuse_other_generators(loader: TorchLoader) -> None:
+def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
     """Lets torch's iterator raise its error for a ``generator`` that is none, as at its first draw.
 
     Not by torch's class for workers, whose finaliser then prints an error of its own.
     """
-    generator = loader.generator
-    if (
-        generator is None
-        or issubclass(type(generator), torch.Generator)
-        or internals.missing_name() is not None
-    ):
+    if issubclass(type(generator), torch.Generator) or internals.missing_name() is not None:
         return
     if loader.num_workers != 0:
         loader.check_worker_number_rationality()
@@ -187,18 +185,32 @@ def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> Non
 
 
 def _without_workers(loader: TorchLoader, options: Options) -> Any:
+    # A torch without a private name that it needs has torch's path. In this form an import is cheap.
+    import ringloader._iterator.without_workers as without_workers
+
+    if not options.changed and states.of(loader) is None and not asked.mode():
+        is_gathered = gather.is_gathered(loader.dataset)
+        cls = without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator
+        made = cls(loader)
+        report.record(loader, made, "single-process", _NO_WORKERS)
+        return made
     times = parts.times_of(options, 0)
     stages = parts.stages_of(loader, options, 0, times)
-    from ringloader._iterator.without_workers import IteratorWithOptions
-
     timed = None
     if times.recorder is not None:
         timed = timing.TimingHere(times.recorder, loader._dataset_kind == internals.ITERABLE)
-    worker_options = parts.worker_options_of(loader, options, 0, timed)
-    keys = seeding.keys_for(loader, options)
-    made = IteratorWithOptions(loader, worker_options, stages, keys, epochs.are_counted(loader, options))
-    _record(loader, made, "single-process", plain.REASON, stages)
+    made = without_workers.IteratorWithOptions(
+        loader,
+        parts.worker_options_of(loader, options, 0, timed),
+        stages,
+        seeding.keys_for(loader, options),
+        epochs.are_counted(loader, options),
+    )
+    _record(loader, made, "single-process", _NO_WORKERS, stages)
     return made
+
+
+_NO_WORKERS = "num_workers is 0"
 
 
 def _changing(loader: TorchLoader, options: Options) -> Changing | None:

@@ -97,7 +97,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = [True] * workers
         self._persistent_workers = loader.persistent_workers
         try:
-            if changing is None:
+            if changing is None and not transport.is_remote:
                 loader.check_worker_number_rationality()
             self._plan = self._decide(loader, told)
             self._init_base(loader)

@@ -1,11 +1,9 @@
-"""The columns of the table of options, and defaults of arguments. Imports no torch."""
+"""The columns of the table of options. Imports no torch."""
 
 from __future__ import annotations
 
 import dataclasses
-import operator
-from collections.abc import Collection, Mapping
-from itertools import compress
+from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
 from ringloader._options.checks import Check
@@ -51,8 +49,6 @@ class About:
         is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
         is_of_states: True for an option that only ``StatefulDataLoader`` has.
         is_torchs: True for an argument of torch's, which takes the option's values too.
-        is_read_again: True for an option that each new iterator reads from the loader's attribute of its
-            name, which may be set.
         as_default: Values that mean what the default means, where no rule says otherwise.
     """
 
@@ -74,33 +70,11 @@ class About:
     is_called_in_workers: bool = False
     is_of_states: bool = False
     is_torchs: bool = False
-    is_read_again: bool = False
     as_default: tuple[object, ...] = ()
 
 
-class Defaults:
-    """The defaults of some arguments, which are compared without a loop in Python.
-
-    Args:
-        values: The defaults, by the arguments' names.
-
-    Attributes:
-        names: The names.
-    """
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        self.names = tuple(values)
-        self._values = tuple(values.values())
-
-    def others(self, given: Collection[Any]) -> dict[str, Any]:
-        """Returns the arguments that are not their default, by their names.
-
-        They are compared by identity: no code of a value's class runs.
-
-        Args:
-            given: The values of all of the arguments, in the order of the defaults. More may follow.
-        """
-        if all(map(operator.is_, self._values, given)):
-            return {}
-        are_others = map(operator.is_not, self._values, given)
-        return dict(compress(zip(self.names, given, strict=False), are_others))
+def given_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that are there and are not the very default. No code of a value's class runs."""
+    return {
+        name: values[name] for name, default in defaults.items() if values.get(name, default) is not default
+    }

@@ -70,8 +70,7 @@ class _Facts:
 
 def check(loader: TorchLoader, options: Options) -> None:
     """Raises a ``ValueError`` for options that do not go with ``loader``, which an epoch begins of."""
-    if changed := options.changed:
-        raise_first(_BEGUN, options, changed, _Facts(loader))
+    raise_first(_BEGUN, options, options.changed, _Facts(loader))
 
 
 def check_made(loader: TorchLoader, options: Options, names: Collection[str] = TABLE) -> None:

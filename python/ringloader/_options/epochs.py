@@ -162,7 +162,7 @@ def count_from(loader: TorchLoader, epoch: int) -> None:
 
 def count_of(loader: TorchLoader) -> int | None:
     """Returns the number of the epoch that begins next; None while nobody has counted."""
-    found: int | None = getattr(loader, _NEXT, None)
+    found: int | None = vars(loader).get(_NEXT)
     return found
 
 
@@ -226,12 +226,11 @@ def was_named(loader: TorchLoader) -> bool:
 
 def distributed_sampler(loader: TorchLoader) -> Any:
     """Returns the ``DistributedSampler`` of a loader, or None."""
-    # Torch makes a sampler too where the program has made a batch sampler.
-    for holder in (loader, stored(loader, "batch_sampler")):
-        sampler = stored(holder, "sampler")
-        if issubclass(type(sampler), DistributedSampler):
-            return sampler
-    return None
+    own = vars(loader)
+    # Where the program has made a batch sampler, torch makes a sampler that nobody reads, and no batch size.
+    holder = own.get("batch_sampler") if own.get("batch_size") is None else None
+    sampler = own.get("sampler") if holder is None else stored(holder, "sampler")
+    return sampler if issubclass(type(sampler), DistributedSampler) else None
 
 
 def log_if_forgotten(loader: TorchLoader) -> None:

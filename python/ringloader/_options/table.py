@@ -6,12 +6,12 @@ Imports no torch. `make generate` writes signatures, docstrings and pages from i
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ringloader.bad_samples as bad_samples
 from ringloader._options import checks, rules
-from ringloader._options.about import About, Defaults, Never
+from ringloader._options.about import About, Never, given_of
 from ringloader._options.rule import checked_when, raise_first
 
 if TYPE_CHECKING:
@@ -53,7 +53,6 @@ class Options:
         in_pool="leaves nothing",
         in_worker="works",
         on_torchs="is left out",
-        is_read_again=True,
     )
     device: torch.device | str | int | None = _option(
         None,
@@ -403,25 +402,13 @@ class Options:
         on_torchs="is left out",
     )
 
-    @classmethod
-    def of(cls, others: Mapping[str, Any]) -> Options:
-        """Returns ``Options(**others)``, without a call for each attribute of a frozen class."""
-        made = object.__new__(cls)
-        vars(made).update(DEFAULTS)
-        vars(made).update(others)
-        made._check(others)
-        return made
-
     def __post_init__(self) -> None:
-        self._check(_DEFAULTS.others(vars(self).values()))
-
-    def _check(self, others: Mapping[str, Any]) -> None:
-        """Checks the options that are not their default, which passes all checks."""
-        for name, value in others.items():
+        given = given_of(vars(self), DEFAULTS)
+        for name, value in given.items():
             TABLE[name].check(name, value)
         changed = tuple(
             name
-            for name, value in others.items()
+            for name, value in given.items()
             if value != DEFAULTS[name] and value not in TABLE[name].as_default
         )
         vars(self)["changed"] = changed
@@ -443,6 +430,5 @@ class Options:
 # The rows by name, in the order of the constructor's arguments.
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
-_DEFAULTS = Defaults(DEFAULTS)
 RULES = rules.all_of(TABLE, DEFAULTS)
 _GIVEN = checked_when("given", RULES)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ringloader._options import kept
+from ringloader._options import loader_options
 from ringloader._worker import gather
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def most_tasks(loader: TorchLoader) -> Callable[[int], int]:
     """Returns how many batches may be under way over all workers, as a function of their number."""
     factor = loader.prefetch_factor
     # torch's constructor has set its own, where none was given.
-    is_torchs = factor in (_TORCHS_DEFAULT, None) and not kept.shows_options(loader)
+    is_torchs = factor in (_TORCHS_DEFAULT, None) and not loader_options.are_taken_by(loader)
     if is_torchs or (factor is not None and factor == vars(loader).get(_DEFAULT)):
         return _default_prefetch(loader)
     # torch's constructor refuses anything else that stands there, and has drawn by then.

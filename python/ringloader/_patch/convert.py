@@ -9,13 +9,12 @@ from typing import Any, TypeVar, Unpack, overload
 
 import ringloader.bad_samples as bad_samples
 from ringloader._auto import numbers
-from ringloader._options import conflicts, epochs, kept, worker_task
-from ringloader._options.checks import AUTO
+from ringloader._options import conflicts, loader_options
 from ringloader._options.table import TABLE, Options
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
 from ringloader._torch import devices, hook, internals
-from ringloader.dataloader import DataLoader
+from ringloader.dataloader import DataLoader, complete, torchs_arguments
 
 _Ours = TypeVar("_Ours", bound=DataLoader[Any])
 _T = TypeVar("_T")
@@ -65,50 +64,28 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
             "before, with loader._iterator = None"
         )
     was_ours = issubclass(cls, DataLoader)
-    theirs = kept.theirs(loader) if was_ours else _theirs(loader)
-    for name in theirs:
-        if name in options:
-            raise ValueError(
-                f"convert() cannot set {name}: {cls.__module__}.{cls.__qualname__} has a {name} of its own; "
-                "pass it to install()"
-            )
-    before = kept.kept_on(loader) if was_ours else {}
+    before = loader_options.values_of(loader) if was_ours else {}
     bad_samples.forget_limit(before, options)
     # All of them together, before the first is set.
     now = Options(**{**before, **options})
     devices.resolve(now.device)
     at: Any = loader
     conflicts.check_made(at, now, options)
-    if now.worker_pool is not None and "worker_pool" in options:
-        if not at.num_workers:
-            at.num_workers, at.prefetch_factor = now.worker_pool.num_workers, at.prefetch_factor or 2
-        epochs.inherit_told(at)
     if "num_workers" in options:
         numbers.forget(at)
-        if now.num_workers == AUTO:
-            numbers.show(at, numbers.limits(now.worker_pool).bound)
-            at.prefetch_factor = at.prefetch_factor or 2
-        else:
-            at.num_workers = int(at.num_workers)
-    if now.worker_task == "sample" and options.get("worker_task") and at.prefetch_factor == 2:
-        # torch's constructor has set it, where none was given.
-        worker_task.set_default_prefetch(at)
-    replaced = kept.options_of(loader) if was_ours else None
+        at.num_workers = int(at.num_workers)
+    if not options.keys().isdisjoint(("num_workers", "worker_pool")):
+        vars(at).update(torchs_arguments(now, at.num_workers))
+        if at.num_workers:
+            at.prefetch_factor = at.prefetch_factor or _TORCHS_PREFETCH
     if not was_ours:
         _set_class(loader, _converted(cls))
-        _record_theirs(loader, theirs)
-    kept.put(loader, now, replaced)
+    complete(at, now, options.get("worker_task") is not None and at.prefetch_factor == _TORCHS_PREFETCH)
     return loader
 
 
-def _theirs(loader: object) -> tuple[str, ...]:
-    """Options whose attribute a loader that is not ours has already, as something else."""
-    return tuple(name for name in kept.READ_AGAIN if hasattr(loader, name))
-
-
-def _record_theirs(loader: object, names: tuple[str, ...]) -> None:
-    if names:
-        object.__setattr__(loader, kept.THEIRS, names)
+# The `prefetch_factor` that torch sets for a loader with workers that was given none.
+_TORCHS_PREFETCH = 2
 
 
 def _converted(cls: Any) -> Any:
@@ -179,7 +156,5 @@ def _reduce(self: Any, protocol: Any) -> Any:
 
 def _rebuild(function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
     loader = function(*arguments)
-    # So far it has only what its own class gives it.
-    _record_theirs(loader, _theirs(loader))
     _set_class(loader, _converted(type(loader)))
     return loader

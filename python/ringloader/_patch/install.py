@@ -7,7 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from ringloader._options import checks, kept
+from ringloader._options import checks, loader_options
 from ringloader._options.table import Options
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
@@ -145,19 +145,17 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
     from ringloader._iterator import make as making
-    from ringloader._iterator import plain
     from ringloader._options import conflicts
     from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):
         # This loader found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. So the
         # function that the hook replaced decides, and the options are the loader's own.
-        make, options = making.make_iterator, kept.options_of(loader)
+        make, options = making.make_iterator, loader_options.of(loader)
     else:
         make = making.make_as_far_as_it_fits
         if internals.is_in_worker():
             # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
             # main process.
             options = conflicts.in_worker(options, is_installed=True)
-    made = None if options.changed else plain.make(loader, previous)
-    return make(loader, options, previous, lambda: previous(loader)) if made is None else made
+    return make(loader, options, previous, lambda: previous(loader))

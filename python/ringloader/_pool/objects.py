@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from ringloader._options.kept import callables_of
+from ringloader._options.loader_options import callables_of
 from ringloader._start import definitions, pickled, shared_reductions
 from ringloader._start.fallback import Arguments
 

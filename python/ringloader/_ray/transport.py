@@ -78,6 +78,7 @@ class RayTransport(Transport):
 
     engine: _native.Engine
     path = "ray"
+    is_remote = True
     about = "native scheduling, with actors of a Ray cluster for workers"
     scheduler = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.

@@ -114,8 +114,6 @@ class Record:
     # The sums over the loader; None for one without weak references.
     counted: tally.Tally | None
     count: tally.Count
-    # The class of the iterator, if nothing that is noted tells it from the loader's next one of that class.
-    plain: Any = None
 
 
 class Kept:
@@ -139,7 +137,6 @@ def record(
     counters: Callable[[], Mapping[str, int]] = dict,
     recording: Any = None,
     clock: tally.Clock | None = None,
-    plain: Any = None,
 ) -> None:
     """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times.
 
@@ -151,42 +148,16 @@ def record(
         counters: Returns what a report counts.
         recording: Notes times, with ``stats``.
         clock: Notes times, for a report at exit.
-        plain: The class of the iterator, if nothing that is noted tells it from the loader's next one.
     """
-    noted = _begin(loader, iterator, path, reason, counters, recording, clock)
-    noted.plain = plain
-    if clock is not None:
-        clock.has_begun()
-    if _is_ours(iterator):
-        iterator._noted = noted
-    else:
-        _records.put(iterator, Kept(noted))
-
-
-def plain(loader: object) -> Kept | None:
-    """Returns the record of a loader's last iterator, if that was a plain one.
-
-    For the next one like it, the caller adds to ``times``.
-    """
-    kept = _records.get(loader)
-    return None if kept is None or kept.record.plain is None else kept
-
-
-def _begin(
-    loader: object,
-    iterator: object,
-    path: PathName,
-    reason: str,
-    counters: Callable[[], Mapping[str, int]],
-    recording: Any,
-    clock: tally.Clock | None,
-) -> Record:
-    """Notes that a loader begins an iterator."""
     kept = _records.get(loader)
     counted = tally.tally_of(loader, None if kept is None else kept.record.counted, path, reason)
     count = tally.Count(clock)
+    noted = Record(path, reason, counters, recording, counted, count)
     if _is_ours(iterator):
         count.follow(iterator)
+        iterator._noted = noted
+    else:
+        _records.put(iterator, Kept(noted))
     if counted is not None:
         counted.begin(count)
         if asked.mode():
@@ -196,13 +167,13 @@ def _begin(
                 counted.used_at = asked.line_of_program()
                 counted.dataset = sized(getattr(loader, "dataset", None))
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
-    noted = Record(path, reason, counters, recording, counted, count)
     if kept is None:
         _records.put(loader, Kept(noted))
     else:
         kept.record = noted
         kept.times += 1
-    return noted
+    if clock is not None:
+        clock.has_begun()
 
 
 def _is_ours(iterator: object) -> TypeGuard[OurIterator]:
@@ -223,7 +194,6 @@ def add(loader: object, text: str) -> None:
     found = noted(loader)
     if found is not None:
         found.reason += f"; {text}"
-        found.plain = None
         if found.counted is not None:
             found.counted.reason = found.reason
 

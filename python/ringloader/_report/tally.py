@@ -103,7 +103,7 @@ class Count:
         clock: The clock of its epochs, if a report is asked for.
     """
 
-    __slots__ = ("_batches", "_before", "_clock", "_gone", "_iterator", "_process", "_waited")
+    __slots__ = ("_batches", "_before", "_clock", "_iterator", "_process", "_waited")
 
     def __init__(self, clock: Clock | None) -> None:
         self._clock = clock
@@ -112,25 +112,10 @@ class Count:
         # Batches of the epochs before, and of this one.
         self._before = self._batches = 0
         self._waited: float | None = None
-        # One entry once the iterator has gone: the next one that is counted takes it.
-        self._gone: list[None] = []
 
     def follow(self, iterator: OurIterator) -> None:
         """Counts what ``iterator`` returns: one of ringloader's, which calls :meth:`settle` when it goes."""
         self._iterator = weakref.ref(iterator)
-
-    def follow_next(self, iterator: OurIterator) -> bool:
-        """Counts what ``iterator`` returns too, if the one before is gone: both without workers and clock."""
-        if self._process != process_identity():
-            return False
-        try:
-            self._gone.pop()
-        except IndexError:
-            return False
-        self._before += self._batches
-        self._batches = 0
-        self._iterator = weakref.ref(iterator)
-        return True
 
     @property
     def is_of_this_process(self) -> bool:
@@ -145,7 +130,6 @@ class Count:
     def end(self, batches: int) -> None:
         """Notes how many batches an iterator without workers has returned, which goes."""
         self._batches = batches
-        self._gone.append(None)
 
     def end_epoch(self, returned: int) -> None:
         """Notes the end of an epoch of ``returned`` batches, after which the iterator counts from 0."""

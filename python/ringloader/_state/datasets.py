@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
-from ringloader._options import kept
+from ringloader._options import loader_options
 from ringloader._options.checks import THREAD
 from ringloader._state.dataset_state import DatasetState, MapDatasetState
 from ringloader._state.objects import SnapshotPolicy
@@ -34,11 +34,11 @@ def is_asked(loader: TorchLoader) -> bool:
 
 def every(loader: TorchLoader) -> int | None:
     """Returns after how many batches states are taken; None: never."""
-    return kept.options_of(loader).snapshot_every_n_steps
+    return loader_options.of(loader).snapshot_every_n_steps
 
 
 def _are_threads(loader: TorchLoader) -> bool:
-    return loader.num_workers > 0 and kept.options_of(loader).worker_method == THREAD
+    return loader.num_workers > 0 and loader_options.of(loader).worker_method == THREAD
 
 
 def share_dataset(loader: TorchLoader) -> bool:
@@ -123,7 +123,7 @@ def check(loader: TorchLoader, workers: Workers | None) -> None:
             f"{loader.num_workers} threads of this loader share one: use num_workers=1, or "
             'worker_method="multiprocessing"'
         )
-    may_be_other = kept.options_of(loader).worker_reset_fn is not None
+    may_be_other = loader_options.of(loader).worker_reset_fn is not None
     if has_own and not may_be_other and not has_state(loader.dataset):
         raise ValueError(
             "load_state_dict(): the state has that of the dataset, and the "

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringloader._auto import numbers
 from ringloader._log import logger
-from ringloader._options import epochs, kept
+from ringloader._options import epochs, loader_options
 from ringloader._options.checks import AUTO
 from ringloader._state import datasets, saved
 from ringloader._state.dataset_state import DatasetState
@@ -92,7 +92,7 @@ def load(loader: TorchLoader, state: object) -> None:
     number = state.get(_WORKERS)
     if number is not None and (not isinstance(number, int) or number < 1):
         raise ValueError(f"load_state_dict(): {_WORKERS!r} must be a positive int, not {number!r:.50}")
-    options = kept.options_of(loader)
+    options = loader_options.of(loader)
     if number is not None and options.num_workers == AUTO:
         numbers.begin_with(loader, numbers.limits(options.worker_pool), number)
     if found.epoch is not None and order is not None:

@@ -12,7 +12,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._options import conflicts, kept, worker_task
+from ringloader._options import conflicts, loader_options, worker_task
 from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._report import report
@@ -76,7 +76,7 @@ class Recording:
             cores=proc.cores(),
             window=None if self._window is None else self._window(workers),
         )
-        self._is_installed = not kept.has_options(loader)
+        self._is_installed = not loader_options.are_on(loader)
         # Then all that follows a fetch counts as placing.
         self._places_here = self._setting.moves and not workers
 

@@ -19,7 +19,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader._native as _native
 from ringloader._log import logger
-from ringloader._torch import hook, internals
+from ringloader._torch import internals
 from ringloader._torch.replaced import Replaced, is_known, recovers, replaced
 
 if TYPE_CHECKING:
@@ -80,8 +80,10 @@ def reason_of_user() -> Reason | None:
     Raises:
         ValueError: If the variable has a value without a meaning.
     """
-    value = os.environ.get(SWITCH, "")
-    if is_off():
+    value = os.environ.get(SWITCH)
+    if value is None:
+        return None
+    if value.lower() in _OFF:
         return Reason(f"{SWITCH}={value} is set")
     if value.lower() not in _ON:
         raise ValueError(f"the environment has {SWITCH}={value!r}: set it to off, to on, or not at all")
@@ -120,50 +122,6 @@ def reason_against_own_iterator(loader: TorchLoader, get_iterator: Any) -> Reaso
     if found is not None:
         return Reason(f"num_workers is 0, and {found}")
     return Reason(_RECOVERS) if recovers(loader) else None
-
-
-def may_be_ours(get_iterator: Any) -> bool:
-    """True if no loader without workers needs to be torch's own: a quick look, after the first whole check.
-
-    False, too, where the user's variable has a value.
-
-    An iterator that calls torch's functions, and mirrors none, may go by it: a function that has got another
-    code meanwhile is called.
-
-    Args:
-        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, be it our hook.
-    """
-    global _checked
-    try:
-        # A miss of `os.environ` itself takes long.
-        is_set = _KEY in os.environ._data  # type: ignore[attr-defined]
-    except AttributeError:
-        # Another object stands there.
-        is_set = SWITCH in os.environ
-    cls, base = internals.SingleIterator, internals.BaseIterator
-    if is_set or cls is None or base is None:
-        return False
-    found = (
-        get_iterator,
-        torch_dataloader._SingleProcessDataLoaderIter,
-        torch_dataloader._BaseDataLoaderIter,
-        cls.__init__,
-        cls._next_index,
-        cls._next_data,
-        base.__init__,
-    )
-    if found == _checked:
-        return True
-    if internals.missing_name() or _replaced_without_workers(hook.beneath(get_iterator)):
-        return False
-    _checked = found
-    return True
-
-
-# The variable's name as `os.environ` has it.
-_KEY: Any = os.environ.encodekey(SWITCH)
-# The parts of torch that the whole check has passed.
-_checked: tuple[Any, ...] = ()
 
 
 def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = False) -> Reason | None:
@@ -262,10 +220,10 @@ def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None
 
 
 def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> Replaced | None:
-    classes = [getattr(torch_dataloader, one, None) for one in (name, "_BaseDataLoaderIter")]
     parts = [
         get_iterator,
-        *classes,
+        getattr(torch_dataloader, name, None),
+        getattr(torch_dataloader, "_BaseDataLoaderIter", None),
         *map(vars(cls).get, methods),
         *map(vars(internals.BaseIterator).get, methods),
     ]
