@@ -14,7 +14,6 @@ import torch
 import torch.utils.data
 
 import ringloader
-from ringloader._iterator import plain
 from ringloader._report import report, tally
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
@@ -72,26 +71,18 @@ class Way:
 def use(name: str) -> Iterator[Way]:
     """Puts a way in force, with every generator at the same place, and notes the iterators made."""
     way = Way(name, ringloader.DataLoader if name == "class" else torch.utils.data.DataLoader)
-    record, make_plain = report.record, plain.make
+    record = report.record
 
-    def recorded(loader: Any, iterator: Any, path: Any, reason: str, *others: Any, **named: Any) -> None:
-        if named.get("plain") is None:
-            way.made.append(Made(type(loader), path, reason, others[0]))
-        record(loader, iterator, path, reason, *others, **named)
-
-    # Not each of these is recorded.
-    def made_plain(loader: Any, *others: Any) -> Any:
-        made = make_plain(loader, *others)
-        if made is not None:
-            way.made.append(Made(type(loader), "single-process", plain.REASON, dict))
-        return made
+    def recorded(loader: Any, iterator: Any, path: Any, reason: str, *others: Any) -> None:
+        counters = others[0] if others else dict
+        way.made.append(Made(type(loader), path, reason, counters))
+        record(loader, iterator, path, reason, *others)
 
     random.seed(11)
     np.random.seed(11)
     torch.manual_seed(11)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "record", recorded)
-        patch.setattr(plain, "make", made_plain)
         patch.setattr(tally, "_tallies", {})
         if name == "torch":
             patch.setattr(torch.utils.data.DataLoader, "_get_iterator", _counting(way))
