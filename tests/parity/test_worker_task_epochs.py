@@ -147,7 +147,7 @@ class Program:
                 self.workers[name] = value
         # A call is lost with its worker.
         calls = [] if self.kills else ["call"]
-        others = ["take", "name", "name in between", "seed", "limit", "pause", "resume", *calls]
+        others = ["take", "name", "name in between", "limit", "pause", "resume", *calls]
         self.steps = [draw.choice(["all", "all", *others]) for _ in range(EPOCHS)]
         # An iterator with workers draws at once, and one without them at the first batch.
         self.takes = [draw.randint(1, 6) for _ in range(EPOCHS)]
@@ -183,8 +183,6 @@ class Program:
             for epoch, (step, take) in enumerate(zip(self.steps, self.takes, strict=True)):
                 if step == "name":
                     loader.set_epoch(10 * take + epoch)
-                elif step == "seed":
-                    self.generator.manual_seed(take)
                 elif step == "call" and epoch and options.get("num_workers"):
                     assert len(loader.call_workers(nothing)) == options["num_workers"]
                 iterator = iter(loader)

@@ -81,8 +81,6 @@ def program(seed, prefetch):
                 loader.call_workers(worker_pid)
             elif act < 0.65 and state is not None:
                 loader.load_state_dict(state)
-            elif act < 0.7:
-                generator.manual_seed(epoch)
             elif act < 0.75 and options["restart_workers"] and epoch > 0:
                 # An epoch that needs no batch of it starts no successor.
                 is_missed = True

@@ -15,8 +15,6 @@ from prefetch_epochs_parts import (
     made,
 )
 from torch.utils.data import (
-    BatchSampler,
-    Dataset,
     Sampler,
     SubsetRandomSampler,
 )
@@ -216,39 +214,3 @@ class Closing(DataLoader):
 class TorchClosing(torch.utils.data.DataLoader):
     def close(self):
         del self._iterator
-
-
-class Resizable(Dataset):
-    """Numbers, as many as the program says."""
-
-    length = LENGTH
-
-    def __len__(self):
-        return self.length
-
-    def __getitem__(self, index):
-        return index
-
-
-def test_a_dataset_that_changes_its_length_has_an_epoch_of_the_new_one():
-    dataset = Resizable()
-    with made(dataset=dataset, shuffle=True, worker_method="thread") as loader:
-        for length in (20, 8, 8, 14):
-            dataset.length = length
-            assert sorted(index for batch in loader for index in batch.tolist()) == list(range(length))
-
-
-def test_a_sampler_that_takes_the_place_of_another_is_told_its_epochs():
-    def orders(prefetch):
-        dataset = Asked()
-        batches = BatchSampler(DistributedSampler(dataset, 1, 0), 2, False)
-        with made(prefetch, dataset, batch_sampler=batches) as loader:
-            found = []
-            for epoch in range(6):
-                if epoch == 2:
-                    batches.sampler = DistributedSampler(dataset, 1, 0, seed=3)
-                batches.sampler.set_epoch(epoch)
-                found.append([batch[0].tolist() for batch in loader])
-        return found
-
-    assert orders(True) == orders(False)

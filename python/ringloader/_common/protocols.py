@@ -47,9 +47,8 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     _next_epoch: Any
     _counts_epochs: bool
     _epoch_to_tell: int | None
-    _returned_meanwhile: int | None
 
-    def _draw(self, loader: TorchLoader) -> None: ...
+    def _draw(self, loader: TorchLoader, is_early: bool = False) -> None: ...
 
     @property
     def _workers_to_begin_with(self) -> int: ...

@@ -53,8 +53,6 @@ class LoaderIterator(Pausing, _Declared):
     _profile_name: str
     _IterableDataset_len_called: int | None
     _plan = EpochPlan()
-    # While the next epoch is begun early, which resets torch's count: the count of this one.
-    _returned_meanwhile: int | None = None
     # True if an option needs the numbers of epochs.
     _counts_epochs = False
 
@@ -83,8 +81,7 @@ class LoaderIterator(Pausing, _Declared):
     @property
     def _batches_returned(self) -> int:
         """Batches that calls of ``next`` have returned; one that still runs does not count."""
-        returned = self._returned_meanwhile
-        return self._num_yielded if returned is None else returned
+        return self._num_yielded
 
     def _decide(self, loader: TorchLoader, told: int | None = None, are_same: bool = False) -> EpochPlan:
         """Decides the epoch that begins, before anything is drawn for it.

@@ -199,10 +199,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if kept is not None:
             kept.has_begun(loader, self._plan.epoch, self._stages.collecting)
 
-    def _draw(self, loader: TorchLoader) -> None:
-        """Begins another epoch in this process."""
+    def _draw(self, loader: TorchLoader, is_early: bool = False) -> None:
+        """Begins another epoch in this process. ``is_early``: True before ``iter`` has asked for it."""
         self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
-        internals.BaseIterator._reset(self, self._drawing(loader))
+        if is_early:
+            # torch's `_reset` would end the count of the batches of this epoch, by which its state is told.
+            self._sampler_iter = iter(self._index_sampler)
+        else:
+            internals.BaseIterator._reset(self, self._drawing(loader))
         if self._plan.epoch is not None:
             self._plan.epoch.begin(self, False)
 
