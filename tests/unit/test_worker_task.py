@@ -443,6 +443,27 @@ def test_samples_too_large_for_the_memory_are_made_by_one_worker():
     assert equal(got, list(DataLoader(dataset, 8)))
 
 
+def test_many_batches_ahead_stay_within_the_bound():
+    options = {"max_shared_bytes": 4 << 20, "prefetch_factor": 50}
+    iterator = iter(DataLoader(Made(of_40_kb, 600), 4, num_workers=2, **options, **SAMPLES))
+    transport = iterator._transport
+    fds = [transport.engine.segment, *transport.scheduled.fds()]
+    most = 0
+    for _ in iterator:
+        most = max(most, sum(512 * os.fstat(fd).st_blocks for fd in fds))
+    assert 1 << 20 < most < 5 << 20
+
+
+def of_40_kb(index):
+    return torch.full((10_000,), float(index))
+
+
+def test_a_batch_with_more_indices_than_its_memory_has_room_for():
+    options = {"max_shared_bytes": 4 << 20, "batch_size": 200_000, "num_workers": 2}
+    first, second = DataLoader(range(400_000), **options, **SAMPLES)
+    assert torch.equal(torch.cat([first, second]), torch.arange(400_000))
+
+
 class Large(Dataset):
     def __len__(self):
         return 24

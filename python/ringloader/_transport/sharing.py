@@ -11,8 +11,6 @@ from ringloader._worker.process_sharing import ProcessSharing
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-# The smallest room for a batch.
-_SMALLEST_WINDOW = 1 << 20
 _PAGE = 1 << 12
 # The most batches under way. Each worker looks through the places of all for samples to make.
 _MOST_PLACES = 1024
@@ -36,7 +34,7 @@ class SharedTasks:
         places = self.most_tasks(workers)
         # All windows have as many bytes as the slots: those of the batches under way, of as many that the
         # caller keeps, and of the one on its way to him.
-        window = max(nbytes // (2 * places + 1) // _PAGE * _PAGE, _SMALLEST_WINDOW)
+        window = max(nbytes // (2 * places + 1) // _PAGE, 1) * _PAGE
         whole = worker_task.keeps_whole(loader)
         self.engine = _native.SharingEngine(engine, workers, places, window, whole, timed)
         self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)

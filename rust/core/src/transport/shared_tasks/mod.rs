@@ -3,7 +3,7 @@
 //!
 //! A batch that is under way has the words of a **place**, and a **window**: a range of addresses that stays where it is,
 //! and is used again while its pages are warm. Its index lies at the start, then come its rows, and the table
-//! with which it is sent. Parts come from the end, and so does the form of the rows: what the samples are like.
+//! with which it is sent. An index that would take more than half of the window lies in the file of the words. Parts come from the end, and so does the form of the rows: what the samples are like.
 //!
 //! A batch of rows is sent in its window. The main process holds the window until the caller's last view of it has gone
 //! ([`windows`]), and lays the next batch out in another one meanwhile. A window has no owner among the workers, so no
@@ -56,6 +56,9 @@ enum End {
     /// Parts, and the form of the rows.
     Back,
 }
+
+/// The most bytes of an index. One of a place may lie this far from the one of the next, in the file of the words.
+const MOST_INDEX: u64 = 1 << 28;
 
 /// After this many runs that cannot be sent, batches are cut no more.
 const FEW: u64 = 4;
@@ -124,6 +127,25 @@ impl SharedTasks {
 
     fn batch(&self, place: usize) -> Batch<'_> {
         Batch::new(&self.words.words()[words_before(self.places) + place * WORDS..])
+    }
+
+    /// Bytes of a window that an index of `len` bytes takes.
+    fn len_in_window(&self, len: u64) -> u64 {
+        if len <= self.window / 2 { len } else { 0 }
+    }
+
+    /// The start of a place's index in the file of the words.
+    fn index_at(&self, place: usize) -> u64 {
+        let words = words_for(self.places, true) * size_of::<AtomicU64>();
+        (words as u64).next_multiple_of(MOST_INDEX) + place as u64 * MOST_INDEX
+    }
+
+    /// Writes an index, in the main process.
+    fn write_index(&self, place: usize, window: u32, bytes: &[u8]) -> Result<()> {
+        if self.len_in_window(bytes.len() as u64) == 0 {
+            return self.words.write_at(bytes, self.index_at(place));
+        }
+        self.bytes.copy_in(self.start(window), bytes)
     }
 
     /// Asks for the pages that are still cold among the first `len` bytes of a window, from one of its ends. The caller
@@ -211,10 +233,15 @@ impl SharedTasks {
         let Plan { kind, len, .. } = claimed.plan;
         let kind = TaskKind::from_number(kind)
             .ok_or_else(|| Error::Corrupt(format!("{kind} is no kind of task")))?;
-        let mut bytes = Vec::new();
-        if len > self.window {
+        if len > MOST_INDEX {
             return Err(Error::Corrupt(format!("a task of {len} bytes")));
         }
+        if self.len_in_window(len) == 0 {
+            let mut room = vec![MaybeUninit::uninit(); len as usize];
+            let bytes = self.words.read_at(&mut room, self.index_at(claimed.place))?.to_vec();
+            return Ok((kind, bytes));
+        }
+        let mut bytes = Vec::new();
         self.bytes.copy_out(self.location(claimed, 0, len)?, len, &mut bytes)?;
         Ok((kind, bytes))
     }
@@ -240,7 +267,7 @@ impl SharedTasks {
         loop {
             let rows = room.form().map(|at| self.rows_at(claimed, at)).transpose()?;
             // Not 0, where no form can lie.
-            let floor = rows.map_or(claimed.plan.len, |rows| rows.end).max(1);
+            let floor = rows.map_or_else(|| self.len_in_window(claimed.plan.len), |rows| rows.end).max(1);
             let Some(start) = room.before_top(len).filter(|&start| start >= floor) else { return Ok(None) };
             self.warm(claimed.plan.window, End::Back, self.window.saturating_sub(start), probe)?;
             match batch.reserve(room, start) {

@@ -37,7 +37,8 @@ impl SharedTasks {
         form.write(&mut header);
         let len = header.len() as u64;
         header[..FORM_HEADER as usize].copy_from_slice(&(len - FORM_HEADER).to_le_bytes());
-        let Some((places, end)) = form.places(claimed.plan.len, claimed.plan.samples) else {
+        let Some((places, end)) = form.places(self.len_in_window(claimed.plan.len), claimed.plan.samples)
+        else {
             return Ok(None);
         };
         let batch = self.batch(claimed.place);
@@ -85,7 +86,7 @@ impl SharedTasks {
         let len = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
         self.copy_out(claimed, at.saturating_add(FORM_HEADER), len, &mut bytes)?;
         let form = Form::read(&bytes)?;
-        let places = form.places(claimed.plan.len, claimed.plan.samples);
+        let places = form.places(self.len_in_window(claimed.plan.len), claimed.plan.samples);
         let (columns, end) = places
             .filter(|(_, end)| *end <= self.window)
             .ok_or_else(|| Error::Corrupt("rows beyond their window".into()))?;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::windows::Windows;
-use super::{AWAITED, SharedTasks, samples_of};
+use super::{AWAITED, MOST_INDEX, SharedTasks, samples_of};
 use crate::error::{Error, Result};
 use crate::joint::Plan;
 use crate::sync::{Arc, Ordering};
@@ -103,7 +103,7 @@ impl TaskSharing {
     /// # Errors
     /// [`Error::TaskTooLarge`] when it can never be sent.
     pub fn put(&self, seq: u64, index: TaskIndex, samples: u64) -> Result<bool> {
-        let (len, capacity) = (index.1.len() as u64, self.memory.window);
+        let (len, capacity) = (index.1.len() as u64, MOST_INDEX);
         if len > capacity {
             return Err(Error::TaskTooLarge { len, capacity });
         }
@@ -141,6 +141,11 @@ impl TaskSharing {
             }
         }
         self.memory.batch(place).close();
+        if let Some(LaidOut { index: (_, bytes), .. }) = &sent
+            && self.memory.len_in_window(bytes.len() as u64) == 0
+        {
+            self.memory.words.punch(self.memory.index_at(place), bytes.len() as u64);
+        }
         if !in_window && let Some(LaidOut { window, .. }) = sent {
             self.windows.put_back(window);
         }
@@ -178,7 +183,7 @@ impl TaskSharing {
             // INVARIANT: one is free. All places together and the batches that the user keeps take fewer than all windows.
             && let Some(window) = self.windows.take()
         {
-            if let Err(error) = self.memory.bytes.copy_in(self.memory.start(window), bytes) {
+            if let Err(error) = self.memory.write_index(place, window, bytes) {
                 self.windows.put_back(window);
                 return Err(error);
             }
@@ -248,6 +253,27 @@ mod tests {
     }
 
     #[test]
+    fn an_index_larger_than_its_window_is_read_and_leaves_no_pages() {
+        let (memory, windows, fd) = SharedTasks::create(2, 4096, false).unwrap();
+        let sharing = TaskSharing::new(memory, Arc::new(windows), 1, false);
+        let words = || sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
+        let worker = SharedTasks::attach(words(), fd.as_fd(), 2, 4096, false).unwrap();
+        let blocks = || rustix::fs::fstat(words()).unwrap().st_blocks;
+        let before = blocks();
+        let indices: Vec<_> = [1, 2].map(|byte| (TaskKind::Indices, vec![byte; 1 << 20])).into();
+        for (seq, index) in (0..).zip(&indices) {
+            assert_eq!(sharing.put(seq, index.clone(), 2), Ok(true));
+        }
+        for (seq, index) in (0..).zip(&indices) {
+            let claimed = worker.claim(0, |_| true).unwrap();
+            assert_eq!((claimed.plan.seq, worker.index(&claimed).as_ref()), (seq, Ok(index)));
+            worker.finish(&claimed, Part::Unsent);
+            sharing.answered(seq, false).unwrap();
+        }
+        assert!(blocks() <= before + 16, "{} blocks", blocks());
+    }
+
+    #[test]
     fn an_epoch_is_over_once_each_batch_before_it_is_sent_or_stale() {
         let (memory, windows, _fd) = SharedTasks::create(2, 4096, false).unwrap();
         let sharing = TaskSharing::new(memory, Arc::new(windows), 2, false);
@@ -312,7 +338,7 @@ mod tests {
         );
         assert_eq!(sharing.answered(9, false), Ok(false));
         assert!(matches!(
-            sharing.put(9, (TaskKind::Indices, vec![0; 5000]), 1),
+            sharing.put(9, (TaskKind::Indices, vec![0; MOST_INDEX as usize + 1]), 1),
             Err(Error::TaskTooLarge { .. })
         ));
     }
