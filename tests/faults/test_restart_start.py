@@ -13,7 +13,6 @@ from faults.failing_datasets import Numbers
 from faults.proc import Snapshot, wait_without_children
 from faults.restart_parts import DiesOnce, firsts
 from ringloader import DataLoader
-from ringloader._iterator.restarting import Restarting
 from ringloader._transport.processes import ProcessTransport
 
 pytestmark = pytest.mark.rings_only
@@ -44,21 +43,6 @@ def interrupted_loader(tmp_path: Path) -> Any:
     return DataLoader(DiesOnce(12, {5: "kill"}, tmp_path), batch_size=2, num_workers=2, restart_workers=3)
 
 
-def raising_at_restarts(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str) -> None:
-    """Has a method run and then raise, once, as a signal handler would, where a successor is started."""
-    method = getattr(owner, name)
-    raised: list[bool] = []
-
-    def run(*args: Any) -> Any:
-        found = method(*args)
-        if not raised and (name != "_record_start" or not args[0].sound):
-            raised.append(True)
-            raise KeyboardInterrupt
-        return found
-
-    monkeypatch.setattr(owner, name, run)
-
-
 def taken_until_an_error(iterator: Any) -> tuple[list[int], BaseException]:
     got: list[int] = []
     try:
@@ -68,52 +52,31 @@ def taken_until_an_error(iterator: Any) -> tuple[list[int], BaseException]:
         return got, error
 
 
-@pytest.mark.parametrize("is_watched", [False, True])
-def test_an_interrupt_within_a_start_leaves_one_process_at_the_rings(
-    is_watched, tmp_path, monkeypatch, snapshot
-):
+HAS_ENDED = "worker 0 was lost, and no successor could be started: "
+
+
+@pytest.mark.parametrize("name", ["_process", "_begin", "_begin_between"])
+@pytest.mark.parametrize("is_behind", [False, True])
+def test_an_interrupted_restart_ends_the_iterator(name, is_behind, tmp_path, monkeypatch, snapshot):
+    """Before a successor is started, and behind its start; the batches until then are right."""
     iterator: Any = iter(interrupted_loader(tmp_path))
-    if is_watched:
-        raising_at_restarts(monkeypatch, ProcessTransport, "_record_start")
-    else:
-        started = ProcessTransport._record_start
+    method = getattr(ProcessTransport, name)
 
-        def interrupted(self: Any, worker: int, process: Any) -> None:
-            if not self.sound:
-                raise KeyboardInterrupt
-            started(self, worker, process)
+    def interrupted(self: Any, *args: Any) -> Any:
+        if self.sound:
+            return method(self, *args)
+        if is_behind:
+            method(self, *args)
+        raise KeyboardInterrupt
 
-        monkeypatch.setattr(ProcessTransport, "_record_start", interrupted)
+    monkeypatch.setattr(ProcessTransport, name, interrupted)
     got, error = taken_until_an_error(iterator)
     assert isinstance(error, KeyboardInterrupt)
-    more, error = taken_until_an_error(iterator)
-    # Not a second process beside the one that was started, which would take the same tasks.
-    assert "exited unexpectedly" in str(error)
-    assert "the start of a successor has failed or was interrupted" in error.__notes__[-1]
-    assert got + more == list(range(len(got + more)))
-    del iterator, error
-    snapshot.assert_nothing_left()
-
-
-def test_an_interrupt_behind_a_start_loses_nothing(tmp_path, monkeypatch, snapshot):
-    iterator: Any = iter(interrupted_loader(tmp_path))
-    raising_at_restarts(monkeypatch, Restarting, "successor")
-    got, error = taken_until_an_error(iterator)
-    assert isinstance(error, KeyboardInterrupt)
-    more, error = taken_until_an_error(iterator)
-    assert isinstance(error, StopIteration)
-    assert got + more == list(range(12))
-    del iterator, error
-    snapshot.assert_nothing_left()
-
-
-def test_an_interrupt_behind_a_start_and_the_end_leave_no_process(tmp_path, monkeypatch, snapshot):
-    iterator: Any = iter(interrupted_loader(tmp_path))
-    raising_at_restarts(monkeypatch, Restarting, "successor")
-    _, error = taken_until_an_error(iterator)
-    assert isinstance(error, KeyboardInterrupt)
-    del iterator, error
+    assert got == list(range(len(got)))
     assert wait_without_children(0) == {}
+    more, error = taken_until_an_error(iterator)
+    assert (more, str(error)) == ([], f"{HAS_ENDED}KeyboardInterrupt()")
+    del iterator, error
     snapshot.assert_nothing_left()
 
 
@@ -126,11 +89,10 @@ def test_no_process_can_be_had(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "fork", fork)
     _, error = taken_until_an_error(iterator)
-    assert isinstance(error, BlockingIOError)
-    _, error = taken_until_an_error(iterator)
-    assert "the start of a successor has failed" in error.__notes__[-1]
+    assert str(error) == f"{HAS_ENDED}BlockingIOError(11, 'no more processes')"
+    _, again = taken_until_an_error(iterator)
+    assert str(again) == str(error)
     monkeypatch.undo()
-    loader.shutdown()
     # `multiprocessing` itself leaves the pipes of a process that could not be forked.
     assert wait_without_children(10) == {}
 
@@ -138,14 +100,15 @@ def test_no_process_can_be_had(tmp_path, monkeypatch):
 def test_a_shutdown_within_a_start_leaves_no_process(tmp_path, monkeypatch, snapshot):
     loader = interrupted_loader(tmp_path)
     iterator: Any = iter(loader)
-    started = ProcessTransport._record_start
+    begin = ProcessTransport._begin
 
-    def with_shutdown(self: Any, worker: int, process: Any) -> None:
-        started(self, worker, process)
+    def with_shutdown(self: Any, *args: Any) -> Any:
+        process = begin(self, *args)
         if not self.sound:
             loader.shutdown()
+        return process
 
-    monkeypatch.setattr(ProcessTransport, "_record_start", with_shutdown)
+    monkeypatch.setattr(ProcessTransport, "_begin", with_shutdown)
     _, error = taken_until_an_error(iterator)
     assert "was ended by DataLoader.shutdown()" in str(error)
     assert wait_without_children(0) == {}

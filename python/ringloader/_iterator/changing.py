@@ -114,12 +114,6 @@ class Changing:
 
         return counted
 
-    def list_interrupted(self, iterator: OurWorkersIterator) -> None:
-        """Adds a process whose start was interrupted to the list of workers, to be ended with them."""
-        running = iterator._transport.process_of(len(iterator._workers))
-        if running is not None:
-            iterator._workers.append(running)
-
     def _look(self, iterator: OurWorkersIterator) -> None:
         """Looks at the clock; measures, and changes the number, if enough batches and time have passed."""
         now = self._monotonic()

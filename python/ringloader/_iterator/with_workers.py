@@ -319,10 +319,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         try:
             # True, or None while modules are torn down: the interpreter exits.
             if not self._shutdown and getattr(self._torch_utils, "python_exit_status", None) is False:
-                if self._changing is not None:
-                    self._changing.list_interrupted(self)
-                if self._restarting is not None:
-                    self._restarting.list_all(self._workers)
                 self._shutdown = True
                 if self._next_epoch is not None:
                     self._next_epoch.end()
@@ -376,7 +372,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 is_known, position = dataset.succeed(worker_id)
                 start = dataclasses.replace(start, position=position)
             self._restarting.record_state(worker_id, is_known)
-            successor = self._restarting.successor(self._workers[worker_id], worker_id, start, in_hand)
+            try:
+                successor = self._restarting.successor(self._workers[worker_id], worker_id, start, in_hand)
+            except BaseException as error:
+                # INVARIANT: no two processes are at the rings of one worker. This one may run unknown. An
+                # `Exception` is raised with this text, now too.
+                self._stop(f"worker {worker_id} was lost, and no successor could be started: {error!r}")
+                self._shutdown_workers()
+                raise
         if successor is None:
             return False
         self._workers[worker_id] = successor

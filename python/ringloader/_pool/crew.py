@@ -59,7 +59,7 @@ class Lease:
     def add(self, processes: list[PoolProcess]) -> None:
         """Makes the processes this one's, until they are given back."""
         for process in processes:
-            process.lend(self)
+            process.is_lent = True
         self._idle += processes
 
     @property
@@ -95,6 +95,10 @@ class Lease:
                 )
             self._crew.fill(self, loader, 1)
         return self._idle.pop(0)
+
+    def __del__(self) -> None:
+        # An interrupt may lose it before anybody has it.
+        self.close()
 
     def close(self) -> None:
         """Gives back the processes that got no work. The others are given back as they leave."""
@@ -178,7 +182,6 @@ class Crew:
         self.objects.tidy()
         numbers = self.objects.numbers()
         for process in list(self._processes):
-            process.recover()
             if process.is_lost():
                 self._processes.remove(process)
                 process.channel.close()
@@ -305,7 +308,6 @@ class Crew:
     def give_back(self, process: PoolProcess) -> None:
         """Takes back a process that has left its iterator. Called from anywhere."""
         if not self.is_inherited():
-            process.record_return()
             self._returned.append(process)
             self._tidy_if_free()
 

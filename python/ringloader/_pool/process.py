@@ -8,7 +8,6 @@ import os
 import select
 import socket
 import time
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing import connection, context, reduction
 from typing import Any
@@ -42,9 +41,6 @@ class PoolProcess:
         self._definitions = definitions.of_now() if context.get_start_method() == "fork" else None
         # True while an iterator has the process.
         self.is_lent = False
-        self._lease: Callable[[], object] = _no_lease
-        self._is_given_back = False
-        self._is_assigned = False
         # True if it has closed its end of the socket.
         self._has_closed = False
         self.channel, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -77,27 +73,9 @@ class PoolProcess:
         poll.register(self.channel, 0)
         return not self.is_lent and bool(poll.poll(0))
 
-    def lend(self, lease: object) -> None:
-        """Lends the process to the iterator that has this lease, until it is given back."""
-        self._lease, self._is_assigned, self._is_given_back = weakref.ref(lease), False, False
-        self.is_lent = True
-
     def can_serve(self, record: Record) -> bool:
         """True if it has, or finds, the definitions that a pickle names."""
         return self._definitions is None or definitions.are_in(record.named, self._definitions)
-
-    def record_return(self) -> None:
-        """Records that the iterator is done with it. Called before the lease goes."""
-        self._is_given_back = True
-
-    def recover(self) -> None:
-        """Takes it back if an interrupt has lost the lease: idle if it has left its iterator, else killed."""
-        # ORDERING: the lease first: another thread records that it gives the process back, then drops it.
-        if self.is_lent and self._lease() is None and not self._is_given_back:
-            if not self._is_assigned or self.wait_until_left(0.0):
-                self.is_lent = False
-            else:
-                self.process.kill()
 
     def assign(
         self, record: Record, work: tuple[Any, ...], look: Callable[[Any], None] | None = None
@@ -146,7 +124,6 @@ class PoolProcess:
         self.numbers.add(record.number)
 
     def _send(self, message: bytes, fds: list[int]) -> None:
-        self._is_assigned = True
         try:
             while len(fds) > pooled.MOST_FDS:
                 socket.send_fds(self.channel, [pooled.MORE_FDS], fds[: pooled.MOST_FDS])
@@ -197,10 +174,6 @@ class PoolProcess:
                 return None
             if until is not None and time.monotonic() >= until:
                 return False
-
-
-def _no_lease() -> None:
-    return None
 
 
 class _Sending:

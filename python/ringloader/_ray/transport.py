@@ -261,10 +261,6 @@ class RayTransport(Transport):
         self._connect(worker, self._wait_until(self._settings.start_timeout))
         return self._handles[worker]
 
-    def process_of(self, worker: int) -> ActorWorker | None:
-        """Returns the handle of the actor that was started last as a worker; None before."""
-        return self._handles.get(worker)
-
     def make_successors(self, is_iterable: bool) -> Replacing:
         """Returns what starts successors of lost workers."""
         return Replacing(self._settings.retries, is_iterable, self)

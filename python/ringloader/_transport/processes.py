@@ -6,7 +6,7 @@ import pickle
 import threading
 import warnings
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 # torch seeds it in each worker, where numpy would import it otherwise: it does so at the first use.
 import numpy.random  # noqa: F401
@@ -27,9 +27,6 @@ from ringloader._transport.sharing import SharedTasks
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
-
-if TYPE_CHECKING:
-    pass
 
 # torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
 _PICKLE_WARNING = (
@@ -86,8 +83,6 @@ class ProcessTransport(Transport):
         self._context = context if lease is None else lease.context
         self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
-        # The process that was started last. An interrupt may come before it is listed elsewhere.
-        self._last_started: Any = None
         # Looks through what is sent. A pool does that itself, and a forked process is sent nothing.
         self._look = look
         self._shared: shared_work.Shared | None = None
@@ -102,21 +97,35 @@ class ProcessTransport(Transport):
 
     def start(self, work: Work) -> Any:
         """Starts the process of a worker."""
-        if self._dispatching is not None:
-            work = work._replace(dataset=self._dispatching.without_source)
-        if self._keeps_work:
-            self._work[work.worker] = work
-        process = self._process(channel.WorkerEndpoint(self.engine, work.worker, self.options), work)
-        process.daemon = True
-        self._last_started = process
         try:
-            with guard.told(self._context, self._fork):
-                process.start()
+            return self._begin(self._prepared(work), self._end_of(work.worker))
         except (TypeError, AttributeError, pickle.PicklingError):
             if internals.warns_of_pickle_errors():
                 warnings.warn(_PICKLE_WARNING, stacklevel=2)
             raise
-        self._record_start(work.worker, process)
+
+    def _prepared(self, work: Work) -> Work:
+        if self._dispatching is not None:
+            work = work._replace(dataset=self._dispatching.without_source)
+        if self._keeps_work:
+            self._work[work.worker] = work
+        return work
+
+    def _end_of(self, worker: int, *begin: Any) -> channel.WorkerEndpoint:
+        return channel.WorkerEndpoint(self.engine, worker, self.options, *begin)
+
+    def _begin(self, work: Work, worker_end: channel.WorkerEndpoint) -> Any:
+        process = self._process(worker_end, work)
+        process.daemon = True
+        # Before it starts: what an interrupt leaves is ended with the rest.
+        self._processes[work.worker] = process
+        with guard.told(self._context, self._fork):
+            process.start()
+        if self._lease is None:
+            processes.record_start(process)
+        self.engine.watch_worker(work.worker, process.pid)
+        if len(self._processes) == self._workers:
+            self._share_nothing_more()
         return process
 
     def _process(self, worker_end: channel.WorkerEndpoint, work: Work) -> Any:
@@ -161,25 +170,35 @@ class ProcessTransport(Transport):
             start: The beginning of its part of the epoch.
 
         Raises:
-            BaseException: An error of the start. The worker is not to be started again then.
+            BaseException: An error of the start. No process of the worker runs then.
         """
         self.sound = False
-        # One that was to end is told again.
-        self._ended.discard(worker)
-        return self._start_between(self._work[worker]._replace(start=start))
+        return self._begin_between(self._work[worker]._replace(start=start))
 
     def start_later(self, work: Work) -> Any:
         """Starts the process of a worker that never ran, or has ended and owed nothing, while others run.
 
         Raises:
-            BaseException: An error of the start. The worker is not to be started again then.
+            BaseException: An error of the start. No process of the worker runs then.
         """
-        if self._dispatching is not None:
-            work = work._replace(dataset=self._dispatching.without_source)
-        if self._keeps_work:
-            self._work[work.worker] = work
-        self._ended.discard(work.worker)
-        return self._start_between(work)
+        return self._begin_between(self._prepared(work))
+
+    def _begin_between(self, work: Work) -> Any:
+        worker = work.worker
+        # One that was to end is told again.
+        self._ended.discard(worker)
+        worker_end = self._end_of(worker, self.engine.succeed(worker))
+        try:
+            with processes.one_start_at_a_time():
+                process = self._begin(work, worker_end)
+        except BaseException:
+            # INVARIANT: no two processes are at the rings of one worker.
+            self._group([self._processes[worker]]).kill()
+            raise
+        if self.engine.is_done():
+            # Another thread, or a signal handler, has ended the workers meanwhile, without this one.
+            processes.kill(process)
+        return process
 
     def has_left(self, worker: int) -> bool:
         """True once the process of a worker that was told to end has ended, or has gone back to its pool."""
@@ -194,25 +213,6 @@ class ProcessTransport(Transport):
         if self._lease is not None and self._processes[worker].has_left:
             self.engine.note_left(worker)
 
-    def _start_between(self, work: Work) -> Any:
-        worker = work.worker
-        worker_end = channel.WorkerEndpoint(self.engine, worker, self.options, self.engine.succeed(worker))
-        process = self._process(worker_end, work)
-        process.daemon = True
-        self._last_started = process
-        try:
-            with processes.one_start_at_a_time():
-                process.start()
-                self._record_start(worker, process)
-        except BaseException:
-            if process.pid is not None:
-                processes.kill(process)
-            raise
-        if self.engine.is_done():
-            # Another thread, or a signal handler, has ended the workers meanwhile, without this one.
-            processes.kill(process)
-        return process
-
     def is_without_guard(self, process: Any) -> bool:
         """True if a process has ended because the main file has no guard: so would any other."""
         return guard.is_missing(self._context.get_start_method(), process.exitcode)
@@ -220,20 +220,6 @@ class ProcessTransport(Transport):
     def process_of(self, worker: int) -> Any:
         """Returns the process that was started last as a worker; None before."""
         return self._processes.get(worker)
-
-    def _record_start(self, worker: int, process: Any) -> None:
-        self._processes[worker] = process
-        if self._lease is None:
-            processes.record_start(process)
-        try:
-            self.engine.watch_worker(worker, process.pid)
-        except BaseException:
-            # The iterator does not list it yet, so no other code would end it.
-            process.terminate()
-            processes.end(process, internals.JOIN_SECONDS)
-            raise
-        if len(self._processes) == self._workers:
-            self._share_nothing_more()
 
     def _share_nothing_more(self) -> None:
         if self._shared is not None:
@@ -250,10 +236,8 @@ class ProcessTransport(Transport):
 
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
         """Ends the processes, suspended ones too. Kills the ones that still live after torch's timeout."""
-        last = self._last_started
-        is_listed = last is None or self._lease is not None or last in workers
-        # One that is not listed was interrupted as it started. Nobody tells it to end: it is killed.
-        group = self._group(workers if is_listed else [*workers, last])
+        # Of one whose start was interrupted nobody else knows: it is killed.
+        group = self._group([process for process in self._processes.values() if process.pid is not None])
         try:
             self.engine.set_done()
             for worker in range(len(workers)):

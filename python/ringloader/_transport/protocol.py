@@ -52,9 +52,6 @@ class Successors(Protocol):
     def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: Any, /) -> Any:
         """Returns the handle of a worker's successor, which runs; None if there may be none."""
 
-    def list_all(self, workers: list[Any], /) -> None:
-        """Adds each successor to the list of an iterator's workers, to be ended with it."""
-
     def why_not(self, worker: int, /) -> Iterable[str]:
         """Returns the reason why a lost worker got no successor; nothing if none was wanted."""
 

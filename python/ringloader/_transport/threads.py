@@ -75,10 +75,6 @@ class ThreadTransport(Transport):
         else:
             super().send(worker, message)
 
-    def process_of(self, worker: int) -> Any:
-        """Returns the thread that was started last as a worker; None before."""
-        return self._threads.get(worker)
-
     def call(self, worker: int, function: Callable[[], object]) -> None:
         """Sends a worker a call, after its tasks."""
         self.engine.put(worker, function)
