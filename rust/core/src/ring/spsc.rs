@@ -14,10 +14,8 @@
 //! Every call is wait-free: a fixed number of steps, whatever the peer does, and no allocation but
 //! for an error's text.
 
-use crossbeam_utils::CachePadded;
-
 use super::cursor;
-use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
+use crate::sync::{AtomicU64, CachePadded, Ordering, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 use crate::{Error, Result};
@@ -48,8 +46,7 @@ pub struct Descriptor {
 #[cfg(not(ringloader_loom))]
 const _: () = {
     assert!(size_of::<Descriptor>() == 64 && align_of::<Descriptor>() == 64);
-    assert!(size_of::<RingHeader>() == 2 * size_of::<CachePadded<AtomicU64>>());
-    assert!(size_of::<RingHeader>().is_multiple_of(64) && align_of::<RingHeader>().is_multiple_of(64));
+    assert!(size_of::<RingHeader>() == 256 && align_of::<RingHeader>() == 128);
 };
 
 impl RingHeader {
@@ -60,10 +57,7 @@ impl RingHeader {
 
     /// The header of an empty ring whose positions begin at `position`.
     pub fn at(position: u64) -> Self {
-        Self {
-            tail: CachePadded::new(AtomicU64::new(position)),
-            head: CachePadded::new(AtomicU64::new(position)),
-        }
+        Self { tail: CachePadded(AtomicU64::new(position)), head: CachePadded(AtomicU64::new(position)) }
     }
 }
 
@@ -135,7 +129,7 @@ impl<'a> Ring<'a> {
     }
 
     fn positions(&self) -> (u64, u64) {
-        (self.header.tail.load(Ordering::Acquire), self.header.head.load(Ordering::Acquire))
+        (self.header.tail.0.load(Ordering::Acquire), self.header.head.0.load(Ordering::Acquire))
     }
 
     #[inline]
@@ -182,13 +176,13 @@ impl Producer {
         }
         let next = tail.wrapping_add(1);
         if fault("tail_before_words") {
-            ring.header.tail.store(next, Ordering::Release);
+            ring.header.tail.0.store(next, Ordering::Release);
         }
         ring.slot(tail).store(words);
         failpoint("words-stored");
         // ORDERING tail: the words, and all that they stand for, happen before the consumer's load
         // of this position.
-        ring.header.tail.store(next, release_unless("tail_relaxed"));
+        ring.header.tail.0.store(next, release_unless("tail_relaxed"));
         self.tail = next;
         Ok(true)
     }
@@ -213,7 +207,7 @@ impl Producer {
     pub fn head(&mut self, ring: Ring<'_>) -> Result<u64> {
         // ORDERING head: the consumer's last use of a slot and of its bytes happens before they are
         // written again.
-        let head = ring.header.head.load(acquire_unless("head_load_relaxed"));
+        let head = ring.header.head.0.load(acquire_unless("head_load_relaxed"));
         cursor::advanced("head", self.seen_head, head, self.tail)?;
         self.seen_head = head;
         Ok(head)
@@ -269,7 +263,7 @@ impl Consumer {
         if self.head == self.seen_tail {
             // ORDERING tail: all that the producer wrote before it published this position happens
             // before this load.
-            let tail = ring.header.tail.load(acquire_unless("tail_load_relaxed"));
+            let tail = ring.header.tail.0.load(acquire_unless("tail_load_relaxed"));
             cursor::advanced("tail", self.head, tail, self.head.wrapping_add(ring.capacity()))?;
             self.seen_tail = tail;
         }
@@ -288,7 +282,7 @@ impl Consumer {
         self.head = self.head.wrapping_add(1);
         // ORDERING head: this end's reads of the slot and of its bytes happen before the producer's
         // load of this.
-        ring.header.head.store(self.head, release_unless("head_relaxed"));
+        ring.header.head.0.store(self.head, release_unless("head_relaxed"));
     }
 
     /// Takes the oldest descriptor out of the ring, or `None` if there is none. For descriptors

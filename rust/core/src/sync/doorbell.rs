@@ -29,9 +29,7 @@
 //! release store and acquire load of what was published. That keeps the rest of the crate within
 //! what ThreadSanitizer, which does not see fences, can judge.
 
-use crossbeam_utils::CachePadded;
-
-use super::{AtomicU32, Ordering, fence};
+use super::{AtomicU32, CachePadded, Ordering, fence};
 use crate::Result;
 use crate::testing::fault::fault;
 
@@ -46,12 +44,12 @@ use crate::testing::fault::fault;
 pub struct WaitFlag(CachePadded<AtomicU32>);
 
 #[cfg(not(ringloader_loom))]
-const _: () = assert!(size_of::<WaitFlag>().is_multiple_of(64) && align_of::<WaitFlag>().is_multiple_of(64));
+const _: () = assert!(size_of::<WaitFlag>() == 128 && align_of::<WaitFlag>() == 128);
 
 impl WaitFlag {
     /// A flag that was not announced on.
     pub fn new() -> Self {
-        Self(CachePadded::new(AtomicU32::new(0)))
+        Self(CachePadded(AtomicU32::new(0)))
     }
 
     /// Says that the caller is going to sleep. The caller **must look again** at everything that it
@@ -59,7 +57,7 @@ impl WaitFlag {
     /// [`sleep_unless`] does it all.
     #[inline]
     pub fn announce(&self) {
-        self.0.swap(1, Ordering::Relaxed);
+        self.0.0.swap(1, Ordering::Relaxed);
         sequence_unless("announce_without_fence");
     }
 
@@ -67,7 +65,7 @@ impl WaitFlag {
     /// sleep that ended for another reason than a notification; harmless after one.
     #[inline]
     pub fn withdraw(&self) {
-        self.0.swap(0, Ordering::Relaxed);
+        self.0.0.swap(0, Ordering::Relaxed);
     }
 
     /// Clears the flag, so that one sleep costs one notification, whatever is published meanwhile. Returns true if a
@@ -81,7 +79,7 @@ impl WaitFlag {
     fn lower(&self) -> bool {
         // The load spares the exclusive access to the line while no one sleeps. Only the peer that takes the
         // 1 by the swap rings.
-        self.0.load(Ordering::Relaxed) != 0 && self.0.swap(0, Ordering::Relaxed) != 0
+        self.0.0.load(Ordering::Relaxed) != 0 && self.0.0.swap(0, Ordering::Relaxed) != 0
     }
 }
 

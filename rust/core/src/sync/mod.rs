@@ -3,6 +3,7 @@
 //! | module | about |
 //! |---|---|
 //! | `atomics` | which atomics these are |
+//! | `cache_padded` | words on cache lines of their own |
 //! | [`awaited`] | the threads that an end waits for |
 //! | [`doorbell`] | sleep and wake between two processes, the only `fence(SeqCst)` |
 //! | [`adaptive_spin`] | looking again for a moment before a sleep |
@@ -11,9 +12,11 @@
 pub mod adaptive_spin;
 mod atomics;
 pub mod awaited;
+mod cache_padded;
 pub mod doorbell;
 pub mod ready;
 
 pub use atomics::*;
 pub use awaited::Awaited;
+pub use cache_padded::CachePadded;
 pub use doorbell::WaitFlag;

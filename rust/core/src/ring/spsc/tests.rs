@@ -62,15 +62,15 @@ fn a_head_that_passed_the_tail_is_corrupt() {
     let (header, slots) = (RingHeader::new(), slots(2));
     let ring = Ring::new(&header, &slots).expect("two slots");
     let mut producer = Producer::attach(ring).expect("new");
-    header.head.store(1, Ordering::Relaxed);
+    header.head.0.store(1, Ordering::Relaxed);
     assert!(corrupt(producer.head(ring)).contains("went from 0 to 1; it only grows, and can be 0 at most"));
     corrupt(ring.len());
     corrupt(Producer::attach(ring));
     corrupt(Consumer::attach(ring));
-    header.head.store(0, Ordering::Relaxed);
+    header.head.0.store(0, Ordering::Relaxed);
     assert_eq!(producer.push(ring, &words(0)), Ok(true));
     assert_eq!(producer.push(ring, &words(1)), Ok(true));
-    header.head.store(u64::MAX, Ordering::Relaxed);
+    header.head.0.store(u64::MAX, Ordering::Relaxed);
     corrupt(producer.push(ring, &words(2)));
     assert_eq!(producer.tail(), 2, "a failed push moves nothing");
 }
@@ -84,7 +84,7 @@ fn a_head_that_went_back_is_corrupt() {
     producer.push(ring, &words(0)).expect("sound");
     consumer.pop(ring).expect("sound");
     assert_eq!(producer.head(ring), Ok(1));
-    header.head.store(0, Ordering::Relaxed);
+    header.head.0.store(0, Ordering::Relaxed);
     corrupt(producer.head(ring));
 }
 
@@ -94,10 +94,10 @@ fn a_tail_beyond_the_slots_or_gone_back_is_corrupt() {
     let ring = Ring::new(&header, &slots).expect("four slots");
     let mut consumer = Consumer::attach(ring).expect("new");
     for tail in [15, 9, u64::MAX] {
-        header.tail.store(tail, Ordering::Relaxed);
+        header.tail.0.store(tail, Ordering::Relaxed);
         corrupt(consumer.peek(ring));
     }
-    header.tail.store(14, Ordering::Relaxed);
+    header.tail.0.store(14, Ordering::Relaxed);
     assert!(consumer.peek(ring).expect("all slots taken").is_some());
 }
 

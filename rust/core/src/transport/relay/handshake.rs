@@ -1,43 +1,63 @@
 //! The first bytes of a connection: who may begin one.
+//!
+//! The main process sends a challenge, and the worker answers with its number and a proof that it knows the secret. The
+//! secret does not cross the connection, and a proof is good for one connection, one worker and one number.
 
-use std::io::{ErrorKind, Read};
+use std::io::{ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::time::Instant;
 
+use hmac::{Hmac, KeyInit, Mac};
+use rustix::rand::{GetRandomFlags, getrandom};
+use sha2::Sha256;
+use zerocopy::little_endian::{U32, U64};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use super::Token;
+use super::worker_end::Identity;
 
-/// Bytes that a worker begins with.
-pub(super) const HELLO: usize = 64;
+/// Bytes of a challenge.
+pub(super) const CHALLENGE: usize = 32;
 
-const MAGIC: &[u8; 8] = b"ringldr1";
+pub(super) type Challenge = [u8; CHALLENGE];
 
-/// The first bytes of a worker's connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+const MAGIC: [u8; 8] = *b"ringldr2";
+
+/// The first bytes of a worker: the answer to the challenge.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
 pub(super) struct Hello {
-    pub(super) token: Token,
-    pub(super) worker: u32,
+    magic: [u8; 8],
+    worker: U32,
     /// The number under which this worker was expected.
-    pub(super) number: u64,
+    number: U64,
+    proof: [u8; 32],
 }
 
 impl Hello {
-    pub(super) fn to_bytes(self) -> [u8; HELLO] {
-        let mut bytes = [0; HELLO];
-        bytes[..8].copy_from_slice(MAGIC);
-        bytes[8..40].copy_from_slice(&self.token);
-        bytes[40..44].copy_from_slice(&self.worker.to_le_bytes());
-        bytes[48..56].copy_from_slice(&self.number.to_le_bytes());
-        bytes
+    /// Returns the answer of a worker to a challenge.
+    pub(super) fn new(challenge: &Challenge, identity: &Identity) -> Self {
+        let &Identity { token, worker, number } = identity;
+        let hello = Self { magic: MAGIC, worker: worker.into(), number: number.into(), proof: [0; 32] };
+        Self { proof: hello.mac(challenge, &token).finalize().into_bytes().into(), ..hello }
     }
 
-    /// Returns the worker and its number, if the bytes begin a connection with this token.
-    pub(super) fn read(bytes: &[u8; HELLO], token: &Token) -> Option<(u32, u64)> {
-        let magic = &bytes[..8] == MAGIC;
-        // Looks at all of it in any case: the time says nothing of where a wrong one differs.
-        let differs = bytes[8..40].iter().zip(token).fold(0, |sum, (one, other)| sum | (one ^ other));
-        let worker = u32::from_le_bytes(bytes[40..44].try_into().ok()?);
-        let number = u64::from_le_bytes(bytes[48..56].try_into().ok()?);
-        (magic && differs == 0).then_some((worker, number))
+    /// Returns the worker and its number, if this answers the challenge.
+    fn check(&self, challenge: &Challenge, token: &Token) -> Option<(u32, u64)> {
+        // Takes as long, wherever a wrong proof differs.
+        let is_right = self.mac(challenge, token).verify_slice(&self.proof).is_ok();
+        (is_right && self.magic == MAGIC).then(|| (self.worker.get(), self.number.get()))
+    }
+
+    /// The proof is over the challenge and all that stands before it.
+    fn mac(&self, challenge: &Challenge, token: &Token) -> Hmac<Sha256> {
+        // HMAC fills a shorter key up with zeros itself.
+        let mut key = [0; 64];
+        key[..token.len()].copy_from_slice(token);
+        let mut mac = Hmac::<Sha256>::new(&key.into());
+        mac.update(challenge);
+        mac.update(&self.as_bytes()[..size_of::<Self>() - self.proof.len()]);
+        mac
     }
 }
 
@@ -45,7 +65,8 @@ impl Hello {
 #[derive(Debug)]
 pub(super) struct Caller {
     pub(super) socket: TcpStream,
-    bytes: [u8; HELLO],
+    challenge: Challenge,
+    hello: Hello,
     have: usize,
     pub(super) since: Instant,
 }
@@ -61,25 +82,33 @@ pub(super) enum Said {
 }
 
 impl Caller {
-    pub(super) fn new(socket: TcpStream) -> Self {
-        Self { socket, bytes: [0; HELLO], have: 0, since: Instant::now() }
+    /// Sends the challenge.
+    ///
+    /// # Errors
+    /// The system's, where there is no challenge, or the connection does not take it at once.
+    pub(super) fn challenge(mut socket: TcpStream) -> std::io::Result<Self> {
+        let mut challenge = [0; CHALLENGE];
+        let got = getrandom(&mut challenge, GetRandomFlags::empty())?;
+        if got != CHALLENGE {
+            return Err(ErrorKind::UnexpectedEof.into());
+        }
+        socket.write_all(&challenge)?;
+        Ok(Self { socket, challenge, hello: Hello::new_zeroed(), have: 0, since: Instant::now() })
     }
 
     /// Reads what is there. Never waits.
     pub(super) fn listen(&mut self, token: &Token) -> Said {
-        loop {
-            match self.socket.read(&mut self.bytes[self.have..]) {
+        while self.have < size_of::<Hello>() {
+            match self.socket.read(&mut self.hello.as_mut_bytes()[self.have..]) {
                 Ok(0) => return Said::Nonsense,
                 Ok(read) => self.have += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return Said::Little,
                 Err(_) => return Said::Nonsense,
             }
-            if self.have == HELLO {
-                return Hello::read(&self.bytes, token)
-                    .map_or(Said::Nonsense, |(worker, number)| Said::Worker(worker, number));
-            }
         }
+        let worker = self.hello.check(&self.challenge, token);
+        worker.map_or(Said::Nonsense, |(worker, number)| Said::Worker(worker, number))
     }
 }
 
@@ -88,17 +117,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_hello_is_read_with_its_token_only() {
-        let bytes = Hello { token: [7; 32], worker: 3, number: 9 }.to_bytes();
-        assert_eq!(Hello::read(&bytes, &[7; 32]), Some((3, 9)));
-        let mut other = [7; 32];
-        for at in 0..32 {
-            other[at] ^= 1;
-            assert_eq!(Hello::read(&bytes, &other), None, "byte {at}");
-            other[at] ^= 1;
+    fn a_hello_is_good_for_its_challenge_its_token_and_its_words() {
+        let (challenge, token) = ([1; CHALLENGE], [7; 32]);
+        let hello = Hello::new(&challenge, &Identity { token, worker: 3, number: 9 });
+        assert_eq!(hello.check(&challenge, &token), Some((3, 9)));
+        assert_eq!(hello.check(&[2; CHALLENGE], &token), None, "a recorded one");
+        assert_eq!(hello.check(&challenge, &[8; 32]), None);
+        assert!(!hello.as_bytes().windows(token.len()).any(|bytes| bytes == token));
+        for at in 0..size_of::<Hello>() {
+            let mut changed = hello;
+            changed.as_mut_bytes()[at] ^= 1;
+            assert_eq!(changed.check(&challenge, &token), None, "byte {at}");
         }
-        let mut changed = bytes;
-        changed[0] ^= 1;
-        assert_eq!(Hello::read(&changed, &[7; 32]), None);
     }
 }

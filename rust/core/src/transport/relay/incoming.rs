@@ -1,13 +1,19 @@
 //! A batch on its way from a connection into a slot: one step after another, none of which waits.
 
 use std::net::TcpStream;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
-use super::frame::{HEADER, Header};
+use zerocopy::little_endian::U64;
+
+use super::frame::{FrameHeader, FrameKind, HEADER};
 use super::loss::Loss;
+use super::peer_clock::PeerClock;
 use super::reader::{AHEAD, Reader};
-use crate::error::{Error, Result};
+use super::usize_from;
+use crate::error;
 use crate::os::Segment;
+use crate::os::clock::monotonic;
 use crate::os::fd_passing::SendOutcome;
 use crate::sync::Arc;
 use crate::timing::Stamps;
@@ -15,7 +21,13 @@ use crate::transport::message::ResultKind;
 use crate::transport::port::{Commit, Port, Room};
 
 /// Bytes that one connection may take before others are served.
-const TURN: u64 = 4 << 20;
+pub(super) const TURN: u64 = 4 << 20;
+
+/// Bytes that a frame counts as, beside its content: it takes time without content, too.
+pub(super) const OF_FRAME: u64 = 4 << 10;
+
+/// The longest batch that is taken for one: no machine makes longer ones, so a longer length is garbled.
+pub(super) const LONGEST_BATCH: u64 = 1 << 40;
 
 /// The next frame of a connection.
 #[derive(Debug)]
@@ -38,8 +50,7 @@ enum Frame {
 /// A batch, with the memory that it is read into.
 #[derive(Debug)]
 struct Batch {
-    header: Header,
-    kind: ResultKind,
+    answer: Answer,
     commit: Commit<Arc<Port>>,
     /// The segment of a batch that is too large for a slot.
     own: Option<(Segment, OwnedFd)>,
@@ -47,6 +58,34 @@ struct Batch {
     have: Option<u64>,
     /// True once its segment was sent.
     is_sent: bool,
+}
+
+/// The header of a result, checked.
+#[derive(Debug, Clone)]
+pub(super) struct Answer {
+    pub(super) kind: ResultKind,
+    pub(super) seq: u64,
+    /// Bytes of the result, its table among them.
+    pub(super) len: u64,
+    /// True if its worker answers no other task of this epoch.
+    pub(super) ends_part: bool,
+    /// INVARIANT: within `len`.
+    table: Range<u64>,
+    /// The number of its filling.
+    generation: u64,
+    counts: [u64; 5],
+}
+
+/// One turn of a connection.
+pub(super) struct Turn<'a> {
+    pub(super) port: &'a Arc<Port>,
+    pub(super) clock: &'a PeerClock,
+    /// The counts of the worker's predecessors in this epoch.
+    pub(super) before: &'a [u64; 5],
+    /// False if results are dropped.
+    pub(super) is_wanted: bool,
+    /// Bytes that it may still take.
+    pub(super) left: u64,
 }
 
 /// The outcome of a step.
@@ -58,10 +97,43 @@ pub(super) enum Step {
     Dry,
     /// There is no room yet.
     NoRoom,
-    /// A header has come, of which nothing follows.
-    Header(Header),
-    /// A batch is committed.
-    Committed(Header, ResultKind),
+    /// A sign of life has come, with these moments.
+    Beat([u64; 3]),
+    /// A result is committed.
+    Committed(Answer),
+}
+
+impl Turn<'_> {
+    fn count(&mut self, bytes: u64) {
+        self.left = self.left.saturating_sub(bytes);
+    }
+}
+
+impl Answer {
+    /// Checks the header of a result.
+    ///
+    /// # Errors
+    /// Where no worker sends such a header.
+    fn check(header: &FrameHeader) -> Result<Self, Loss> {
+        let FrameHeader { of, len, at: [table, table_len, generation], counts, .. } = *header;
+        let len = len.get();
+        let kind = ResultKind::from_number(of.into());
+        let kind = kind.ok_or_else(|| Loss::theirs(format!("it has sent a result of kind {of}")))?;
+        if !(1..LONGEST_BATCH).contains(&len) {
+            return Err(Loss::theirs(format!("it has sent a result of {len} bytes")));
+        }
+        let table_end = table.get().checked_add(table_len.get()).filter(|&end| end <= len);
+        let table_end = table_end.ok_or_else(|| Loss::theirs("it has sent a table outside of its batch"))?;
+        Ok(Self {
+            kind,
+            seq: header.seq.get(),
+            len,
+            ends_part: header.ends_part,
+            table: table.get()..table_end,
+            generation: generation.get(),
+            counts: counts.map(U64::get),
+        })
+    }
 }
 
 impl Incoming {
@@ -75,58 +147,52 @@ impl Incoming {
         !matches!(self.frame, Frame::Header) || !self.reader.ahead().is_empty()
     }
 
-    /// Goes on as far as it can without waiting. `turn`: bytes that it may still take. `is_wanted`: false if results are dropped.
-    /// `before`: what the predecessors of the worker have counted in this epoch. `stamps` turns the worker's moments into this machine's.
+    /// Goes on as far as it can without waiting.
     ///
     /// # Errors
     /// Why the connection cannot go on.
-    pub(super) fn step(
-        &mut self,
-        socket: &mut TcpStream,
-        port: &Arc<Port>,
-        turn: &mut u64,
-        is_wanted: bool,
-        before: &[u64; 5],
-        stamps: impl Fn(Stamps) -> Stamps,
-    ) -> std::result::Result<Step, Loss> {
+    pub(super) fn step(&mut self, socket: &mut TcpStream, turn: &mut Turn<'_>) -> Result<Step, Loss> {
         let Self { reader, frame } = self;
         match frame {
             Frame::Header => {
                 let Some(bytes) = reader.ahead().first_chunk::<HEADER>() else {
                     return Ok(if reader.fill(socket)? { Step::On } else { Step::Dry });
                 };
-                let header = Header::from_bytes(bytes)?;
+                let header = FrameHeader::read(bytes).map_err(Loss::theirs)?;
                 reader.consume(HEADER);
-                if header.len == 0 {
-                    return Ok(Step::Header(header));
+                turn.count(OF_FRAME);
+                match header.kind {
+                    FrameKind::Beat if header.len == U64::ZERO => Ok(Step::Beat(header.at.map(U64::get))),
+                    FrameKind::Result => {
+                        let answer = Answer::check(&header)?;
+                        let commit = turn.port.begin_relayed(answer.generation);
+                        let batch = Batch { answer, commit, own: None, have: None, is_sent: false };
+                        *frame = Frame::Batch(Box::new(batch));
+                        Ok(Step::On)
+                    }
+                    kind => Err(Loss::theirs(format!("it has sent a {kind:?} of {} bytes", header.len))),
                 }
-                let kind = ResultKind::from_number(header.of)
-                    .ok_or_else(|| format!("it has sent a result of kind {}", header.of))?;
-                let commit = port.begin_relayed(header.at[2]);
-                let batch = Batch { header, kind, commit, own: None, have: None, is_sent: false };
-                *frame = Frame::Batch(Box::new(batch));
-                Ok(Step::On)
             }
             Frame::Unwanted { left } => {
                 if reader.ahead().is_empty() && !reader.fill(socket)? {
                     return Ok(Step::Dry);
                 }
-                let dropped = reader.ahead().len().min(usize::try_from(*left).unwrap_or(usize::MAX));
-                reader.consume(dropped);
-                *left -= dropped as u64;
-                *turn = turn.saturating_sub(dropped as u64);
+                let dropped = (*left).min(reader.ahead().len() as u64);
+                reader.consume(usize_from(dropped));
+                *left -= dropped;
+                turn.count(dropped);
                 if *left == 0 {
                     *frame = Frame::Header;
                 }
                 Ok(Step::On)
             }
             Frame::Batch(batch) => {
-                if !is_wanted {
-                    let left = batch.header.len - batch.have.unwrap_or(0);
+                if !turn.is_wanted {
+                    let left = batch.answer.len - batch.have.unwrap_or(0);
                     *frame = if left == 0 { Frame::Header } else { Frame::Unwanted { left } };
                     return Ok(Step::On);
                 }
-                let step = batch.step(reader, socket, port, turn, before, stamps)?;
+                let step = batch.step(reader, socket, turn)?;
                 if let Step::Committed(..) = step {
                     *frame = Frame::Header;
                 }
@@ -141,17 +207,15 @@ impl Batch {
         &mut self,
         reader: &mut Reader,
         socket: &mut TcpStream,
-        port: &Port,
-        turn: &mut u64,
-        before: &[u64; 5],
-        stamps: impl Fn(Stamps) -> Stamps,
-    ) -> std::result::Result<Step, Loss> {
+        turn: &mut Turn<'_>,
+    ) -> Result<Step, Loss> {
         let Some(have) = self.have else {
-            return Ok(if self.reserve()? { Step::On } else { Step::NoRoom });
+            let is_there = self.reserve().map_err(Loss::ours)?;
+            return Ok(if is_there { Step::On } else { Step::NoRoom });
         };
-        let left = self.header.len - have;
+        let left = self.answer.len - have;
         let read = match reader.ahead() {
-            _ if left == 0 => return Ok(self.finish(port, before, stamps)?),
+            _ if left == 0 => return self.finish(turn).map_err(Loss::ours),
             [] if left < AHEAD as u64 => {
                 return Ok(if reader.fill(socket)? { Step::On } else { Step::Dry });
             }
@@ -161,28 +225,30 @@ impl Batch {
                     return Ok(Step::Dry);
                 }
                 let range = have..have + asked;
-                let received = self.commit.receive(socket.as_fd(), range, self.own.as_ref())?;
-                let Some(read) = reader.record(asked as usize, received)? else { return Ok(Step::Dry) };
+                let received = self.commit.receive(socket.as_fd(), range, self.own.as_ref());
+                let received = received.map_err(Loss::ours)?;
+                let Some(read) = reader.record(usize_from(asked), received)? else { return Ok(Step::Dry) };
                 read as u64
             }
             ahead => {
                 let copied = left.min(ahead.len() as u64);
-                self.commit.copy_in(have, &ahead[..copied as usize], self.own.as_ref())?;
-                reader.consume(copied as usize);
+                let bytes = &ahead[..usize_from(copied)];
+                self.commit.copy_in(have, bytes, self.own.as_ref()).map_err(Loss::ours)?;
+                reader.consume(usize_from(copied));
                 copied
             }
         };
         self.have = Some(have + read);
-        *turn = turn.saturating_sub(read);
+        turn.count(read);
         Ok(Step::On)
     }
 
     /// Takes memory for the batch. `false`: there is none yet.
-    fn reserve(&mut self) -> Result<bool> {
-        match self.commit.reserve(self.header.len)? {
+    fn reserve(&mut self) -> error::Result<bool> {
+        match self.commit.reserve(self.answer.len)? {
             Room::Ready => {}
             Room::Later => return Ok(false),
-            Room::Oversize => match self.commit.own_segment(self.header.len)? {
+            Room::Oversize => match self.commit.own_segment(self.answer.len)? {
                 Some(own) => self.own = Some(own),
                 None => return Ok(false),
             },
@@ -191,20 +257,11 @@ impl Batch {
         Ok(true)
     }
 
-    fn finish(&mut self, port: &Port, before: &[u64; 5], stamps: impl Fn(Stamps) -> Stamps) -> Result<Step> {
-        let Header { seq, len, at: [table, table_len, generation], counts, .. } = self.header;
-        let table_end = table.checked_add(table_len).filter(|&end| end <= len);
-        let table_end = table_end.ok_or_else(|| Error::Corrupt("a table outside of its batch".into()))?;
+    fn finish(&mut self, turn: &Turn<'_>) -> error::Result<Step> {
+        let Answer { kind, seq, len, ref table, counts, .. } = self.answer;
         let own = self.own.as_ref();
         if !self.is_sent {
-            if table_end.checked_add(Stamps::BYTES).is_some_and(|end| end <= len) {
-                let at = len - Stamps::BYTES;
-                let mut bytes = Vec::new();
-                self.commit.copy_out(at..len, &mut bytes, own)?;
-                if let Some(there) = Stamps::from_bytes(&bytes, generation) {
-                    self.commit.copy_in(at, &stamps(there).to_bytes(generation), own)?;
-                }
-            }
+            self.translate_stamps(turn.clock)?;
             if let Some((_, fd)) = own {
                 match self.commit.send(fd)? {
                     SendOutcome::Yes => {}
@@ -212,20 +269,27 @@ impl Batch {
                 }
             }
             // Before the commit: the parent finds a batch counted that it has taken.
-            match self.kind {
+            match kind {
                 ResultKind::Batch => {
-                    port.counts().replace(std::array::from_fn(|at| before[at] + counts[at]));
+                    let count = |at: usize| turn.before[at].wrapping_add(counts[at]);
+                    turn.port.counts().replace(std::array::from_fn(count));
                 }
-                ResultKind::Object => port.counters().begin_epoch(),
+                ResultKind::Object => turn.port.counters().begin_epoch(),
             }
             self.is_sent = true;
         }
-        let is_committed = self.commit.finish(seq, self.kind, table..table_end, len, own.is_some())?;
-        Ok(if is_committed { Step::Committed(self.header, self.kind) } else { Step::NoRoom })
+        let is_committed = self.commit.finish(seq, kind, table.clone(), len, own.is_some())?;
+        Ok(if is_committed { Step::Committed(self.answer.clone()) } else { Step::NoRoom })
     }
-}
 
-/// Bytes that may be read in one turn.
-pub(super) fn turn() -> u64 {
-    TURN
+    /// Makes the moments that follow the batch, if there are any, this machine's.
+    fn translate_stamps(&self, clock: &PeerClock) -> error::Result<()> {
+        let Answer { len, ref table, generation, .. } = self.answer;
+        let own = self.own.as_ref();
+        let Some(at) = len.checked_sub(Stamps::BYTES).filter(|&at| table.end <= at) else { return Ok(()) };
+        let mut bytes = Vec::new();
+        self.commit.copy_out(at..len, &mut bytes, own)?;
+        let Some(there) = Stamps::from_bytes(&bytes, generation) else { return Ok(()) };
+        self.commit.copy_in(at, &clock.translate(there, monotonic()).to_bytes(generation), own)
+    }
 }

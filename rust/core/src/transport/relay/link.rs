@@ -5,12 +5,13 @@ use std::io::{ErrorKind, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-use super::clocks::Clock;
-use super::frame::{FrameKind, Header};
-use super::incoming::{Incoming, Step, turn};
+use zerocopy::IntoBytes;
+
+use super::flow_limit::{FlowLimit, Out};
+use super::frame::{FrameHeader, FrameKind};
+use super::incoming::{Answer, Incoming, Step, TURN, Turn};
 use super::loss::Loss;
-use super::window::{Out, Window};
-use crate::error::Result;
+use super::peer_clock::PeerClock;
 use crate::os::clock::monotonic;
 use crate::os::eventfd::EventFd;
 use crate::sync::Arc;
@@ -27,29 +28,70 @@ pub(super) struct Link {
     ended: EventFd,
     pub(super) socket: Option<TcpStream>,
     incoming: Incoming,
+    pub(super) reading: Reading,
     /// Tasks that were taken out of the ring, and not sent.
     tasks: VecDeque<Task>,
-    /// Bytes to send, and the number of bytes that have gone.
-    outgoing: Vec<u8>,
-    gone: usize,
+    outgoing: Outgoing,
     pub(super) out: Out,
     /// When the worker was last heard, or was last kept from being heard.
     heard: Instant,
+    /// When it was last asked for its clock.
     asked: Instant,
-    clock: Clock,
+    clock: PeerClock,
     /// The counts of the predecessors in this epoch.
     before: [u64; 5],
     is_told_done: bool,
     /// True once the worker answers no other task of the epoch whose tasks are taken.
     is_at_end: bool,
-    /// True if a batch has come for which there is no room.
-    pub(super) is_stalled: bool,
-    /// True if there may be something to be read.
-    pub(super) is_ready: bool,
-    /// True if there is more to be read than one turn takes.
-    pub(super) has_more: bool,
     /// Bytes of batches that were committed since they were last taken.
     pub(super) received: u64,
+}
+
+/// The state of what a connection has brought.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Reading {
+    /// Nothing.
+    Idle,
+    /// Something has come.
+    Ready,
+    /// More than one turn takes.
+    More,
+    /// A batch for which there is no room.
+    Stalled,
+}
+
+/// Bytes to send.
+#[derive(Debug, Default)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    /// The number of them that have gone.
+    gone: usize,
+}
+
+impl Outgoing {
+    fn put(&mut self, header: &FrameHeader, content: &[u8]) {
+        self.bytes.extend_from_slice(header.as_bytes());
+        self.bytes.extend_from_slice(content);
+    }
+
+    fn is_empty(&self) -> bool {
+        self.gone == self.bytes.len()
+    }
+
+    /// Sends what goes without waiting.
+    fn flush(&mut self, socket: &mut TcpStream) -> Result<(), Loss> {
+        while !self.is_empty() {
+            match socket.write(&self.bytes[self.gone..]) {
+                Ok(sent) => self.gone += sent,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) => return Err(Loss::theirs(format!("its connection has failed: {error}"))),
+            }
+        }
+        self.bytes.clear();
+        self.gone = 0;
+        Ok(())
+    }
 }
 
 impl Link {
@@ -61,19 +103,16 @@ impl Link {
             ended,
             socket: None,
             incoming: Incoming::new(),
+            reading: Reading::Idle,
             tasks: VecDeque::new(),
-            outgoing: Vec::new(),
-            gone: 0,
+            outgoing: Outgoing::default(),
             out: Out::default(),
             heard: Instant::now(),
             asked: Instant::now(),
-            clock: Clock::default(),
+            clock: PeerClock::default(),
             before,
             is_told_done: false,
             is_at_end: false,
-            is_stalled: false,
-            is_ready: false,
-            has_more: false,
             received: 0,
         }
     }
@@ -85,7 +124,7 @@ impl Link {
         self.ask();
     }
 
-    /// Ends the connection. A batch that is half there goes. The engine is told, unless `is_silent`.
+    /// Ends the connection. A batch that is half there goes. The engine is told.
     pub(super) fn end(self) {
         let Self { port, ended, socket, incoming, .. } = self;
         if let Some(socket) = socket {
@@ -97,15 +136,25 @@ impl Link {
         ended.notify();
     }
 
-    /// Asks for the other machine's clock.
+    /// Gives a sign of life, and asks for the other machine's clock, if it is time. A connection that takes nothing gets
+    /// none: what it was sent before is not read yet.
+    pub(super) fn ask_each(&mut self, interval: Duration) {
+        if self.socket.is_some() && self.outgoing.is_empty() && self.asked.elapsed() >= interval {
+            self.ask();
+        }
+    }
+
     fn ask(&mut self) {
         self.asked = Instant::now();
-        self.put(&Header { at: [monotonic(), 0, 0], ..Header::of(FrameKind::Ping) }, &[]);
+        self.outgoing.put(&FrameHeader::with_moments(FrameKind::Ping, [monotonic(), 0, 0]), &[]);
     }
 
     /// Takes the tasks that are in the ring.
-    pub(super) fn take_tasks(&mut self) -> Result<()> {
-        while let Some(task) = self.port.try_task()? {
+    ///
+    /// # Errors
+    /// Why the worker is lost.
+    pub(super) fn take_tasks(&mut self) -> Result<(), Loss> {
+        while let Some(task) = self.port.try_task().map_err(Loss::ours)? {
             self.is_at_end &= task.kind != TaskKind::Object;
             if !(self.is_at_end && asks(task.kind)) {
                 self.tasks.push_back(task);
@@ -135,90 +184,68 @@ impl Link {
             TaskKind::Object => self.out.send(None),
             _ => self.out.send(Some(seq)),
         }
-        let len = bytes.len() as u64;
-        self.put(&Header { of: kind as u64, seq, len, ..Header::of(FrameKind::Task) }, &bytes);
-    }
-
-    fn put(&mut self, header: &Header, bytes: &[u8]) {
-        self.outgoing.extend_from_slice(&header.to_bytes());
-        self.outgoing.extend_from_slice(bytes);
+        let (seq, len) = (seq.into(), (bytes.len() as u64).into());
+        self.outgoing
+            .put(&FrameHeader { of: kind as u8, seq, len, ..FrameHeader::new(FrameKind::Task) }, &bytes);
     }
 
     /// Tells the worker, once, that nothing more is wanted: only its end is still sent.
     pub(super) fn tell_done(&mut self) {
         if !std::mem::replace(&mut self.is_told_done, true) {
-            self.put(&Header::of(FrameKind::Done), &[]);
+            self.outgoing.put(&FrameHeader::new(FrameKind::Done), &[]);
         }
         self.tasks.retain(|task| !asks(task.kind));
     }
 
     /// Returns true if there is something to be sent.
     pub(super) fn has_outgoing(&self) -> bool {
-        self.gone < self.outgoing.len()
+        !self.outgoing.is_empty()
     }
 
-    /// Reads what it can without waiting.
+    /// Reads what it can in one turn without waiting.
     ///
     /// # Errors
     /// Why the worker is lost.
-    pub(super) fn step(&mut self, is_done: bool, window: &mut Window) -> std::result::Result<(), Loss> {
-        if !self.is_ready {
+    pub(super) fn step(&mut self, is_done: bool, limit: &mut FlowLimit) -> Result<(), Loss> {
+        if self.reading == Reading::Idle {
             return Ok(());
         }
-        self.has_more = false;
-        self.is_stalled = false;
-        let mut left = turn();
-        while let Some(socket) = &mut self.socket {
-            let clock = &self.clock;
-            let stamps = |there| clock.translate(there, monotonic());
-            match self.incoming.step(socket, &self.port, &mut left, !is_done, &self.before, stamps)? {
-                Step::On if left > 0 => self.heard = Instant::now(),
-                Step::On => {
-                    self.heard = Instant::now();
-                    self.has_more = true;
-                    return Ok(());
-                }
-                Step::Dry => return Ok(()),
+        self.reading = Reading::More;
+        let mut left = TURN;
+        while let Some(socket) = self.socket.as_mut().filter(|_| left > 0) {
+            let Self { port, clock, before, .. } = self;
+            let mut turn = Turn { port, clock, before, is_wanted: !is_done, left };
+            let step = self.incoming.step(socket, &mut turn)?;
+            left = turn.left;
+            if let Step::Dry = step {
+                self.reading = Reading::Idle;
+                break;
+            }
+            // Where there is no room nothing is read, so nothing can be heard.
+            self.heard = Instant::now();
+            match step {
+                Step::On | Step::Dry => {}
                 Step::NoRoom => {
-                    // Nothing is read, so nothing can be heard.
-                    self.heard = Instant::now();
-                    self.is_stalled = true;
-                    return Ok(());
+                    self.reading = Reading::Stalled;
+                    break;
                 }
-                Step::Header(header) => self.take(header)?,
-                Step::Committed(header, kind) => self.record(header, kind, window),
+                Step::Beat([0, ..]) => {}
+                Step::Beat([asked, heard, answered]) => self.clock.take(asked, heard, answered, monotonic()),
+                Step::Committed(answer) => self.record(&answer, limit),
             }
         }
         Ok(())
     }
 
-    /// Takes a frame that is no result.
-    fn take(&mut self, header: Header) -> std::result::Result<(), Loss> {
-        self.heard = Instant::now();
-        match header.kind {
-            FrameKind::Beat => {
-                let [asked, heard, answered] = header.at;
-                if asked > 0 {
-                    self.clock.take(asked, heard, answered, monotonic());
-                } else {
-                    self.ask();
-                }
-                Ok(())
-            }
-            kind => Err(format!("it has sent a {kind:?}").into()),
-        }
-    }
-
     /// Counts a result that was committed.
-    fn record(&mut self, header: Header, kind: ResultKind, window: &mut Window) {
-        self.heard = Instant::now();
-        self.received += header.len;
+    fn record(&mut self, answer: &Answer, limit: &mut FlowLimit) {
+        self.received += answer.len;
         self.out.answer();
-        if header.ends_part {
+        if answer.ends_part {
             self.end_part();
         }
-        match kind {
-            ResultKind::Batch => window.record(header.len),
+        match answer.kind {
+            ResultKind::Batch => limit.record(answer.len),
             ResultKind::Object => self.before = [0; 5],
         }
     }
@@ -240,24 +267,13 @@ impl Link {
     ///
     /// # Errors
     /// Why the worker is lost.
-    pub(super) fn flush(&mut self) -> std::result::Result<(), Loss> {
-        let Some(socket) = &mut self.socket else { return Ok(()) };
-        while self.gone < self.outgoing.len() {
-            match socket.write(&self.outgoing[self.gone..]) {
-                Ok(sent) => self.gone += sent,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) => return Err(format!("its connection has failed: {error}").into()),
-            }
-        }
-        self.outgoing.clear();
-        self.gone = 0;
-        Ok(())
+    pub(super) fn flush(&mut self) -> Result<(), Loss> {
+        self.socket.as_mut().map_or(Ok(()), |socket| self.outgoing.flush(socket))
     }
 
     /// Returns for how long nothing was heard of a worker that has connected and may speak.
     pub(super) fn silent_for(&self) -> Option<Duration> {
-        (self.socket.is_some() && !self.is_stalled).then(|| self.heard.elapsed())
+        (self.socket.is_some() && self.reading != Reading::Stalled).then(|| self.heard.elapsed())
     }
 
     /// Returns true if a frame has begun and is not all there.

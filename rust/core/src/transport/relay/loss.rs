@@ -11,22 +11,14 @@ pub(super) struct Loss {
     pub(super) is_ours: bool,
 }
 
-impl From<String> for Loss {
-    fn from(why: String) -> Self {
-        Self { why, is_ours: false }
+impl Loss {
+    /// The worker, or the way to it, is to blame.
+    pub(super) fn theirs(why: impl Into<String>) -> Self {
+        Self { why: why.into(), is_ours: false }
     }
-}
 
-impl From<&str> for Loss {
-    fn from(why: &str) -> Self {
-        why.to_owned().into()
-    }
-}
-
-impl From<Error> for Loss {
-    fn from(error: Error) -> Self {
-        // Only the worker writes what is corrupt.
-        let is_ours = !matches!(error, Error::Corrupt(_));
-        Self { why: error.to_string(), is_ours }
+    /// This process is to blame.
+    pub(super) fn ours(error: Error) -> Self {
+        Self { why: error.to_string(), is_ours: true }
     }
 }

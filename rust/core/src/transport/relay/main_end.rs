@@ -1,6 +1,5 @@
 //! The main process's end, as its callers see it.
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Condvar, Mutex, PoisonError};
@@ -8,9 +7,9 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use super::link::Link;
+use super::loss::Loss;
 use super::serving::Serving;
-use super::shared::{Request, Shared, State, Status};
-use super::window::Window;
+use super::shared::{Command, MainShared, MainState, Status};
 use super::{Beats, Token};
 use crate::error::{Error, Result};
 use crate::os::eventfd::EventFd;
@@ -24,7 +23,7 @@ use crate::transport::port::Port;
 /// INVARIANT: in a forked child it does nothing: thread and connections are the parent's.
 #[derive(Debug)]
 pub struct MainRelay {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<MainShared>,
     address: SocketAddr,
     thread: Mutex<Option<JoinHandle<()>>>,
     process: &'static Process,
@@ -52,26 +51,11 @@ impl MainRelay {
         listener.set_nonblocking(true).map_err(|error| Error::io("listening for workers", &error))?;
         let address = listener.local_addr().map_err(|error| Error::io("listening for workers", &error))?;
         let workers = engine.control().geometry().workers as usize;
-        let state = State {
-            requests: VecDeque::new(),
-            workers: vec![Status::default(); workers],
-            is_closed: false,
-            received: 0,
-        };
+        let state = MainState { workers: vec![Status::default(); workers], ..MainState::default() };
         let shared =
-            Arc::new(Shared { state: Mutex::new(state), changed: Condvar::new(), bell: EventFd::new()? });
-        let serving = Serving {
-            shared: shared.clone(),
-            control: engine.control().clone(),
-            listener,
-            token,
-            beats,
-            window: Window::new(most),
-            callers: Vec::new(),
-            is_short: false,
-            is_called: true,
-            links: (0..workers).map(|_| None).collect(),
-        };
+            Arc::new(MainShared { state: Mutex::new(state), changed: Condvar::new(), bell: EventFd::new()? });
+        let control = engine.control().clone();
+        let serving = Serving::new(shared.clone(), control, listener, token, most, beats);
         let thread = std::thread::Builder::new()
             .name("ringloader-relay".into())
             .spawn(move || serving.run())
@@ -109,9 +93,15 @@ impl MainRelay {
         let status = &mut state.workers[worker as usize];
         *status = Status { number: status.number + 1, ..Status::default() };
         let number = status.number;
-        state
-            .requests
-            .push_back(Request::Expect { worker, link: Box::new(Link::new(number, Arc::new(port), ended)) });
+        let link = Link::new(number, Arc::new(port), ended);
+        if state.is_closed {
+            let why = state.panic.clone().unwrap_or_else(|| "the relay was closed".into());
+            state.workers[worker as usize].lost = Some(Loss { why, is_ours: true });
+            drop(state);
+            link.end();
+            return Ok(number);
+        }
+        state.commands.push_back(Command::Expect { worker, link: Box::new(link) });
         drop(state);
         self.shared.bell.notify();
         Ok(number)
@@ -119,7 +109,7 @@ impl MainRelay {
 
     /// The worker that was expected under this number is lost, unless another was expected since.
     pub fn lose(&self, worker: u32, number: u64, why: String) {
-        self.shared.lock().requests.push_back(Request::Lose { worker, number, why });
+        self.shared.lock().commands.push_back(Command::Lose { worker, number, why });
         self.shared.bell.notify();
     }
 
@@ -128,7 +118,7 @@ impl MainRelay {
     #[must_use]
     pub fn standing(&self, worker: u32, number: u64, limit: Duration) -> Standing {
         let state = self.shared.lock();
-        let is_expected = |state: &mut State| {
+        let is_expected = |state: &mut MainState| {
             let status = &state.workers[worker as usize];
             status.number == number && !status.is_connected && status.lost.is_none() && !state.is_closed
         };

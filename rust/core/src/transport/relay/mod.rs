@@ -19,42 +19,48 @@
 //! | `reader.rs` | reading from one without waiting |
 //! | `loss.rs` | why a worker is lost |
 //! | `incoming.rs` | a batch on its way from a connection into a slot |
-//! | `window.rs` | how many batches may be on their way |
+//! | `flow_limit.rs` | how many batches may be on their way |
 //! | `main_end.rs` | the main process's end, as its callers see it |
 //! | `shared.rs` | what both of these share |
 //! | `serving.rs` | its thread, which serves all connections of an iterator |
 //! | `worker_end.rs` | the two threads of a worker's process |
-//! | `clocks.rs` | the other machine's clock |
+//! | `peer_clock.rs` | the other machine's clock |
 //!
 //! # When a worker is lost
 //!
-//! A worker is lost when its connection ends, when nothing is heard of it for [`Beats::lost_after`], or when the caller
-//! [says so](main_end::MainRelay::lose). Then its link goes, with a batch that is half there, and the engine is told as
+//! A worker is lost when its connection ends, when it sends what no worker sends, when nothing is heard of it for
+//! [`Beats::lost_after`], or when the caller [says so](main_end::MainRelay::lose). Then its link goes, with a batch that is half there, and the engine is told as
 //! of a process that has ended. All that was committed is in the ring by then. A successor connects under the next
-//! number; a connection under another number, or with another token, is closed.
+//! number; a connection under another number, or without a proof that it knows the token, is closed.
 //!
 //! A batch for which the main process has no memory ends its connection too, but its worker is
-//! [not to blame](main_end::MainRelay::failure).
+//! [not to blame](main_end::MainRelay::failure). A panic of the main process's thread ends all connections, likewise.
+//!
+//! A worker ends when nothing is heard of the main process for as long: its thread gives signs of life while it reads
+//! nothing, too. TCP's own limit, `TCP_USER_TIMEOUT`, would end connections to a main process that has no room.
 //!
 //! # Room
 //!
 //! A batch waits in the connection until there is a slot for it: TCP stops the worker, whose own slots fill up, and
 //! that stops its loop. What a worker sends after the engine is done is read and dropped, so that it can end.
 
-mod clocks;
+#![warn(clippy::cast_possible_truncation)]
+
+mod flow_limit;
 mod frame;
 mod handshake;
 mod incoming;
 mod link;
 mod loss;
 pub mod main_end;
+mod peer_clock;
 mod reader;
 mod serving;
 mod shared;
-mod window;
 pub mod worker_end;
 
 #[cfg(test)]
+#[allow(clippy::cast_possible_truncation, reason = "small numbers")]
 mod tests;
 
 use std::time::Duration;
@@ -74,5 +80,14 @@ impl Default for Beats {
     }
 }
 
-/// The secret of an iterator, which a connection begins with.
+/// The secret of an iterator, which whoever begins a connection must know.
 pub type Token = [u8; 32];
+
+/// Returns a length as an index. No system that this is for has smaller ones.
+const fn usize_from(len: u64) -> usize {
+    const { assert!(size_of::<usize>() == size_of::<u64>()) };
+    #[allow(clippy::cast_possible_truncation, reason = "they have the same size")]
+    {
+        len as usize
+    }
+}

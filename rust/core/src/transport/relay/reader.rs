@@ -64,13 +64,13 @@ impl Reader {
         result: std::io::Result<usize>,
     ) -> Result<Option<usize>, Loss> {
         match result {
-            Ok(0) => Err("its connection has ended".into()),
+            Ok(0) => Err(Loss::theirs("its connection has ended")),
             Ok(read) => {
                 self.is_drained = read < asked;
                 Ok(Some(read))
             }
             Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => Ok(None),
-            Err(error) => Err(format!("its connection has failed: {error}").into()),
+            Err(error) => Err(Loss::theirs(format!("its connection has failed: {error}"))),
         }
     }
 }

@@ -8,19 +8,22 @@ use super::loss::Loss;
 use crate::os::eventfd::EventFd;
 
 #[derive(Debug)]
-pub(super) struct Shared {
-    pub(super) state: Mutex<State>,
+pub(super) struct MainShared {
+    pub(super) state: Mutex<MainState>,
     /// Says that the state of a worker has changed.
     pub(super) changed: Condvar,
     /// Wakes the thread.
     pub(super) bell: EventFd,
 }
 
-#[derive(Debug)]
-pub(super) struct State {
-    pub(super) requests: VecDeque<Request>,
+#[derive(Debug, Default)]
+pub(super) struct MainState {
+    pub(super) commands: VecDeque<Command>,
     pub(super) workers: Vec<Status>,
+    /// True once the thread serves nobody any more, or is to.
     pub(super) is_closed: bool,
+    /// Why the thread has panicked, if it has.
+    pub(super) panic: Option<String>,
     pub(super) received: u64,
 }
 
@@ -34,14 +37,15 @@ pub(super) struct Status {
     pub(super) lost: Option<Loss>,
 }
 
+/// A request to the thread.
 #[derive(Debug)]
-pub(super) enum Request {
+pub(super) enum Command {
     Expect { worker: u32, link: Box<Link> },
     Lose { worker: u32, number: u64, why: String },
 }
 
-impl Shared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, State> {
+impl MainShared {
+    pub(super) fn lock(&self) -> MutexGuard<'_, MainState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

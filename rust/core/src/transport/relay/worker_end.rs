@@ -7,9 +7,11 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::frame::{FrameKind, HEADER, Header};
-use super::handshake::Hello;
-use super::{Beats, Token};
+use zerocopy::IntoBytes;
+
+use super::frame::{FrameHeader, FrameKind, HEADER};
+use super::handshake::{CHALLENGE, Hello};
+use super::{Beats, Token, usize_from};
 use crate::error::{Error, Result};
 use crate::os::clock::monotonic;
 use crate::os::sockets;
@@ -26,13 +28,13 @@ const LONGEST_TASK: u64 = 1 << 32;
 /// The relay of a worker, in its process.
 #[derive(Debug)]
 pub struct WorkerRelay {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     socket: TcpStream,
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
-struct Shared {
+struct WorkerShared {
     engine: Engine,
     /// Nothing comes after what is committed.
     is_finished: AtomicBool,
@@ -90,9 +92,14 @@ impl WorkerRelay {
         };
         socket.set_nodelay(true).map_err(&failed)?;
         sockets::fit(&socket);
-        let Identity { token, worker, number } = identity;
-        socket.write_all(&Hello { token, worker, number }.to_bytes()).map_err(&failed)?;
-        let shared = Arc::new(Shared {
+        let mut challenge = [0; CHALLENGE];
+        let limit = limit.max(Duration::from_micros(1));
+        socket.set_read_timeout(Some(limit)).map_err(&failed)?;
+        socket.read_exact(&mut challenge).map_err(&failed)?;
+        socket.write_all(Hello::new(&challenge, &identity).as_bytes()).map_err(&failed)?;
+        // A main process that lives gives signs of life, whatever it waits for.
+        socket.set_read_timeout(Some(beats.lost_after)).map_err(&failed)?;
+        let shared = Arc::new(WorkerShared {
             engine: Engine::new(1, max_tasks, share)?,
             is_finished: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
@@ -124,7 +131,7 @@ impl WorkerRelay {
     /// # Errors
     /// As [`Port::attach`].
     pub fn port(&self) -> Result<Port> {
-        let Shared { engine, .. } = &*self.shared;
+        let WorkerShared { engine, .. } = &*self.shared;
         let fds = engine.inherited_fds(0).map_err(io("taking the rings' descriptors"))?;
         Port::attach(engine.control().clone(), 0, engine.share(), fds)
     }
@@ -170,7 +177,7 @@ impl Drop for WorkerRelay {
     }
 }
 
-impl Shared {
+impl WorkerShared {
     /// The connection has ended: the worker loop is to end, too.
     fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
@@ -182,7 +189,7 @@ impl Shared {
 
 /// Takes tasks from the connection.
 struct Receiver {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     socket: BufReader<TcpStream>,
 }
 
@@ -192,6 +199,8 @@ impl Receiver {
         if !self.shared.is_finished.load(Ordering::Acquire) {
             self.shared.lose();
         }
+        // The other thread may wait for the main process to take what it sends.
+        let _ = self.socket.get_ref().shutdown(Shutdown::Both);
     }
 
     /// Takes one frame.
@@ -201,19 +210,19 @@ impl Receiver {
     fn take(&mut self) -> Result<()> {
         let mut bytes = [0; HEADER];
         self.socket.read_exact(&mut bytes).map_err(io("receiving a task"))?;
-        let header = Header::from_bytes(&bytes)?;
-        match header.kind {
+        let FrameHeader { kind, of, seq, len, at, .. } = FrameHeader::read(&bytes).map_err(Error::Corrupt)?;
+        match kind {
             FrameKind::Task => {
-                let kind = TaskKind::from_number(header.of)
-                    .filter(|_| header.len <= LONGEST_TASK)
-                    .ok_or_else(|| Error::Corrupt(format!("{} is no kind of task", header.of)))?;
-                let mut bytes = vec![0; header.len as usize];
+                let kind = TaskKind::from_number(of.into())
+                    .filter(|_| len.get() <= LONGEST_TASK)
+                    .ok_or_else(|| Error::Corrupt(format!("a task of kind {of} and {len} bytes")))?;
+                let mut bytes = vec![0; usize_from(len.get())];
                 self.socket.read_exact(&mut bytes).map_err(io("receiving a task"))?;
-                self.shared.engine.put_task(0, Task { seq: header.seq, kind, bytes })
+                self.shared.engine.put_task(0, Task { seq: seq.get(), kind, bytes })
             }
             FrameKind::Ping => {
-                *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner) =
-                    (header.at[0], monotonic());
+                let asked = (at[0].get(), monotonic());
+                *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner) = asked;
                 self.shared.engine.wake();
                 Ok(())
             }
@@ -228,7 +237,7 @@ impl Receiver {
 
 /// Sends results and signs of life.
 struct Sender {
-    shared: Arc<Shared>,
+    shared: Arc<WorkerShared>,
     socket: TcpStream,
     beats: Beats,
     /// When the last sign of life was given.
@@ -269,7 +278,7 @@ impl Sender {
         if asked.0 == 0 && self.beat.elapsed() < self.beats.every {
             return Ok(());
         }
-        let header = Header { at: [asked.0, asked.1, monotonic()], ..Header::of(FrameKind::Beat) };
+        let header = FrameHeader::with_moments(FrameKind::Beat, [asked.0, asked.1, monotonic()]);
         self.write(&header)
     }
 
@@ -278,21 +287,21 @@ impl Sender {
         // See `end_part`.
         let ends_part =
             result.kind == ResultKind::Batch && self.shared.last.load(Ordering::Relaxed) == result.seq;
-        let header = Header {
+        let at = [result.meta_offset, result.table().len() as u64, result.generation];
+        let header = FrameHeader {
             ends_part,
-            of: result.kind as u64,
-            seq: result.seq,
-            len: result.len(),
-            at: [result.meta_offset, result.table().len() as u64, result.generation],
-            counts: counts.map(|(_, count)| count),
-            ..Header::of(FrameKind::Result)
+            of: result.kind as u8,
+            seq: result.seq.into(),
+            len: result.len().into(),
+            counts: counts.map(|(_, count)| count.into()),
+            ..FrameHeader::with_moments(FrameKind::Result, at)
         };
-        let header = header.to_bytes();
+        let header = header.as_bytes();
         let mut gone = 0;
         while gone < HEADER as u64 + result.len() {
             // One call, and for a small batch one packet, so that the main process wakes up once.
             let of_header = gone.min(HEADER as u64);
-            match result.send(self.socket.as_fd(), &header[of_header as usize..], gone - of_header)? {
+            match result.send(self.socket.as_fd(), &header[usize_from(of_header)..], gone - of_header)? {
                 Ok(sent) => gone += sent as u64,
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(io("sending a batch")(error)),
@@ -303,8 +312,8 @@ impl Sender {
         Ok(())
     }
 
-    fn write(&mut self, header: &Header) -> Result<()> {
-        self.socket.write_all(&header.to_bytes()).map_err(io("sending to the main process"))?;
+    fn write(&mut self, header: &FrameHeader) -> Result<()> {
+        self.socket.write_all(header.as_bytes()).map_err(io("sending to the main process"))?;
         self.beat = Instant::now();
         Ok(())
     }

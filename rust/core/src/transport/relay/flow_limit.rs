@@ -2,31 +2,41 @@
 
 use std::collections::VecDeque;
 
-/// The limit in bytes, each batch counted as the largest so far.
+/// The limit in bytes, each batch counted as the largest of the last ones.
 #[derive(Debug)]
-pub(super) struct Window {
+pub(super) struct FlowLimit {
     /// `None`: slots are the limit.
     most: Option<u64>,
-    largest: u64,
+    /// Bytes of the last batches that have arrived.
+    recent: VecDeque<u64>,
+    /// How many of them count.
+    kept: usize,
 }
 
-impl Window {
-    pub(super) fn new(most: Option<u64>) -> Self {
-        Self { most, largest: 0 }
+/// The batches of each worker that count.
+const RECENT: usize = 4;
+
+impl FlowLimit {
+    pub(super) fn new(most: Option<u64>, workers: usize) -> Self {
+        let kept = RECENT * workers;
+        Self { most, recent: VecDeque::with_capacity(kept + 1), kept }
     }
 
     /// Records the bytes of a batch that has arrived.
     pub(super) fn record(&mut self, bytes: u64) {
-        self.largest = self.largest.max(bytes);
+        self.recent.push_back(bytes);
+        if self.recent.len() > self.kept {
+            self.recent.pop_front();
+        }
     }
 
     /// Returns true if one more task may be sent to a worker that has `of_worker` of the `of_all` tasks that are out.
     pub(super) fn has_room(&self, of_worker: usize, of_all: usize) -> bool {
         let Some(most) = self.most else { return true };
-        match self.largest {
+        match self.recent.iter().max() {
             // Nothing is known yet: one for each worker.
-            0 => of_worker == 0,
-            largest => (of_all as u64 + 1).saturating_mul(largest) <= most,
+            None => of_worker == 0,
+            Some(largest) => (of_all as u64 + 1).saturating_mul(*largest) <= most,
         }
     }
 }
@@ -37,7 +47,7 @@ pub(super) struct Out {
     /// In the order in which they were sent. `None`: no batch is asked for.
     tasks: VecDeque<Option<u64>>,
     batches: usize,
-    unanswered: u64,
+    unanswered: usize,
 }
 
 impl Out {
@@ -56,20 +66,20 @@ impl Out {
     /// The worker's iterable dataset has ended: it answers no other task of this epoch. Returns true if it was sent no
     /// task of the next one.
     pub(super) fn end_part(&mut self) -> bool {
-        let answered = self.tasks.len() - self.unanswered as usize;
+        let answered = self.tasks.len() - self.unanswered;
         let others = self.tasks.iter().skip(answered).take_while(|task| task.is_some()).count();
         let is_last = answered + others == self.tasks.len();
         for _ in 0..others {
             self.tasks.remove(answered);
         }
         self.batches -= others;
-        self.unanswered -= others as u64;
+        self.unanswered -= others;
         is_last
     }
 
     /// Forgets what was taken, where `untaken` results are still in the ring.
     pub(super) fn take(&mut self, untaken: u64) {
-        while self.tasks.len() as u64 > self.unanswered + untaken {
+        while self.tasks.len() as u64 > self.unanswered as u64 + untaken {
             let taken = self.tasks.pop_front().flatten();
             self.batches -= usize::from(taken.is_some());
         }
@@ -91,15 +101,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_batch_counts_as_the_largest_so_far() {
-        let mut window = Window::new(Some(100));
-        assert!(window.has_room(0, 7) && !window.has_room(1, 1), "one for each worker at first");
-        window.record(30);
-        window.record(10);
-        assert!(window.has_room(2, 2) && !window.has_room(0, 3));
-        window.record(200);
-        assert!(!window.has_room(0, 0));
-        assert!(Window::new(None).has_room(1000, 1000));
+    fn each_batch_counts_as_the_largest_of_the_last_ones() {
+        let mut limit = FlowLimit::new(Some(100), 2);
+        assert!(limit.has_room(0, 7) && !limit.has_room(1, 1), "one for each worker at first");
+        limit.record(30);
+        limit.record(10);
+        assert!(limit.has_room(2, 2) && !limit.has_room(0, 3));
+        limit.record(200);
+        assert!(!limit.has_room(0, 0));
+        for _ in 0..2 * RECENT {
+            assert!(!limit.has_room(0, 0));
+            limit.record(30);
+        }
+        assert!(limit.has_room(2, 2) && !limit.has_room(0, 3), "a huge one is forgotten");
+        assert!(FlowLimit::new(None, 1).has_room(1000, 1000));
     }
 
     #[test]

@@ -10,16 +10,11 @@ fn tasks_are_sent_in_order_within_the_window() {
     for seq in 0..8 {
         engine.put_task((seq % 2) as u32, task(seq)).unwrap();
     }
-    let mut sockets = [0, 1].map(|worker| {
-        let mut socket = TcpStream::connect(main.address()).unwrap();
-        socket.set_read_timeout(Some(LONG)).unwrap();
-        let number = numbers[worker as usize];
-        socket.write_all(&Hello { token: TOKEN, worker, number }.to_bytes()).unwrap();
-        socket
-    });
+    let mut sockets = [0, 1]
+        .map(|worker| hello_of(&main, Identity { token: TOKEN, worker, number: numbers[worker as usize] }));
     // One for each until the first has come.
     for (seq, socket) in sockets.iter_mut().enumerate() {
-        assert_eq!(frame(socket).0.seq, seq as u64);
+        assert_eq!(frame(socket).0.seq.get(), seq as u64);
     }
     let is_empty = |socket: &mut TcpStream| {
         socket.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
@@ -30,8 +25,7 @@ fn tasks_are_sent_in_order_within_the_window() {
     assert!(sockets.iter_mut().all(is_empty));
     let [first, second] = &mut sockets;
     // Two batches of 400 bytes, of which one is here and one is made: there is no room for a third.
-    second.write_all(&result(1, 400).to_bytes()).unwrap();
-    second.write_all(&pattern(1, 400)).unwrap();
+    send(second, 1, 400);
     let there = |worker| {
         while engine.there_of(worker).unwrap() == 0 {
             std::thread::sleep(Duration::from_millis(1));
@@ -39,12 +33,11 @@ fn tasks_are_sent_in_order_within_the_window() {
     };
     there(1);
     assert!(is_empty(first) && is_empty(second));
-    first.write_all(&result(0, 400).to_bytes()).unwrap();
-    first.write_all(&pattern(0, 400)).unwrap();
+    send(first, 0, 400);
     there(0);
     assert!(is_empty(first) && is_empty(second));
     assert_eq!(engine.try_next_of(0).unwrap().unwrap().seq, 0);
-    assert_eq!(frame(first).0.seq, 2, "the first that was not sent");
+    assert_eq!(frame(first).0.seq.get(), 2, "the first that was not sent");
     assert!(is_empty(first) && is_empty(second));
     drop(main);
     assert_eq!(first.read(&mut [0; 1]).unwrap(), 0, "the relay has closed it");
@@ -55,35 +48,30 @@ fn a_worker_whose_part_has_ended_holds_up_no_other() {
     let engine = Engine::new(2, 8, SHARE).unwrap();
     let main = relay(&engine, Some(1), Beats::default());
     let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
-    let mut sockets = [0, 1].map(|worker| {
-        let mut socket = TcpStream::connect(main.address()).unwrap();
-        socket.set_read_timeout(Some(LONG)).unwrap();
-        let number = numbers[worker as usize];
-        socket.write_all(&Hello { token: TOKEN, worker, number }.to_bytes()).unwrap();
-        socket
-    });
+    let mut sockets = [0, 1]
+        .map(|worker| hello_of(&main, Identity { token: TOKEN, worker, number: numbers[worker as usize] }));
     for seq in 0..6 {
         engine.put_task((seq % 2) as u32, task(seq)).unwrap();
     }
     let [first, second] = &mut sockets;
     let answer = |socket: &mut TcpStream, seq, ends_part| {
-        socket.write_all(&Header { ends_part, ..result(seq, 100) }.to_bytes()).unwrap();
+        socket.write_all(FrameHeader { ends_part, ..result(seq, 100) }.as_bytes()).unwrap();
         socket.write_all(&pattern(seq, 100)).unwrap();
         assert_eq!(next(&engine).seq, seq);
     };
-    assert_eq!((frame(first).0.seq, frame(second).0.seq), (0, 1));
+    assert_eq!((frame(first).0.seq.get(), frame(second).0.seq.get()), (0, 1));
     answer(first, 0, true);
     // Neither the tasks that wait for it, nor later ones, are sent.
     engine.put_task(0, task(6)).unwrap();
     answer(second, 1, false);
-    assert_eq!(frame(second).0.seq, 3);
+    assert_eq!(frame(second).0.seq.get(), 3);
     answer(second, 3, false);
-    assert_eq!(frame(second).0.seq, 5);
+    assert_eq!(frame(second).0.seq.get(), 5);
     answer(second, 5, false);
     engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
     engine.put_task(0, task(8)).unwrap();
-    assert_eq!(frame(first).0.of, TaskKind::Object as u64);
-    assert_eq!(frame(first).0.seq, 8, "another epoch");
+    assert_eq!(frame(first).0.of, TaskKind::Object as u8);
+    assert_eq!(frame(first).0.seq.get(), 8, "another epoch");
 }
 
 #[test]
@@ -94,12 +82,12 @@ fn the_end_of_a_part_concerns_no_task_of_the_next_epoch() {
     let mut socket = hello(&main, TOKEN, number);
     engine.put_task(0, task(0)).unwrap();
     engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
-    assert_eq!(frame(&mut socket).0.seq, 0);
-    assert_eq!(frame(&mut socket).0.of, TaskKind::Object as u64);
+    assert_eq!(frame(&mut socket).0.seq.get(), 0);
+    assert_eq!(frame(&mut socket).0.of, TaskKind::Object as u8);
     // The answer comes after the next epoch was begun.
-    socket.write_all(&Header { ends_part: true, ..result(0, 100) }.to_bytes()).unwrap();
+    socket.write_all(FrameHeader { ends_part: true, ..result(0, 100) }.as_bytes()).unwrap();
     socket.write_all(&pattern(0, 100)).unwrap();
     assert_eq!(next(&engine).seq, 0);
     engine.put_task(0, task(8)).unwrap();
-    assert_eq!(frame(&mut socket).0.seq, 8);
+    assert_eq!(frame(&mut socket).0.seq.get(), 8);
 }
