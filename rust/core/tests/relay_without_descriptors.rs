@@ -8,9 +8,9 @@ use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::time::Duration;
 
 use ringloader_core::transport::engine::Engine;
-use ringloader_core::transport::relay::Beats;
 use ringloader_core::transport::relay::main_end::{MainRelay, Standing};
-use ringloader_core::transport::relay::worker_end::{Identity, WorkerRelay};
+use ringloader_core::transport::relay::worker_end::WorkerRelay;
+use ringloader_core::transport::relay::{Beats, Identity};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 

@@ -6,8 +6,8 @@ use std::time::Duration;
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringloader_core::transport::relay::main_end::{MainRelay as CoreMain, Standing};
-use ringloader_core::transport::relay::worker_end::{Identity, WorkerRelay as CoreWorker};
-use ringloader_core::transport::relay::{Beats, Token};
+use ringloader_core::transport::relay::worker_end::WorkerRelay as CoreWorker;
+use ringloader_core::transport::relay::{Beats, Identity, Token};
 
 use super::engine::Engine;
 use super::port::Port;

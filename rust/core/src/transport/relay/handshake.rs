@@ -13,8 +13,7 @@ use sha2::Sha256;
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-use super::Token;
-use super::worker_end::Identity;
+use super::{Identity, Token};
 
 /// Bytes of a challenge.
 pub(super) const CHALLENGE: usize = 32;

@@ -83,6 +83,17 @@ impl Default for Beats {
 /// The secret of an iterator, which whoever begins a connection must know.
 pub type Token = [u8; 32];
 
+/// The worker that a connection belongs to.
+#[derive(Debug, Clone, Copy)]
+pub struct Identity {
+    /// The secret of the iterator.
+    pub token: Token,
+    /// The number of the worker.
+    pub worker: u32,
+    /// The number under which it is expected.
+    pub number: u64,
+}
+
 /// Returns a length as an index. No system that this is for has smaller ones.
 const fn usize_from(len: u64) -> usize {
     const { assert!(size_of::<usize>() == size_of::<u64>()) };

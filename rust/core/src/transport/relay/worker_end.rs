@@ -11,7 +11,7 @@ use zerocopy::IntoBytes;
 
 use super::frame::{FrameHeader, FrameKind, HEADER};
 use super::handshake::{CHALLENGE, Hello};
-use super::{Beats, Token, usize_from};
+use super::{Beats, Identity, usize_from};
 use crate::error::{Error, Result};
 use crate::os::clock::monotonic;
 use crate::os::sockets;
@@ -44,17 +44,6 @@ struct WorkerShared {
     asked: Mutex<(u64, u64)>,
     /// The task whose answer ends the worker's part of the epoch.
     last: AtomicU64,
-}
-
-/// The worker that a connection belongs to.
-#[derive(Debug, Clone, Copy)]
-pub struct Identity {
-    /// The secret of the iterator.
-    pub token: Token,
-    /// The number of the worker.
-    pub worker: u32,
-    /// The number under which it is expected.
-    pub number: u64,
 }
 
 fn io(call: &'static str) -> impl Fn(std::io::Error) -> Error {
