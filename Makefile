@@ -19,7 +19,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check -q
 THREADS_PIP := $(THREADS_VENV)/bin/python -m pip --disable-pip-version-check -q
 APART_PIP := $(APART_VENV)/bin/python -m pip --disable-pip-version-check -q
 RUST_SOURCES := $(shell find rust -name '*.rs' -o -name Cargo.toml) Cargo.toml Cargo.lock pyproject.toml DESCRIPTION.md
-PYTHON_SOURCES := $(shell find python/ringloader -name '*.py' -o -name '*.pyi' -o -name py.typed)
+PYTHON_SOURCES := $(shell find python/ringloader -name '*.py' -o -name '*.pyi' -o -name '*.toml' -o -name py.typed)
 WHEEL_STAMP := $(VENV)/.wheel
 RELEASE_STAMP := $(VENV)/.wheel-release
 

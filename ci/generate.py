@@ -41,9 +41,12 @@ class Options:
 
     def __init__(self, root: Path) -> None:
         sys.path.insert(0, str(root / "python"))
-        from ringloader._options import table
+        from ringloader._options import about, table
 
         self.table = table.TABLE
+        self.texts = about.texts()
+        if list(self.texts) != list(self.table):
+            raise SystemExit("generate: texts.toml has not the options of table.py, in their order")
         self.rules = table.RULES
         source = (root / PACKAGE / "_options/table.py").read_text()
         (cls,) = (
@@ -121,11 +124,11 @@ def wrapped(text: str, indent: int, hang: int = 4) -> str:
     return "\n".join(lines).replace("\0", " ") + "\n"
 
 
-def argument(name: str, about: Any) -> str:
+def argument(name: str, texts: Any) -> str:
     """Returns the entry of an option in ``Args``."""
     # The values of a flag are in its line.
-    values = "" if about.values == _FLAG else f"{about.values}; "
-    line = f"{name}: {about.line.removesuffix('.')} ({values}default: {about.without}). {about.details}"
+    values = "" if texts.values == _FLAG else f"{texts.values}; "
+    line = f"{name}: {texts.line.removesuffix('.')} ({values}default: {texts.without}). {texts.details}"
     return wrapped(rst(line), 8)
 
 
@@ -161,22 +164,22 @@ def in_worker(options: Options, *fates: str) -> str:
 
 def section(options: Options, name: str) -> str:
     """Returns the section of an option on the page of options."""
-    about = options.table[name]
-    text = " ".join(part for part in (about.line, about.details) if part)
+    about, texts = options.table[name], options.texts[name]
+    text = " ".join(part for part in (texts.line, texts.details) if part)
     if about.is_of_states:
         text += " `ringloader.StatefulDataLoader` only."
     elif about.instead is not None:
         text += " `install` and `convert` do not take it."
     if not about.is_text:
         text += " Python only."
-    if about.page is not None:
-        text += f" [More]({about.page})."
+    if texts.page is not None:
+        text += f" [More]({texts.page})."
     errors = [
         what if value is None else f"`{value}` {what}" for value, what in options.excluded(name).items()
     ]
     if not isinstance(about.in_threads, str):
         errors.append('with `worker_method="thread"`')
-    bullets = [f"**Values:** {about.values}", f"**Default:** {about.without}"]
+    bullets = [f"**Values:** {texts.values}", f"**Default:** {texts.without}"]
     if errors:
         bullets.append(f"**An error:** {'; '.join(errors)}")
     entries = "".join(f"- {bullet}\n" for bullet in bullets)
@@ -217,9 +220,9 @@ def between(text: str, begin: str, end: str, new: str) -> str:
 def dataloader(text: str, options: Options) -> str:
     """``DataLoader``: its arguments, what excludes what, its signature."""
     names = options.of_class(has_states=False)
-    arguments = "".join(argument(name, options.table[name]) for name in names)
+    arguments = "".join(argument(name, options.texts[name]) for name in names)
     text = between(
-        text, _BEFORE_WORKERS, _AFTER_WORKERS, argument("num_workers", options.table["num_workers"])
+        text, _BEFORE_WORKERS, _AFTER_WORKERS, argument("num_workers", options.texts["num_workers"])
     )
     text = between(text, _TORCHS_LAST_LINE, "\n    Raises:\n", arguments)
     text = between(text, "exclude each other:\n\n", _TYPE_ERROR, all_excluded(options, 12, options.table))
@@ -229,7 +232,7 @@ def dataloader(text: str, options: Options) -> str:
 def stateful_dataloader(text: str, options: Options) -> str:
     """``StatefulDataLoader``: the arguments that it has in addition, its signature."""
     added = [name for name, about in options.table.items() if about.is_of_states]
-    arguments = "".join(argument(name, options.table[name]) for name in added)
+    arguments = "".join(argument(name, options.texts[name]) for name in added)
     text = between(text, "\n    Args:\n", "\n    Raises:\n", arguments)
     names = options.of_class(has_states=True)
     return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
@@ -264,7 +267,7 @@ def page_of_options(text: str, options: Options) -> str:
 
     sections = ""
     for topic in TOPICS:
-        names = [name for name, about in options.table.items() if about.topic == topic]
+        names = [name for name, texts in options.texts.items() if texts.topic == topic]
         sections += f"### {topic}\n\n" + "".join(section(options, name) for name in names)
     text = between(text, "\n## Options\n\n", "## Where options work\n", sections)
     return between(text, "has no effect there.\n\n", "\n## Environment variables\n", where(options))

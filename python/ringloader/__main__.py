@@ -11,7 +11,7 @@ from typing import NoReturn
 import ringloader
 from ringloader._common import output
 from ringloader._options import checks
-from ringloader._options.about import About
+from ringloader._options.about import Texts, texts
 from ringloader._options.table import TABLE
 from ringloader._patch import by_name, on_import, run, stateful
 from ringloader._report import asked, at_exit
@@ -49,6 +49,7 @@ def main() -> None:
         usage="python -m ringloader run [options] (SCRIPT | -m MODULE) [arguments ...]",
         allow_abbrev=False,
     )
+    described = texts()
     for name, about in TABLE.items():
         offered = about.is_text and about.instead is None
         command.add_argument(
@@ -57,7 +58,7 @@ def main() -> None:
             default=argparse.SUPPRESS,
             metavar="VALUE",
             # One that is not offered gets an error that says why.
-            help=_help_of(about) if offered else argparse.SUPPRESS,
+            help=_help_of(described[name]) if offered else argparse.SUPPRESS,
         )
     for name in by_name.REMOVED:
         # Gets an error that says what takes its place.
@@ -118,7 +119,7 @@ def main() -> None:
         run.run_script(program, arguments)
 
 
-def _help_of(about: About) -> str:
+def _help_of(about: Texts) -> str:
     """Returns a sentence, the values and the default of an option, in plain text."""
     text = f"{about.line.removesuffix('.')} ({about.values}; default: {about.without})"
     return text.replace("`", "").replace("%", "%%")

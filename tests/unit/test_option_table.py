@@ -28,18 +28,22 @@ GENERATED = {
 UMASK = """\
     worker_umask: int = _option(
         0,
-        topic="Memory",
-        values="an int, 0 or more",
-        without="0, the umask stays",
-        line="Permissions that files of workers lack.",
-        details="A number.",
-        page="tuning.md",
         check=checks.integer(0),
         in_threads=Never("a thread has no umask of its own"),
         in_pool="is undone",
         in_worker="is left out by install",
         on_torchs="is an error",
     )
+"""
+UMASKS_TEXTS = """\
+[worker_umask]
+topic = "Memory"
+values = "an int, 0 or more"
+without = "0, the umask stays"
+line = "Permissions that files of workers lack."
+details = "A number."
+page = "tuning.md"
+
 """
 PROGRAM = """\
 import inspect
@@ -163,6 +167,10 @@ def test_a_row_of_the_table_makes_an_option(tree):
     row, before = "    on_error: ", table.read_text()
     assert before.count(row) == 1
     table.write_text(before.replace(row, UMASK + row))
+    found = generate(tree, "--check")
+    assert found.stderr == "generate: texts.toml has not the options of table.py, in their order\n"
+    texts = tree / "python/ringloader/_options/texts.toml"
+    texts.write_text(texts.read_text().replace("[on_error]", UMASKS_TEXTS + "[on_error]"))
     names = {line.split(": ")[1] for line in [generate(tree, "--check").stderr.strip()]}
     assert names == {
         "python/ringloader/dataloader.py, python/ringloader/stateful_dataloader.py, "

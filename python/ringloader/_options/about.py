@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ringloader._options.checks import Check
@@ -11,6 +12,35 @@ from ringloader._options.checks import Check
 Topic = Literal["Errors", "Speed", "Memory", "Randomness", "Epochs", "Resume", "Devices"]
 # In the order of the page of options.
 TOPICS: tuple[Topic, ...] = get_args(Topic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The texts of an option, in Markdown.
+
+    Attributes:
+        topic: The heading of the page of options under which it stands.
+        values: The values that it takes.
+        without: The default, and what it means.
+        line: What it does, in one sentence.
+        details: More sentences of what it does.
+        page: The page, and its section, that has the rest.
+    """
+
+    topic: Topic
+    values: str
+    without: str
+    line: str
+    details: str = ""
+    page: str | None = None
+
+
+def texts() -> dict[str, Texts]:
+    """Returns the texts of all options, for help and pages."""
+    import tomllib
+
+    found = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+    return {name: Texts(**one) for name, one in found.items()}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,13 +56,9 @@ class Never:
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """The row of an option.
+    """The row of an option. Its texts stand in ``texts.toml``.
 
     Attributes:
-        topic: The heading of the page of options under which it stands.
-        values: The values that it takes, for people, as all texts here in Markdown.
-        without: The default, and what it means.
-        line: What it does, in one sentence.
         check: Raises for a value of the wrong type or out of range; is called with the name and the value.
         in_threads: What happens to the option where workers are threads.
         in_pool: What it leaves in a process of a ``WorkerPool``, which outlives the loader and then works for
@@ -41,8 +67,6 @@ class About:
         on_torchs: What happens to it where torch's own loader runs whole.
         off_linux: What happens to it on other systems, if not what ``in_threads`` and the like say: without
             workers it works there, and with workers torch's own loader runs.
-        details: More sentences of what it does.
-        page: The page, and its section, that has the rest.
         annotation: Its type in signatures, where the table cannot name it without torch.
         instead: For an option of the constructor only, what to do where there is no constructor.
         is_text: False for an option that no text can give.
@@ -52,18 +76,12 @@ class About:
         as_default: Values that mean what the default means, where no rule says otherwise.
     """
 
-    topic: Topic
-    values: str
-    without: str
-    line: str
     check: Check
     in_threads: Literal["works"] | Never
     in_pool: Literal["leaves nothing", "is undone"]
     in_worker: Literal["works", "is left out", "is left out by install"]
     on_torchs: Literal["works", "is an error", "is an error with workers", "is left out"]
     off_linux: Literal["is left out", "is an error with workers"] | None = None
-    details: str = ""
-    page: str | None = None
     annotation: str | None = None
     instead: str | None = None
     is_text: bool = True
