@@ -200,7 +200,7 @@ class Settling(Scripted):
         change = self.steps.pop(0)
         self.number += change
         self.changes.append(self.number)
-        self._changed()
+        self.is_settled = False
         return Decision(change, "it is said so")
 
 

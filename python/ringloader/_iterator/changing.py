@@ -139,7 +139,6 @@ class Changing:
             self._fill(iterator)
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
-        self._controller.note(self._counted, now, waited)
         if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
             return
         controller = self._controller
@@ -156,7 +155,11 @@ class Changing:
             # The rate until now was partly that of another number.
             controller.settle()
             return
+        was_ramping = controller.is_ramping
         decision = controller.decide(look, lambda more: _has_memory(iterator, tasks, more))
+        if was_ramping and not controller.is_ramping and not decision.change:
+            bounds = f"at most {controller.bound}, or {controller.most} that wait"
+            logger.info("num_workers='auto' stays at %d for now: %s (%s)", self.number, bounds, look)
         while decision.change and not self._is_fixed:
             why = f"{decision.why} ({look})"
             before = self.number - decision.change
@@ -188,8 +191,6 @@ class Changing:
     def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
         self._meter = Meter(_tasks_of(iterator), waited)
         self._first, self._begun = self._counted, now
-        self._controller.begin_epoch()
-        self._controller.note(self._counted, now, waited)
 
     def _show(self) -> None:
         loader = self._loader()
