@@ -154,7 +154,7 @@ def test_clearing_while_others_read_gives_whole_samples(tmp_path):
 
 
 def taken(cached):
-    return os.fstat(cached._samples.fileno()).st_blocks * 512
+    return os.fstat(cached._samples.filenos()[-1]).st_blocks * 512
 
 
 def names_mapped():
@@ -188,7 +188,7 @@ def test_ranks_of_one_machine_divide_what_is_left(monkeypatch):
 
 
 def blocks(cached):
-    return os.fstat(cached._samples.fileno()).st_blocks * 512
+    return os.fstat(cached._samples.filenos()[-1]).st_blocks * 512
 
 
 def test_what_is_cleared_leaves_nothing():
@@ -244,15 +244,15 @@ def test_a_descriptor_that_other_code_has_closed_is_no_other_caches(tmp_path, ha
         first._samples = reopened(first)
 
     def child():
-        fd = first._samples.fileno()
+        fd = first._samples.filenos()[-1]
         second = made(200)
         read(second)
         # As where a daemon closes all descriptors, and its next file gets the number.
-        os.dup2(second._samples.fileno(), fd)
+        os.dup2(second._samples.filenos()[-1], fd)
         found = read(first), read(second)
         del first.__dict__["_samples"]
         gc.collect()
-        return repr((*found, os.path.samestat(os.fstat(fd), os.fstat(second._samples.fileno()))))
+        return repr((*found, os.path.samestat(os.fstat(fd), os.fstat(second._samples.filenos()[-1]))))
 
     assert in_child(child) == repr((expected, [index + 200 for index in range(10)], True))
     # In the parent nothing is lost, and so nothing is made again.
@@ -263,4 +263,4 @@ def test_a_descriptor_that_other_code_has_closed_is_no_other_caches(tmp_path, ha
 
 def reopened(cached):
     """Returns the same samples, of which none was read by this object."""
-    return ringloader._native.SampleCache.attach(cached._samples.fileno(), cached._samples.terms)
+    return ringloader._native.SampleCache.attach(cached._samples.filenos(), cached._samples.terms)

@@ -60,11 +60,13 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
-        max_bytes: The most bytes of samples and their table, over all processes. By default, the cache takes
-            no more than is left beside it: half of what the machine and its control group have, divided by
+        max_bytes: The most bytes of samples, over all processes. By default, the cache takes no more than is
+            left beside it: half of what the machine and its control group have, divided by
             ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
+            In addition, it takes up to 8 bytes for each sample of ``dataset``.
         path: A file for the samples, made if it is not there. Processes of one machine may use it at the same
-            time, and the next run finds it again. It has pickles: use only files that you trust.
+            time, and the next run finds it again. If it is cut off or damaged, samples are made again. It has
+            pickles: use only files that you trust.
         version: A word of yours for what ``dataset`` makes. A file with another one is refused.
         then: Called with each sample, after the cache: random augmentation belongs here. Its result is not
             kept.
@@ -131,8 +133,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
         ``items`` and ``bytes``: the samples that are kept now, and the bytes that they take, with what
         killed processes have left. ``max_bytes``: the most that they may take, as of now. ``hits`` and
-        ``misses``: the samples that were read, and those that were made, since the cache or its file is
-        there. ``full``: True if a sample had no room.
+        ``misses``: the samples that were read, and those that were made, since this program has the cache.
+        ``full``: True if a sample had no room.
         """
         names = ("items", "bytes", "max_bytes", "hits", "misses", "full")
         return dict(zip(names, self._samples.stats(), strict=True))
@@ -242,7 +244,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         state = self.__dict__.copy()
         samples = state.pop("_samples")
         if _native.SUPPORTED and context.get_spawning_popen() is not None:
-            state["_sent"] = reduction.DupFd(samples.fileno()), samples.terms
+            state["_sent"] = [reduction.DupFd(fd) for fd in samples.filenos()], samples.terms
         return state
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -286,10 +288,7 @@ def _open(
         while True:
             # Python runs a signal's handler between two tries.
             with contextlib.suppress(InterruptedError):
-                samples = _native.SampleCache.open(fd, length, version, max_bytes)
-                if samples.was_damaged:
-                    logger.warning("the file of cached samples %s was damaged: all are made again", path)
-                return samples
+                return _native.SampleCache.open(fd, length, version, max_bytes)
     except ValueError as error:
         raise ValueError(f"the file {path!r} cannot be this cache: {error}") from None
     except OSError as error:
@@ -298,12 +297,13 @@ def _open(
         os.close(fd)
 
 
-def _attach(sent: Any, terms: tuple[int | None, int, bool]) -> _native.SampleCache:
-    fd = sent.detach()
+def _attach(sent: list[Any], terms: tuple[int, int | None, int, str | None]) -> _native.SampleCache:
+    fds = [one.detach() for one in sent]
     try:
-        return _native.SampleCache.attach(fd, terms)
+        return _native.SampleCache.attach(fds, terms)
     finally:
-        os.close(fd)
+        for fd in fds:
+            os.close(fd)
 
 
 def _check(dataset: object, max_bytes: object, version: object, then: object) -> None:

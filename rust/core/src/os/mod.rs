@@ -5,8 +5,9 @@
 //! | `page` | the size of the machine's pages |
 //! | [`segment`] | one memfd, mapped |
 //! | [`frozen`] | one memfd, written once and then only read |
-//! | [`word_file`] | a file of which words are atomics, and whose other bytes are read and written |
-//! | `windows` | a file that grows; the part in use is mapped |
+//! | [`shared_file`] | a file that other processes have too, read and written by system calls |
+//! | [`word_file`] | a file in memory of which words are atomics, and whose other bytes are read and written |
+//! | `mappings` | a file in memory that grows; the part in use is mapped |
 //! | [`record_lock`] | locks on single bytes of a file, which end with their process |
 //! | [`clock`] | clocks |
 //! | [`memory`] | what the machine has left |
@@ -24,6 +25,8 @@ pub mod eventfd;
 pub mod fd_passing;
 #[allow(unsafe_code, reason = "maps memory that nobody writes to, and refers to it")]
 pub mod frozen;
+#[allow(unsafe_code, reason = "maps a file, and copies from the mappings")]
+mod mappings;
 pub mod memory;
 pub(crate) mod page;
 #[allow(unsafe_code, reason = "handles a signal, and has a timer kill the process")]
@@ -36,11 +39,11 @@ pub mod read_ahead;
 pub mod record_lock;
 #[allow(unsafe_code, reason = "maps and unmaps memory, copies bytes in and out")]
 pub mod segment;
+#[allow(unsafe_code, reason = "vouches for the bytes that a system call has written")]
+pub mod shared_file;
 pub mod sockets;
 #[allow(unsafe_code, reason = "calls C's functions that wait")]
 mod waiting;
-#[allow(unsafe_code, reason = "maps a file, and copies from the mappings")]
-mod windows;
 #[allow(unsafe_code, reason = "maps words, and refers to them")]
 pub mod word_file;
 

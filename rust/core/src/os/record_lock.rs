@@ -13,6 +13,8 @@ use crate::error::{Error, Result};
 
 /// The byte that is locked while a file is made: after all bytes that a file can have.
 const MAKING: i64 = i64::MAX - 1;
+/// The byte that is locked while something is added to a file.
+const ADDING: i64 = i64::MAX - 2;
 
 /// Tries to lock a byte for this process. `false`: another process has it.
 ///
@@ -28,28 +30,41 @@ pub fn unlock(fd: BorrowedFd<'_>, byte: u64) {
     let _ = lock(fd, libc::F_SETLK, libc::F_UNLCK, byte.cast_signed());
 }
 
-/// Keeps others from making the same file, for as long as this lives.
+/// A lock that is held for as long as this lives.
 #[derive(Debug)]
-pub struct Making<'a>(BorrowedFd<'a>);
+pub struct Held<'a> {
+    fd: BorrowedFd<'a>,
+    byte: i64,
+    unlock: i32,
+}
 
-impl<'a> Making<'a> {
-    /// Waits until nobody else makes the file that was opened for this call.
+impl<'a> Held<'a> {
+    /// Waits until nobody else makes the file that was opened for this call: an open file's lock.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses, or a signal ends the wait (`EINTR`).
-    pub fn wait(fd: &'a impl AsFd) -> Result<Self> {
+    pub fn making(fd: &'a impl AsFd) -> Result<Self> {
         let fd = fd.as_fd();
         match lock(fd, libc::F_OFD_SETLKW, libc::F_WRLCK, MAKING) {
             // A file system without locks.
-            Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => Ok(Self(fd)),
+            Ok(()) | Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS | Errno::INVAL) => {
+                Ok(Self { fd, byte: MAKING, unlock: libc::F_OFD_SETLK })
+            }
             Err(errno) => Err(Error::os("locking the file", errno)),
         }
     }
+
+    /// Waits until no other process adds to the file. A file system without locks lets several do so at once.
+    #[must_use]
+    pub fn adding(fd: BorrowedFd<'a>) -> Self {
+        while lock(fd, libc::F_SETLKW, libc::F_WRLCK, ADDING) == Err(Errno::INTR) {}
+        Self { fd, byte: ADDING, unlock: libc::F_SETLK }
+    }
 }
 
-impl Drop for Making<'_> {
+impl Drop for Held<'_> {
     fn drop(&mut self) {
-        let _ = lock(self.0, libc::F_OFD_SETLK, libc::F_UNLCK, MAKING);
+        let _ = lock(self.fd, self.unlock, libc::F_UNLCK, self.byte);
     }
 }
 
@@ -78,7 +93,7 @@ mod tests {
         let one = crate::os::memfd("test").unwrap();
         assert!(try_lock(one.as_fd(), 7) && try_lock(one.as_fd(), 7), "all threads have it");
         unlock(one.as_fd(), 7);
-        let making = Making::wait(&one).unwrap();
+        let making = Held::making(&one).unwrap();
         assert!(!try_lock(one.as_fd(), MAKING as u64), "the two kinds exclude each other");
         drop(making);
         assert!(try_lock(one.as_fd(), MAKING as u64));

@@ -1,11 +1,11 @@
 //! The number of bytes that samples may take.
 //!
-//! The bound is looked up every 16 MiB, or sooner where little is left. Tables count as records do. Without a bound of
+//! The bound is looked up every 16 MiB, or sooner where little is left. Words of a table do not count. Without a bound of
 //! the user's, a cache takes no more than it leaves free, so two that grow side by side take a third each. Memory above
 //! the limit of the control group is not taken with a bound either.
 
 use crate::os::memory::MemoryProbe;
-use crate::os::word_file::WordFile;
+use crate::os::shared_file::SharedFile;
 use crate::sync::{AtomicU64, Ordering};
 
 /// The most bytes between two looks at what the system has left, and which part of that they are at most.
@@ -21,8 +21,6 @@ pub struct Bound {
     given: Option<u64>,
     /// Processes on this machine that have samples of their own, as this one.
     ranks: u64,
-    /// True if the samples lie in a file with a name.
-    on_disk: bool,
     probe: MemoryProbe,
     /// The bound by the last look, what was used then, and bytes until the next.
     limit: AtomicU64,
@@ -32,28 +30,13 @@ pub struct Bound {
 }
 
 impl Bound {
-    /// Bounds samples in memory by `given` bytes. Without it, by as many as the machine and the control group
-    /// have left in addition to them; of these, `ranks` take an equal part.
+    /// Bounds samples by `given` bytes. Without it, by as many as the machine and the control group, or the file system of
+    /// a file with a name, have left in addition to them; of these, `ranks` take an equal part.
     #[must_use]
-    pub fn of_memory(given: Option<u64>, ranks: u64) -> Self {
-        Self::new(given, ranks, false)
-    }
-
-    /// Bounds samples in a file by `given` bytes. Without it, by as many as the file system has left in addition to
-    /// them.
-    #[must_use]
-    pub fn of_disk(given: Option<u64>) -> Self {
-        Self::new(given, 1, true)
-    }
-
-    fn new(given: Option<u64>, ranks: u64, on_disk: bool) -> Self {
-        let ranks = ranks.max(1);
+    pub fn new(given: Option<u64>, ranks: u64) -> Self {
         let [limit, looked_at, step, turned_away] = [0; 4].map(AtomicU64::new);
-        Self { given, ranks, on_disk, probe: MemoryProbe::new(), limit, looked_at, step, turned_away }
-    }
-
-    pub(super) fn is_on_disk(&self) -> bool {
-        self.on_disk
+        let ranks = ranks.max(1);
+        Self { given, ranks, probe: MemoryProbe::new(), limit, looked_at, step, turned_away }
     }
 
     /// True if the user allows fewer bytes.
@@ -61,8 +44,8 @@ impl Bound {
         self.given.is_some_and(|given| given < len)
     }
 
-    /// The bytes that may be used, when `used` are and `len` are asked for.
-    pub(super) fn allowed(&self, used: u64, len: u64, file: &WordFile) -> u64 {
+    /// The bytes that may be used, when `used` are and `len` are asked for; of a file with a name, or of memory.
+    pub(super) fn allowed(&self, used: u64, len: u64, named: Option<&SharedFile>) -> u64 {
         let limit = self.limit.load(Ordering::Relaxed);
         let has_room = used.saturating_add(len) <= limit;
         let is_due = if has_room {
@@ -70,12 +53,12 @@ impl Bound {
         } else {
             self.turned_away.fetch_add(1, Ordering::Relaxed).is_multiple_of(TURNED_AWAY)
         };
-        if is_due { self.look(used, file) } else { limit }
+        if is_due { self.look(used, named) } else { limit }
     }
 
     /// Looks what the system has left. Returns the bytes that may be used.
-    pub(super) fn look(&self, used: u64, file: &WordFile) -> u64 {
-        let disk = if self.on_disk { file.disk_left().unwrap_or((0, false)) } else { (u64::MAX, true) };
+    pub(super) fn look(&self, used: u64, named: Option<&SharedFile>) -> u64 {
+        let disk = named.map_or((u64::MAX, true), |file| file.disk_left().unwrap_or((0, false)));
         let left = match disk {
             (left, true) => left.min(self.probe.available().bytes),
             (left, false) => left,

@@ -10,28 +10,38 @@ use crate::process::{self, Leaked, Process};
 /// A file of samples, and an index.
 type Key = ((u64, u64), usize);
 
-/// The samples that threads of a process are making. Processes exclude each other by locks, which all threads of a
-/// process have.
+/// The samples that threads of a process are making, and which thread adds to a file. Processes exclude each other by
+/// locks, which all threads of a process have.
 ///
 /// INVARIANT: a thread of another process is never waited for. A forked child finds its parent's set, which a thread may
 /// have locked at the fork, and goes on to one of its own.
 #[derive(Debug)]
-struct Making {
+pub(super) struct Making {
     process: &'static Process,
     keys: Mutex<HashSet<Key>>,
+    adding: Mutex<()>,
 }
 
 impl Making {
     /// This process's.
-    fn current() -> &'static Self {
+    pub(super) fn current() -> &'static Self {
         static LAST: Leaked<Making> = Leaked::none();
         loop {
             let seen = LAST.get();
             match seen.filter(|making| making.process.is_current()) {
                 Some(making) => return making,
-                None => LAST.replace(seen, Self { process: process::current(), keys: Mutex::default() }),
+                None => LAST.replace(seen, Self::new()),
             };
         }
+    }
+
+    fn new() -> Self {
+        Self { process: process::current(), keys: Mutex::default(), adding: Mutex::default() }
+    }
+
+    /// Waits until no other thread of the process adds to a file.
+    pub(super) fn adding(&self) -> MutexGuard<'_, ()> {
+        self.adding.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn keys(&self) -> MutexGuard<'_, HashSet<Key>> {
@@ -52,7 +62,7 @@ impl Samples {
     /// Tries to become the thread of this process that makes the sample of an index. `None`: another one is.
     #[must_use]
     pub fn begin(&self, index: usize) -> Option<Claim<'_>> {
-        let (making, key) = (Making::current(), (self.inode(), index));
+        let (making, key) = (Making::current(), (self.file().inode(), index));
         let is_new = making.keys().insert(key);
         is_new.then(|| Claim { samples: self, making, key, is_locked: Cell::new(false) })
     }

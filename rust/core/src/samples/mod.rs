@@ -1,33 +1,25 @@
-//! The samples of a dataset, each kept once and read by all processes: a file in memory, or one with a name.
+//! The samples of a dataset, each kept once and read by all processes: in memory, or in a file with a name.
 //!
-//! | bytes | hold |
-//! |---|---|
-//! | 0..4096 | the header: magic, format, number of samples, length of the version, XXH3 (64 bits) of these and the version once the file is whole; from 64 on `tail`, `floor` and `full` of the [table](crate::cache); from 128 on hits, from 192 on misses; from 256 on where the tables begin; from 1024 on the version |
-//! | from 4096 on | the tables, each at a multiple of 4096, and the records, each at a multiple of 64: see [`record`] |
-//!
-//! Words are `u64` in the machine's order, so a file of another machine is none. Header and tables are mapped; records
-//! are written by system calls. In a file with a name they are believed once their checksum is right. The words of the
-//! header that change show a flipped bit by themselves; hits and misses do not, and nothing depends on them.
+//! Memory is one memfd: words that all have, the [table](crate::cache) with a word for each sample of the dataset, and
+//! the records, each at a multiple of 64 (see [`record`]). A page of it is there once something was written to it. With
+//! a [file](named) that has a name, only the first words lie in memory.
 //!
 //! ```text
-//! | header | table | record | record | larger table | record | ...      each after all others
-//!   mapped   mapped   written by pwrite; read from a mapping (memory) or by pread (a file with a name)
+//! | words | table | record | record | lost | record | ...      each record after all others
+//!   mapped   mapped   written by pwrite; read from a mapping
 //! ```
 //!
 //! - **Publishing.** The word of an index says that nothing is kept, where the record begins, or that the sample cannot
-//!   be kept. One store of it publishes the record, after `pwrite` has returned. Places are never used again: `clear`
-//!   raises the floor, below which words and tables count for nothing, and punches the bytes below it. A reader finds
-//!   the record that it began to read, or finds that it was cleared, and never another sample.
+//!   be kept. One store of it publishes the record, after `pwrite` has returned. In memory, places are never used again:
+//!   `clear` raises the floor, below which words count for nothing, and punches the bytes below it. A reader finds the
+//!   record that it began to read, or finds that it was cleared, and never another sample.
 //! - **Claims.** The right to make a sample is a lock of the process on the byte of the file whose number is the index,
 //!   and an entry in a set of the process for its threads. A claim is tried and never awaited: a thread that does not
 //!   get it makes the sample for itself and keeps none, so a dataset may read its own cache. A fork does not inherit
 //!   the locks, and they need no open file of their own. Closing any descriptor of the file drops them; then a sample
 //!   is made twice, and the second to publish gives its bytes back.
-//! - **No SIGBUS.** Header and tables have the blocks of all their pages before they are mapped. A memfd is sealed against shrinking, so
-//!   its records may be mapped too: reading a large one by `pread` takes three times as long. A file with a name is
-//!   read by `pread`, so that a damaged disk is an error, and the sample is made again.
-//! - **A name.** A file is opened under a lock of the open file, which excludes threads too. `tail` is at least the
-//!   file's length: after a crash of the machine, the disk may have an older header than its records.
+//! - **No SIGBUS.** The memfd is sealed against shrinking, so it may be mapped: reading a large record by `pread` takes
+//!   three times as long. Nothing of a file with a name is mapped.
 //!
 //! # When a process dies
 //!
@@ -40,16 +32,18 @@
 
 mod bound;
 mod claim;
-mod open;
+mod named;
 pub mod record;
 
 use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 
-use crate::cache::{FIRST, Seen, State, TABLES, Table, TableMemory};
+use self::named::NamedFile;
+use crate::cache::{Seen, State, Table};
 use crate::error::{Error, Result};
 use crate::os::page::page_size;
 use crate::os::record_lock;
+use crate::os::shared_file::SharedFile;
 use crate::os::word_file::WordFile;
 use crate::sync::{AtomicU64, Ordering};
 use crate::testing::failpoint::failpoint;
@@ -57,65 +51,37 @@ use crate::testing::fault::fault;
 
 pub use bound::Bound;
 pub use claim::Claim;
+pub use named::LONGEST_VERSION;
 
 const WORD: usize = 8;
-/// Bytes of the header, whatever the size of pages: a file with a name outlives the kernel that made it.
-const HEADER: u64 = 4096;
-const HEADER_WORDS: usize = HEADER as usize / WORD;
 
-/// Words of the header.
+/// Words that all processes have. Each that changes often has a cache line of its own.
 mod at {
-    pub(super) const MAGIC: usize = 0;
-    pub(super) const FORMAT: usize = 1;
-    pub(super) const LEN: usize = 2;
-    pub(super) const VERSION_BYTES: usize = 3;
-    pub(super) const SUM: usize = 4;
-    pub(super) const TAIL: usize = 8;
-    pub(super) const FLOOR: usize = 9;
-    pub(super) const FULL: usize = 10;
-    pub(super) const HITS: usize = 16;
-    pub(super) const MISSES: usize = 24;
-    pub(super) const TABLES: usize = 32;
+    pub(super) const TAIL: usize = 0;
+    pub(super) const FLOOR: usize = 16;
+    /// In memory, as the table has it; of a file with a name, 1 if a sample had no room.
+    pub(super) const FULL: usize = 32;
+    pub(super) const HITS: usize = 48;
+    pub(super) const MISSES: usize = 64;
+    /// The first word of the table.
+    pub(super) const TABLE: usize = 512;
 }
-
-/// Byte of the header where the version begins, and the most bytes that it has.
-const VERSION_AT: u64 = 1024;
-/// The longest version, in bytes.
-pub const LONGEST_VERSION: usize = 2048;
 
 /// The samples of a dataset of a fixed length.
 #[derive(Debug)]
 pub struct Samples {
-    file: WordFile,
+    memory: WordFile,
+    named: Option<NamedFile>,
     len: usize,
     bound: Bound,
-    was_damaged: bool,
 }
 
-impl TableMemory for WordFile {
-    fn words(&self, at: u64, count: usize) -> Option<&[AtomicU64]> {
-        self.words_at(at, count)
-    }
-
-    fn make(&self, at: u64, len: u64) -> bool {
-        self.make_words(at, len).is_ok()
-    }
-
-    fn give_back(&self, at: u64, len: u64) {
-        self.punch(at, len);
-    }
-
-    fn give_back_below(&self, at: u64, floor: u64) {
-        let start = (at / page_size() * page_size()).max(HEADER);
-        self.punch(start, floor.saturating_sub(start).min(page_size()));
-    }
-}
-
-/// A record that the table names, and how long it says to be.
+/// A record that an index names, and how long it says to be.
 #[derive(Debug)]
 pub struct RecordRef {
     index: usize,
-    seen: Seen,
+    /// The word in memory.
+    seen: Option<Seen>,
     at: u64,
     len: u64,
 }
@@ -168,27 +134,40 @@ impl Samples {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn in_memory(len: usize, bound: Bound) -> Result<Self> {
-        let file = WordFile::in_memory("ringloader-samples", HEADER_WORDS)?;
-        let header = open::header_of(len, "");
-        for (word, value) in file.words().iter().zip(header) {
-            word.store(value, Ordering::Relaxed);
-        }
-        Ok(Self::over(file, len, bound))
+        let memory = WordFile::in_memory("ringloader-samples", words_of(len)?)?;
+        let start = records_of_memory(len);
+        memory.words()[at::TAIL].store(start, Ordering::Relaxed);
+        memory.words()[at::FLOOR].store(start, Ordering::Relaxed);
+        Ok(Self::over(memory, None, len, bound))
     }
 
-    fn over(file: WordFile, len: usize, bound: Bound) -> Self {
-        let samples = Self { file, len, bound, was_damaged: false };
-        // A machine that stopped may have written records, and not the tail that covers them.
-        let end = samples.file.file_len().unwrap_or(0).next_multiple_of(HEADER);
-        samples.table().begin(HEADER, end);
-        samples.bound.look(samples.table().used(), &samples.file);
+    /// Opens the samples of a dataset of `len` and `version`, for which the file was opened by its name; makes the file
+    /// if it is empty.
+    ///
+    /// # Errors
+    /// [`Error::Config`] when it is none of ours, or holds those of another dataset, [`Error::Os`] when the system
+    /// refuses.
+    pub fn open(fd: OwnedFd, len: usize, version: &str, bound: Bound) -> Result<Self> {
+        let named = NamedFile::open(fd, len, version)?;
+        let memory = WordFile::in_memory("ringloader-samples", at::TABLE)?;
+        Ok(Self::over(memory, Some(named), len, bound))
+    }
+
+    /// Shares the samples of another process, by the descriptors of its memory and of its file, and the file's version.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the memory is another one, [`Error::Os`] when the system refuses.
+    pub fn attach(memory: OwnedFd, named: Option<(OwnedFd, &str)>, len: usize, bound: Bound) -> Result<Self> {
+        let words = if named.is_some() { at::TABLE } else { words_of(len)? };
+        let memory = WordFile::map(memory, words)?;
+        let named = named.map(|(fd, version)| NamedFile::attach(fd, len, version)).transpose()?;
+        Ok(Self::over(memory, named, len, bound))
+    }
+
+    fn over(memory: WordFile, named: Option<NamedFile>, len: usize, bound: Bound) -> Self {
+        let samples = Self { memory, named, len, bound };
+        samples.bound.look(samples.used(), samples.named.as_ref().map(NamedFile::file));
         samples
-    }
-
-    /// True if the file was found damaged when it was opened, so that all samples are made again.
-    #[must_use]
-    pub fn was_damaged(&self) -> bool {
-        self.was_damaged
     }
 
     /// Samples that the dataset has.
@@ -206,14 +185,17 @@ impl Samples {
     /// Looks for the sample of an index. `None`: it is not kept.
     #[must_use]
     pub fn find(&self, index: usize) -> Option<RecordRef> {
+        if let Some(named) = &self.named {
+            let (at, len) = named.find(index)?;
+            return Some(RecordRef { index, seen: None, at, len });
+        }
         let (State::At(at), seen) = self.table().look(index) else { return None };
         let mut header = [MaybeUninit::uninit(); record::HEADER];
         // An error says nothing of the record, which others may be able to read.
-        let header = self.file.read_at(&mut header, at).ok()?;
+        let header = self.memory.read_at(&mut header, at).ok()?;
         let len = record::len(header, index);
-        let found = RecordRef { index, seen, at, len: len.unwrap_or(0) };
-        let tail = self.table().tail();
-        if len.is_none() || at.checked_add(found.len).is_none_or(|end| end > tail) {
+        let found = RecordRef { index, seen: Some(seen), at, len: len.unwrap_or(0) };
+        if len.is_none() {
             self.forget(&found);
             return None;
         }
@@ -234,14 +216,19 @@ impl Samples {
     /// kept any more; or it cannot be read here.
     #[must_use]
     pub fn read<'a>(&self, found: &RecordRef, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
-        let bytes = self.file.read_at(into, found.at).ok()?;
+        let bytes = match &self.named {
+            Some(named) => named.file().read_at(into, found.at),
+            None => self.memory.read_at(into, found.at),
+        };
+        let bytes = bytes.ok()?;
         let whole = Some(bytes).filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
             let last = record::check(bytes, found.index, self.is_on_disk())?;
             Some((&*bytes, last))
         });
         // ORDERING floor: this look comes after the bytes are read.
-        let is_there = !self.table().was_cleared(found.at) || fault("cleared_while_read");
-        if whole.is_none() || !is_there {
+        let is_gone =
+            self.named.is_none() && self.table().was_cleared(found.at) && !fault("cleared_while_read");
+        if whole.is_none() || is_gone {
             self.forget(found);
             return None;
         }
@@ -249,10 +236,16 @@ impl Samples {
     }
 
     fn forget(&self, found: &RecordRef) {
-        self.table().forget(found.seen);
-        if self.table().is_cleared(found.at) {
-            // The record was cleared while it was read. Reading a mapping has brought pages back.
-            self.file.punch(found.at, found.len);
+        match (&self.named, found.seen) {
+            (Some(named), _) => named.forget(found.index, found.at),
+            (None, Some(seen)) => {
+                self.table().forget(seen);
+                if self.table().is_cleared(found.at) {
+                    // The record was cleared while it was read. Reading a mapping has brought pages back.
+                    self.memory.file().punch(found.at, found.len);
+                }
+            }
+            (None, None) => {}
         }
     }
 
@@ -266,12 +259,12 @@ impl Samples {
         if !self.is_on_disk() && matches!(self.table().look(index).0, State::Refused) {
             return None;
         }
-        Some(self.file.fd().is_ok_and(|fd| record_lock::try_lock(fd, index as u64)))
+        Some(self.file().fd().is_ok_and(|fd| record_lock::try_lock(fd, index as u64)))
     }
 
     /// Lets others claim the index.
     pub fn release(&self, index: usize) {
-        if let Ok(fd) = self.file.fd() {
+        if let Ok(fd) = self.file().fd() {
             record_lock::unlock(fd, index as u64);
         }
     }
@@ -280,47 +273,55 @@ impl Samples {
     #[must_use]
     pub fn store(&self, index: usize, record: &[u8]) -> Stored {
         let len = record.len() as u64;
-        // Even if this is the only record, its table must be there too.
-        if self.bound.is_below(len + FIRST) {
+        if self.bound.is_below(len) {
             return Stored::TooLarge;
         }
-        let Some((state, seen)) = self.table().enter(index, |len| self.allowed(len)) else {
-            return Stored::Full;
-        };
+        match &self.named {
+            Some(named) => {
+                let stored = named.store(index, record, |used| self.allowed(used, len));
+                if stored == Stored::Full {
+                    self.word(at::FULL).store(1, Ordering::Relaxed);
+                }
+                stored
+            }
+            None => self.store_in_memory(index, record),
+        }
+    }
+
+    fn store_in_memory(&self, index: usize, record: &[u8]) -> Stored {
+        let (table, file, len) = (self.table(), self.memory.file(), record.len() as u64);
+        let (state, seen) = table.look(index);
         if matches!(state, State::At(_)) {
             return Stored::There;
         }
-        let Some(at) = self.table().reserve(len, self.allowed(len)) else { return Stored::Full };
+        let Some(at) = table.reserve(len, self.allowed(table.used(), len)) else { return Stored::Full };
         failpoint("sample-reserved");
-        if fault("published_before_written") && self.table().publish(seen, at) {
-            let _ = self.file.write_at(record, at);
+        if fault("published_before_written") && table.publish(seen, at) {
+            let _ = file.write_at(record, at);
             return Stored::There;
         }
-        if self.file.write_at(record, at).is_err() {
+        if file.write_at(record, at).is_err() {
             // First gives back the part that was written: once the tail is lower, others write there.
-            self.file.punch(at, len);
-            self.table().unreserve(at, len);
-            self.table().record_full();
+            file.punch(at, len);
+            table.unreserve(at, len);
+            table.record_full();
             return Stored::Full;
         }
-        if !self.table().publish(seen, at) {
-            self.file.punch(at, len);
+        if !table.publish(seen, at) {
+            file.punch(at, len);
         }
         Stored::There
     }
 
-    fn allowed(&self, len: u64) -> u64 {
-        self.bound.allowed(self.table().used(), len, &self.file)
+    fn allowed(&self, used: u64, len: u64) -> u64 {
+        self.bound.allowed(used, len, self.named.as_ref().map(NamedFile::file))
     }
 
     /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again. A file with
     /// a name does not get that: the next run may have mended the dataset.
     pub fn refuse(&self, index: usize) {
-        if self.is_on_disk() {
-            return;
-        }
-        if let Some((_, seen)) = self.table().enter(index, |len| self.allowed(len)) {
-            self.table().refuse(seen);
+        if !self.is_on_disk() {
+            self.table().refuse(self.table().look(index).1);
         }
     }
 
@@ -329,70 +330,109 @@ impl Samples {
     /// # Errors
     /// [`Error::Os`] when the disk does not take it: the samples may be there again after the machine has stopped.
     pub fn clear(&self) -> Result<()> {
+        if let Some(named) = &self.named {
+            self.word(at::FULL).store(0, Ordering::Relaxed);
+            return named.clear();
+        }
         // ORDERING floor: it is raised before the bytes are given back, which is after this.
-        let cleared = self.table().clear(self.file.file_len().unwrap_or(0));
-        let synced = if self.bound.is_on_disk() { self.file.sync() } else { Ok(()) };
-        // The page in which the floor was is given back too, but for the header's.
-        let start = (cleared.start / page_size() * page_size()).max(HEADER.next_multiple_of(page_size()));
-        self.file.punch(start, cleared.end.saturating_sub(start));
-        synced
+        let cleared = self.table().clear();
+        // The page in which the floor was is given back too, but for one of the table.
+        let start = (cleared.start / page_size() * page_size()).max(records_of_memory(self.len));
+        self.memory.file().punch(start, cleared.end.saturating_sub(start));
+        Ok(())
     }
 
     /// Counts a sample that was read.
     pub fn count_hit(&self) {
-        self.file.words()[at::HITS].fetch_add(1, Ordering::Relaxed);
+        self.word(at::HITS).fetch_add(1, Ordering::Relaxed);
     }
 
     /// Counts a sample that is made.
     pub fn count_miss(&self) {
-        self.file.words()[at::MISSES].fetch_add(1, Ordering::Relaxed);
+        self.word(at::MISSES).fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Counts over all processes, since the file was made.
+    /// Counts over all processes that share the samples, and not just the file.
     #[must_use]
     pub fn stats(&self) -> Stats {
-        let count = |word: usize| self.file.words()[word].load(Ordering::Relaxed);
-        let (table, used) = (self.table(), self.table().used());
+        let count = |number: usize| self.word(number).load(Ordering::Relaxed);
+        let (items, full) = match &self.named {
+            Some(named) => (named.items(), count(at::FULL) != 0),
+            None => (self.items_in_memory(), self.table().is_full()),
+        };
+        let used = self.used();
         Stats {
-            items: table.items() as u64,
+            items: items as u64,
             bytes: used,
-            max_bytes: self.bound.look(used, &self.file),
+            max_bytes: self.bound.look(used, self.named.as_ref().map(NamedFile::file)),
             hits: count(at::HITS),
             misses: count(at::MISSES),
-            full: table.is_full(),
+            full,
         }
     }
 
-    /// Returns the descriptor that another process needs for [`attach`](Self::attach).
-    ///
-    /// # Errors
-    /// [`Error::Os`] when other code has closed it by its number.
-    pub fn fd(&self) -> Result<BorrowedFd<'_>> {
-        self.file.fd()
+    fn used(&self) -> u64 {
+        self.named.as_ref().map_or_else(|| self.table().used(), NamedFile::used)
     }
 
-    /// Device and number of the file.
+    fn items_in_memory(&self) -> usize {
+        let index = |at: u64| at as usize / WORD - at::TABLE;
+        let words = (at::TABLE * WORD) as u64..((at::TABLE + self.len) * WORD) as u64;
+        let parts = self.memory.file().parts_with_data(words);
+        parts.into_iter().map(|part| self.table().items(index(part.start)..index(part.end))).sum()
+    }
+
+    /// Returns the file of the records: memory, or that with a name.
     #[must_use]
-    pub fn inode(&self) -> (u64, u64) {
-        self.file.inode()
+    pub fn file(&self) -> &SharedFile {
+        self.named.as_ref().map_or(self.memory.file(), NamedFile::file)
+    }
+
+    /// Returns the descriptors that another process needs for [`attach`](Self::attach): of the memory, and of a file with
+    /// a name.
+    ///
+    /// # Errors
+    /// [`Error::Os`] when other code has closed one by its number.
+    pub fn fds(&self) -> Result<(BorrowedFd<'_>, Option<BorrowedFd<'_>>)> {
+        let named = self.named.as_ref().map(|named| named.file().fd()).transpose()?;
+        Ok((self.memory.file().fd()?, named))
+    }
+
+    /// The version of a file with a name.
+    #[must_use]
+    pub fn version(&self) -> Option<&str> {
+        self.named.as_ref().map(NamedFile::version)
     }
 
     /// True if the samples lie in a file with a name, whose bytes may have to come from a disk.
     #[must_use]
     pub fn is_on_disk(&self) -> bool {
-        self.bound.is_on_disk()
+        self.named.is_some()
     }
 
-    fn table(&self) -> Table<'_, WordFile> {
-        let words = self.file.words();
+    fn word(&self, number: usize) -> &AtomicU64 {
+        &self.memory.words()[number]
+    }
+
+    fn table(&self) -> Table<'_> {
         Table {
-            tail: &words[at::TAIL],
-            floor: &words[at::FLOOR],
-            full: &words[at::FULL],
-            tables: &words[at::TABLES..at::TABLES + TABLES],
-            room: &self.file,
+            tail: self.word(at::TAIL),
+            floor: self.word(at::FLOOR),
+            full: self.word(at::FULL),
+            words: &self.memory.words()[at::TABLE..],
         }
     }
+}
+
+/// The words of samples in memory.
+fn words_of(len: usize) -> Result<usize> {
+    let most = usize::MAX / 2 / WORD;
+    len.checked_add(at::TABLE).filter(|&words| words <= most).ok_or(Error::Allocation { len: len as u64 })
+}
+
+/// Where the records begin in memory.
+fn records_of_memory(len: usize) -> u64 {
+    ((at::TABLE + len) as u64 * WORD as u64).next_multiple_of(page_size())
 }
 
 #[cfg(test)]

@@ -23,6 +23,8 @@ use crate::testing::fault::fault;
 
 /// Bytes before the sample's own.
 pub const HEADER: usize = 64;
+/// Records begin at multiples of this.
+pub(super) const ALIGN: u64 = crate::cache::ALIGN;
 
 /// Completes a record whose bytes after the header are there, with a sum or without.
 ///

@@ -18,8 +18,8 @@ fn file() -> OwnedFd {
 
 fn each_kind(test: impl Fn(&dyn Fn() -> Samples, u64)) {
     for_each_page_size(|page| {
-        test(&|| Samples::in_memory(LEN, Bound::of_memory(Some(64 << 20), 1)).unwrap(), page);
-        test(&|| Samples::open(file(), LEN, "one", Bound::of_disk(Some(64 << 20))).unwrap(), page);
+        test(&|| Samples::in_memory(LEN, Bound::new(Some(64 << 20), 1)).unwrap(), page);
+        test(&|| Samples::open(file(), LEN, "one", Bound::new(Some(64 << 20), 1)).unwrap(), page);
     });
 }
 
@@ -43,11 +43,14 @@ fn is_there(samples: &Samples, index: usize) -> bool {
 
 /// Bytes that are there of the file.
 fn blocks(samples: &Samples) -> u64 {
-    rustix::fs::fstat(samples.fd().unwrap()).unwrap().st_blocks as u64 * 512
+    rustix::fs::fstat(samples.file().fd().unwrap()).unwrap().st_blocks as u64 * 512
 }
 
+/// Pages of words: those that all have, and the table's.
+const PAGES: u64 = 4;
+
 #[test]
-fn clearing_gives_all_but_two_pages_back_and_leaves_the_header() {
+fn clearing_gives_all_but_the_words_back() {
     each_kind(|make, page| {
         let samples = make();
         for round in 0..3 {
@@ -55,36 +58,84 @@ fn clearing_gives_all_but_two_pages_back_and_leaves_the_header() {
                 assert_eq!(store(&samples, index), Stored::There);
             }
             assert!((0..300).all(|index| is_there(&samples, index)));
+            assert_eq!(samples.stats().items, 300);
             assert!(blocks(&samples) > 3 << 20);
             samples.count_hit();
             samples.clear().unwrap();
-            // A file system may have a block more, of its own.
-            assert!(blocks(&samples) <= 2 * page + 4096, "{} bytes, pages of {page}", blocks(&samples));
+            assert!(blocks(&samples) <= PAGES * page, "{} bytes, pages of {page}", blocks(&samples));
             assert!(!is_there(&samples, 7));
-            assert_eq!(samples.stats().hits, round + 1);
+            let stats = samples.stats();
+            assert_eq!((stats.items, stats.bytes, stats.hits), (0, 0, round + 1));
         }
-        let theirs = Samples::attach(samples.fd().unwrap().try_clone_to_owned().unwrap(), make().bound);
-        assert_eq!(theirs.unwrap().len(), LEN);
+        assert_eq!(attached(&samples).len(), LEN);
     });
 }
 
-/// The first store to a mapped page asks for all its blocks: on a full disk, that would be a SIGBUS.
+/// The same samples, as another process has them.
+fn attached(samples: &Samples) -> Samples {
+    let (memory, named) = samples.fds().unwrap();
+    let owned = |fd: BorrowedFd<'_>| fd.try_clone_to_owned().unwrap();
+    let named = named.map(owned).zip(samples.version());
+    Samples::attach(owned(memory), named, samples.len(), Bound::new(None, 1)).unwrap()
+}
+
+/// Another program, with words of its own.
+fn opened_again(samples: &Samples) -> Samples {
+    let fd = samples.fds().unwrap().1.unwrap().try_clone_to_owned().unwrap();
+    Samples::open(fd, LEN, "one", Bound::new(None, 1)).unwrap()
+}
+
 #[test]
-fn the_pages_of_words_have_all_their_blocks() {
-    for_each_page_size(|page| {
-        let samples = Samples::open(file(), LEN, "one", Bound::of_disk(Some(64 << 20))).unwrap();
-        assert_eq!(blocks(&samples), page, "the header's page");
-        // A process that dies after it has reserved leaves bytes that were never written.
-        let _ = samples.table().reserve(3 * page, u64::MAX).unwrap();
-        assert_eq!(store(&samples, 0), Stored::There);
-        assert!(blocks(&samples) >= 2 * page, "{} bytes, pages of {page}", blocks(&samples));
-    });
+fn all_who_share_a_file_find_what_one_of_them_has_kept() {
+    let samples = Samples::open(file(), LEN, "one", Bound::new(None, 1)).unwrap();
+    for others in [attached(&samples), opened_again(&samples)] {
+        assert_eq!(store(&samples, 3), Stored::There);
+        assert_eq!(store(&others, 4), Stored::There);
+        let bytes = samples.stats().bytes;
+        assert_eq!(store(&others, 3), Stored::There);
+        assert_eq!(others.stats().bytes, bytes, "it is kept once");
+        assert!([&samples, &others].iter().all(|samples| is_there(samples, 3) && is_there(samples, 4)));
+        others.clear().unwrap();
+        assert!(!is_there(&samples, 3));
+        // Another record lies at the same place.
+        let found = {
+            let _ = store(&others, 5);
+            others.find(5).unwrap()
+        };
+        assert!(samples.read(&RecordRef { index: 6, ..found }, &mut [MaybeUninit::uninit(); 424]).is_none());
+        samples.clear().unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_anybody_has_cut_off_is_a_file_of_fewer_samples() {
+    let samples = Samples::open(file(), LEN, "one", Bound::new(None, 1)).unwrap();
+    let others = opened_again(&samples);
+    for len in [0, 40, 4096, 4096 + 17, 8192, 13_000, 14_000, 20_000] {
+        for index in 0..10 {
+            assert_eq!(store(&samples, index), Stored::There);
+        }
+        let found: Vec<_> = (0..10).map(|index| samples.find(index).unwrap()).collect();
+        samples.file().truncate(len).unwrap();
+        for found in found {
+            let mut into = vec![MaybeUninit::uninit(); found.len() as usize];
+            if let Some((read, _)) = samples.read(&found, &mut into) {
+                assert_eq!(read[record::HEADER..], bytes(found.index)[record::HEADER..]);
+            }
+        }
+        for index in 0..10 {
+            assert!(is_there(&others, index) || store(&others, index) == Stored::There, "{len} {index}");
+            assert!(is_there(&samples, index), "{len} {index}");
+        }
+        assert_eq!(opened_again(&samples).stats().items, 10, "the header is there again");
+        samples.clear().unwrap();
+    }
 }
 
 #[test]
 fn one_thread_makes_a_sample_and_none_keeps_another_from_its_own() {
     const ROUNDS: usize = 20_000;
-    let samples = Samples::in_memory(LEN, Bound::of_memory(Some(64 << 20), 1)).unwrap();
+    let samples = Samples::in_memory(LEN, Bound::new(Some(64 << 20), 1)).unwrap();
     let (shared, makers) = (LEN - 1, AtomicU64::new(0));
     std::thread::scope(|scope| {
         for index in 0..4 {

@@ -7,7 +7,7 @@ mod record;
 
 use std::os::fd::{AsRawFd, RawFd};
 
-use pyo3::exceptions::PyIndexError;
+use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use ringloader_core::samples::{Bound as Limit, Samples, Stored};
 
@@ -37,6 +37,10 @@ impl SampleCache {
     }
 }
 
+/// What [`SampleCache::attach`] needs in addition to the descriptors: length, bound, ranks, and the version of a file with
+/// a name.
+type Terms = (usize, Option<u64>, u64, Option<String>);
+
 /// The result of [`SampleCache::stats`]: items, bytes, bound, hits, misses, and whether a sample had no room.
 type Stats = (u64, u64, u64, u64, u64, bool);
 
@@ -45,7 +49,7 @@ impl SampleCache {
     /// Samples in memory. `ranks`: the processes of this machine that take equal parts of what it has left.
     #[staticmethod]
     fn in_memory(length: usize, max_bytes: Option<u64>, ranks: u64) -> PyResult<Self> {
-        let samples = Samples::in_memory(length, Limit::of_memory(max_bytes, ranks)).map_err(exception)?;
+        let samples = Samples::in_memory(length, Limit::new(max_bytes, ranks)).map_err(exception)?;
         Ok(Self::over(samples, max_bytes, ranks))
     }
 
@@ -60,16 +64,20 @@ impl SampleCache {
         max_bytes: Option<u64>,
     ) -> PyResult<Self> {
         let fd = duplicate(fd)?;
-        let open = || Samples::open(fd, length, version, Limit::of_disk(max_bytes));
+        let open = || Samples::open(fd, length, version, Limit::new(max_bytes, 1));
         Ok(Self::over(without_interpreter(py, open).map_err(exception)?, max_bytes, 1))
     }
 
-    /// The samples of another process, by their descriptor, which stays the caller's, and its `terms`.
+    /// The samples of another process, by their descriptors, which stay the caller's, and its `terms`.
     #[staticmethod]
-    fn attach(fd: RawFd, terms: (Option<u64>, u64, bool)) -> PyResult<Self> {
-        let (max_bytes, ranks, on_disk) = terms;
-        let limit = if on_disk { Limit::of_disk(max_bytes) } else { Limit::of_memory(max_bytes, ranks) };
-        Ok(Self::over(Samples::attach(duplicate(fd)?, limit).map_err(exception)?, max_bytes, ranks))
+    fn attach(fds: Vec<RawFd>, terms: Terms) -> PyResult<Self> {
+        let (length, max_bytes, ranks, version) = terms;
+        let mut fds = fds.into_iter().map(duplicate).collect::<PyResult<Vec<_>>>()?.into_iter();
+        let memory = fds.next().ok_or_else(|| PyValueError::new_err("no descriptor"))?;
+        let named = fds.next().zip(version.as_deref());
+        let samples =
+            Samples::attach(memory, named, length, Limit::new(max_bytes, ranks)).map_err(exception)?;
+        Ok(Self::over(samples, max_bytes, ranks))
     }
 
     /// A new object of the sample that is kept; `default` where none is.
@@ -141,27 +149,15 @@ impl SampleCache {
         (stats.items, stats.bytes, stats.max_bytes, stats.hits, stats.misses, stats.full)
     }
 
-    /// The descriptor of the file, for as long as this lives.
-    fn fileno(&self) -> PyResult<RawFd> {
-        Ok(self.samples.fd().map_err(exception)?.as_raw_fd())
+    /// The descriptors that `attach` needs, for as long as this lives: of the memory, and of a file with a name.
+    fn filenos(&self) -> PyResult<Vec<RawFd>> {
+        let (memory, named) = self.samples.fds().map_err(exception)?;
+        Ok([Some(memory), named].into_iter().flatten().map(|fd| fd.as_raw_fd()).collect())
     }
 
-    /// The bound, the ranks and the kind of file, which `attach` needs in addition to the descriptor.
     #[getter]
-    fn terms(&self) -> (Option<u64>, u64, bool) {
-        (self.max_bytes, self.ranks, self.samples.is_on_disk())
-    }
-
-    /// True if the file was found damaged when it was opened, so that all samples are made again.
-    #[getter]
-    fn was_damaged(&self) -> bool {
-        self.samples.was_damaged()
-    }
-
-    /// Device and number of the file.
-    #[getter]
-    fn inode(&self) -> (u64, u64) {
-        self.samples.inode()
+    fn terms(&self) -> Terms {
+        (self.samples.len(), self.max_bytes, self.ranks, self.samples.version().map(str::to_owned))
     }
 
     fn __len__(&self) -> usize {

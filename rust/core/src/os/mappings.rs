@@ -1,4 +1,4 @@
-//! Maps the part of a growing file that is in use: its words, and its bytes if the file is in memory.
+//! Maps the part of a growing file in memory that is in use.
 //!
 //! A read by a system call takes three times as long: it looks every page up. Mapped memory that was read counts as
 //! each reader's own in what the system says of a process, though it is there once.
@@ -15,51 +15,37 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use crate::error::Result;
 use crate::sync::{AtomicUsize, Ordering};
 
-/// The size of the first window in bytes. Each later one has as many as all before it.
+/// Bytes of the first mapping. Each later one has as many as all before it.
 const FIRST: u64 = 1 << 20;
 const COUNT: usize = 29;
-/// A window that the system has refused.
+/// A mapping that the system has refused.
 const REFUSED: usize = 1;
 
 /// Mappings of the file's parts, made when they are first used.
 #[derive(Debug)]
-pub(super) struct Windows {
+pub(super) struct Mappings {
     /// Addresses, not locks: a child may be forked while another thread maps.
     places: [AtomicUsize; COUNT],
     /// True if bytes are read from mappings.
     reads: bool,
 }
 
-/// Start and length of the window in which `at` lies, and its number.
-fn window(at: u64) -> (u64, u64, usize) {
+/// Start and length of the mapping in which `at` lies, and its number.
+fn mapping_of(at: u64) -> (u64, u64, usize) {
     match (at / FIRST).checked_ilog2() {
         None => (0, FIRST, 0),
         Some(power) => (FIRST << power, FIRST << power, power as usize + 1),
     }
 }
 
-impl Windows {
-    /// Makes the windows of a file; `in_memory`: whether the file is in memory.
-    pub(super) fn new(in_memory: bool) -> Self {
+impl Mappings {
+    pub(super) fn new() -> Self {
         // A bound of the address space would be filled by what is hardly used.
-        let reads = in_memory && super::memory::address_space_left().is_none();
+        let reads = super::memory::address_space_left().is_none();
         Self { places: [const { AtomicUsize::new(0) }; COUNT], reads }
     }
 
-    /// The address of `len` bytes of the file from `at` on. `None`: they cannot be mapped, or lie in two windows. `fd`
-    /// is asked for when a window is made.
-    pub(super) fn address<'a>(
-        &self,
-        fd: impl Fn() -> Result<BorrowedFd<'a>>,
-        at: u64,
-        len: u64,
-    ) -> Option<usize> {
-        let (start, size, number) = window(at);
-        let base = self.mapped(fd, start, size, number)?;
-        (at - start + len <= size).then_some(base + (at - start) as usize)
-    }
-
-    /// Copies bytes of the file from `at` on. `false`: they cannot be mapped. `fd` is asked for when a window is made.
+    /// Copies bytes of the file from `at` on. `false`: they cannot be mapped. `fd` is asked for when a mapping is made.
     ///
     /// # Safety
     /// `fd` returns the same file in each call, sealed against shrinking, and has been written up to `at + into.len()`.
@@ -75,10 +61,10 @@ impl Windows {
         }
         while done < into.len() {
             let from = at + done as u64;
-            let (start, len, number) = window(from);
+            let (start, len, number) = mapping_of(from);
             let Some(base) = self.mapped(&fd, start, len, number) else { return false };
             let part = ((start + len - from) as usize).min(into.len() - done);
-            // SAFETY: the window has `part` bytes from `from` on, which are in the file by the caller's promise. Nobody
+            // SAFETY: the mapping has `part` bytes from `from` on, which are in the file by the caller's promise. Nobody
             // writes to what was written; where it is given back to the system meanwhile, the bytes are zero, and any
             // byte is valid.
             unsafe {
@@ -98,11 +84,11 @@ impl Windows {
         number: usize,
     ) -> Option<usize> {
         let place = self.places.get(number)?;
-        // ORDERING window: the mapping is there before its address is.
+        // ORDERING mapping: the mapping is there before its address is.
         let mut base = place.load(Ordering::Acquire);
         if base == 0 {
             base = map(fd().ok()?, start, len).unwrap_or(REFUSED);
-            // ORDERING window: as above.
+            // ORDERING mapping: as above.
             if let Err(earlier) = place.compare_exchange(0, base, Ordering::AcqRel, Ordering::Acquire) {
                 unmap(base, len);
                 base = earlier;
@@ -112,7 +98,7 @@ impl Windows {
     }
 }
 
-impl Drop for Windows {
+impl Drop for Mappings {
     fn drop(&mut self) {
         for number in 0..COUNT {
             let len = if number == 0 { FIRST } else { FIRST << (number - 1) };
@@ -124,11 +110,10 @@ impl Drop for Windows {
 fn map(fd: BorrowedFd<'_>, start: u64, len: u64) -> Option<usize> {
     let len = usize::try_from(len).ok()?;
     let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-    let protection = ProtFlags::READ | ProtFlags::WRITE;
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the advice is for it
     // alone.
     unsafe {
-        let base = rustix::mm::mmap(ptr::null_mut(), len, protection, flags, fd, start).ok()?;
+        let base = rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, flags, fd, start).ok()?;
         let _ = rustix::mm::madvise(base, len, Advice::LinuxDontDump);
         Some(base as usize)
     }
@@ -148,24 +133,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn windows_lie_side_by_side() {
+    fn mappings_lie_side_by_side() {
         let mut end = 0;
         for number in 0..COUNT {
-            assert_eq!(window(end).2, number);
-            assert_eq!(window(end).0, end);
-            end += window(end).1;
-            assert_eq!(window(end - 1).2, number);
+            assert_eq!(mapping_of(end).2, number);
+            assert_eq!(mapping_of(end).0, end);
+            end += mapping_of(end).1;
+            assert_eq!(mapping_of(end - 1).2, number);
         }
     }
 
     #[test]
-    fn a_range_over_two_windows_is_copied_whole() {
+    fn a_range_over_two_mappings_is_copied_whole() {
         let fd = crate::os::memfd("test").unwrap();
         rustix::io::pwrite(&fd, b"left and right", FIRST - 4).unwrap();
-        let windows = Windows::new(true);
+        let mappings = Mappings::new();
         let mut into = [MaybeUninit::uninit(); 14];
         // SAFETY: written before.
-        assert!(unsafe { windows.copy_out(|| Ok(fd.as_fd()), &mut into, FIRST - 4) });
+        assert!(unsafe { mappings.copy_out(|| Ok(fd.as_fd()), &mut into, FIRST - 4) });
         // SAFETY: `copy_out` has written them.
         assert_eq!(into.map(|byte| unsafe { byte.assume_init() }), *b"left and right");
     }
