@@ -143,7 +143,7 @@ impl SharedTasks {
     /// Writes an index, in the main process.
     fn write_index(&self, place: usize, window: u32, bytes: &[u8]) -> Result<()> {
         if self.len_in_window(bytes.len() as u64) == 0 {
-            return self.words.write_at(bytes, self.index_at(place));
+            return self.words.file().write_at(bytes, self.index_at(place));
         }
         self.bytes.copy_in(self.start(window), bytes)
     }

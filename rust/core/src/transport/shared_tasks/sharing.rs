@@ -144,7 +144,7 @@ impl TaskSharing {
         if let Some(LaidOut { index: (_, bytes), .. }) = &sent
             && self.memory.len_in_window(bytes.len() as u64) == 0
         {
-            self.memory.words.punch(self.memory.index_at(place), bytes.len() as u64);
+            self.memory.words.file().punch(self.memory.index_at(place), bytes.len() as u64);
         }
         if !in_window && let Some(LaidOut { window, .. }) = sent {
             self.windows.put_back(window);
