@@ -374,6 +374,48 @@ def test_types_that_torch_was_taught_before_the_workers_start(loader_class, monk
     assert "by theirs" in repr(expected.outcomes)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_workers": 2},
+        {"num_workers": 2, "worker_method": "thread"},
+        {"num_workers": 2, "worker_task": "sample"},
+        {"num_workers": 2, "seeding": "sample"},
+    ],
+    ids=["none", "processes", "threads", "joint", "seeds"],
+)
+def test_another_map_in_the_place_of_torchs(monkeypatch, options):
+    dataset = Made(boxes, 8)
+    loader = DataLoader(dataset, collate_fn=default_collate, **options)
+    # Whatever is kept of the first collation is there.
+    with pytest.raises(TypeError):
+        list(loader)
+    plain = Made(plain_box, 8)
+    list(DataLoader(plain, **options))
+    torchs = dict(torch_collate.default_collate_fn_map)
+    ours = {**torchs, Box: collate_boxes, bool: collate_theirs}
+    monkeypatch.setattr(torch_collate, "default_collate_fn_map", ours)
+    for made in (dataset, plain):
+        expected = repr(list(torch.utils.data.DataLoader(made, batch_size=4)))
+        assert "by theirs" in expected
+        assert repr(list(DataLoader(made, batch_size=4, **options))) == expected
+
+
+def test_another_map_in_the_midst_of_an_epoch(monkeypatch):
+    for options in ({}, {"num_workers": 1, "worker_method": "thread", "prefetch_factor": 1}):
+        with monkeypatch.context() as patch:
+            iterator = iter(DataLoader(Made(plain_box, 8), batch_size=2, **options))
+            assert "by theirs" not in repr(next(iterator))
+            ours = {**torch_collate.default_collate_fn_map, bool: collate_theirs}
+            patch.setattr(torch_collate, "default_collate_fn_map", ours)
+            assert "by theirs" in repr(list(iterator))
+
+
+def plain_box(index):
+    return boxes(index)["plain"]
+
+
 def gaps(index):
     image = torch.full((2, 3), index)
     return None if index % 5 == 1 else collections.OrderedDict(image=image, label=Point(index, "name"))

@@ -14,7 +14,8 @@ from ringloader._torch import internals
 
 # A torch without one of these collates itself.
 _collation: Any = torch.utils.data._utils.collate
-collate_fn_map: dict[Any, Any] = getattr(_collation, "default_collate_fn_map", {})
+_MAP = "default_collate_fn_map"
+collate_fn_map: dict[Any, Any] = getattr(_collation, _MAP, {})
 # Functions of torch that collation calls, and torch's own entries of that map.
 _COLLATING = ("stack", "tensor", "as_tensor")
 _COLLATE_FN_MAP: dict[Any, str] = {
@@ -29,8 +30,9 @@ _COLLATE_FN_MAP: dict[Any, str] = {
 
 
 def parts_of_collate() -> list[tuple[dict[str, Any], str, Any]]:
-    """Returns the parts that torch's ``collate`` calls: variables, a name in them, its value."""
-    return [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
+    """Returns the parts that torch's ``collate`` uses: variables, a name in them, its value."""
+    calls = [(vars(torch), name, getattr(torch, name)) for name in _COLLATING]
+    return [*calls, (vars(_collation), _MAP, collate_fn_map)]
 
 
 def parts_of_convert(function: Any) -> list[tuple[dict[str, Any], str, Any]]:
@@ -93,10 +95,13 @@ def collates_as_torch(stand_in: type | tuple[()] = ()) -> bool:
     collate = getattr(_collation, "collate", None)
     parts = [getattr(_collation, "default_collate", None), collate, *map(vars(torch).get, _COLLATING)]
     parts += [*collate_fn_map, *collate_fn_map.values()]
-    if _own.are(parts):
+    # A program may put another map in its place.
+    is_same_map = getattr(_collation, _MAP, None) is collate_fn_map
+    if is_same_map and _own.are(parts):
         return True
     found = (
-        internals.is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
+        is_same_map
+        and internals.is_torchs_own(getattr(_collation, "default_collate", None), "default_collate")
         and (isinstance(collate, stand_in) or internals.is_torchs_own(collate, "collate"))
         and list(collate_fn_map)[: len(_COLLATE_FN_MAP)] == list(_COLLATE_FN_MAP)
         and all(internals.is_torchs_own(collate_fn_map[key], name) for key, name in _COLLATE_FN_MAP.items())
@@ -111,8 +116,9 @@ _own = internals.TorchsOwn()
 
 
 def others_in_collate() -> list[Any]:
-    """The classes that others taught torch's ``default_collate``, which it asks after its own."""
-    return list(collate_fn_map)[len(_COLLATE_FN_MAP) :]
+    """Returns the classes that others taught torch's ``default_collate``: all of a map that is not torch's."""
+    current: dict[Any, Any] = getattr(_collation, _MAP, collate_fn_map)
+    return list(current)[len(_COLLATE_FN_MAP) if current is collate_fn_map else 0 :]
 
 
 def replace_collate(make: Callable[[Any], Any]) -> None:
