@@ -415,7 +415,7 @@ def make(loader: DataLoader[Any], arguments: dict[str, Any]) -> None:
         torchs["persistent_workers"] = True
     if options.worker_pool is not None and options.worker_pool._is_remote:
         vars(loader)["check_worker_number_rationality"] = _have_cores_elsewhere
-    super(DataLoader, loader).__init__(datapipes.translated(arguments["dataset"]), **torchs)
+    super(DataLoader, loader).__init__(datapipes.translated(arguments["dataset"], torchs), **torchs)
     conflicts.check_made(loader, options)
     if options.last_batch is not None:
         rollover.apply(loader, options.last_batch)

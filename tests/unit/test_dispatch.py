@@ -151,7 +151,8 @@ def test_a_source_with_fewer_items_than_workers(n, workers):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_map_filter_and_batch_run_in_the_worker_in_their_order(workers):
     made = Dispatch(Source(24)).filter(is_even).map(double).batch(2)
-    loader = DataLoader(made, batch_size=None, num_workers=workers, collate_fn=torch.stack)
+    options = {"num_workers": workers, "in_order": workers == 0, "collate_fn": torch.stack}
+    loader = DataLoader(made, batch_size=None, **options)
     even = [2 * number for number in range(0, 24, 2)]
     # With two workers, all even ones are worker 0's.
     assert numbers(loader) == [even[at : at + 2] for at in range(0, 12, 2)]

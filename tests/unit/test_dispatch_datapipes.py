@@ -43,11 +43,12 @@ def as_it_is(item):
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_a_chain_is_read_once_and_goes_on_in_the_workers(start):
     pipe = IterableWrapper(range(8)).map(with_pid).sharding_round_robin_dispatch().map(add_pid).filter(is_low)
-    loader = DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=start)
+    options = {"batch_size": None, "num_workers": 2, "multiprocessing_context": start}
+    loader = DataLoader(pipe, in_order=False, **options)
     assert isinstance(loader.dataset, Dispatch)
     for _ in range(2):
         found = list(loader)
-        assert [number for number, *_ in found] == list(range(6))
+        assert sorted(number for number, *_ in found) == list(range(6))
         readers, mappers = ({item[k] for item in found} for k in (1, 2))
         assert len(readers) == 1
         assert len(mappers) == 2
@@ -86,6 +87,18 @@ def test_what_cannot_be_translated_is_an_error():
         DataLoader(one.zip(other.sharding_round_robin_dispatch()), num_workers=2)
     with pytest.raises(ValueError, match="read through another"):
         DataLoader(one.map(as_it_is).sharding_round_robin_dispatch(), num_workers=2)
+
+
+def test_pipes_that_may_drop_items_are_refused_in_order():
+    pipe = IterableWrapper(range(8)).map(with_pid).sharding_round_robin_dispatch().filter(is_low)
+    with pytest.raises(
+        ValueError, match=r"FilterIterDataPipe and in_order=True .* 2 workers.*in_order=False"
+    ):
+        DataLoader(pipe.map(add_pid), num_workers=2)
+    assert len(list(DataLoader(pipe, batch_size=None, num_workers=1, collate_fn=as_it_is))) == 6
+    # In front of the dispatching one nothing matters.
+    before = IterableWrapper(range(8)).map(with_pid).filter(is_low).sharding_round_robin_dispatch()
+    assert len(list(DataLoader(before, batch_size=None, num_workers=2, collate_fn=as_it_is))) == 6
 
 
 def test_other_pipes_stay_as_they_are():

@@ -6,7 +6,7 @@ torchdata's pipes up to version 0.9 have it. Their class is known by its name: t
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.utils.data
@@ -14,21 +14,50 @@ from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
 from ringloader._common import ranks
-from ringloader._dispatch.dataset import Dispatch
+from ringloader._dispatch.dataset import Dispatch, check_rates
 
 _METHOD = "sharding_round_robin_dispatch"
+# Pipes after which each worker still takes as many items for a batch as the others.
+_EVEN = {
+    "BatcherIterDataPipe",
+    "CollatorIterDataPipe",
+    "EnumeratorIterDataPipe",
+    "MapperIterDataPipe",
+    "PinMemoryIterDataPipe",
+    "PrefetcherIterDataPipe",
+    "ShardingFilterIterDataPipe",
+    "ShufflerIterDataPipe",
+    "ZipperIterDataPipe",
+    "_ChildDataPipe",
+    "_ForkerIterDataPipe",
+}
 _DISPATCHER = "ShardingRoundRobinDispatcherIterDataPipe"
 
 
-def translated(dataset: Any) -> Any:
-    """The dataset, or a `Dispatch` that is equal to it: an IterDataPipe that dispatches.
+def translated(dataset: Any, arguments: Mapping[str, Any]) -> Any:
+    """Returns the dataset of a new loader, or for an IterDataPipe that dispatches a `Dispatch` equal to it.
+
+    Args:
+        dataset: The dataset.
+        arguments: The other arguments of torch's constructor.
 
     Raises:
-        ValueError: If the pipe cannot be translated, with what stands in the way.
+        ValueError: If the pipe cannot be translated, with what stands in the way; if workers would take items
+            at different rates, and wait for each other.
     """
     # Not issubclass, which takes longer: each new loader asks.
-    if torch.utils.data.IterDataPipe not in type(dataset).__mro__ or _METHOD not in dataset.functions:
+    classes = type(dataset).__mro__
+    if torch.utils.data.IterDataPipe in classes and _METHOD in dataset.functions:
+        dataset = _dispatch_of(dataset)
+    elif Dispatch not in classes:
         return dataset
+    workers = arguments.get("num_workers", 0)
+    if isinstance(dataset, Dispatch) and isinstance(workers, int):
+        check_rates(dataset, workers, arguments.get("in_order", True))
+    return dataset
+
+
+def _dispatch_of(dataset: Any) -> Any:
     found: dict[int, Any] = {}
     others: dict[int, Any] = {}
     _find(traverse_dps(dataset), found, others)
@@ -56,7 +85,18 @@ def translated(dataset: Any) -> Any:
     received = _Received()
     # The workers get a copy of the pipes after the dispatcher, and share none with the caller.
     behind = copy.deepcopy(dataset, {id(dispatcher): received})
-    return Dispatch(source)._with(_Behind(behind, received), keeps_count=False)
+    uneven = sorted(_names(traverse_dps(dataset), dispatcher) - _EVEN)
+    made = Dispatch(source)
+    return made._with(_Behind(behind, received), keeps_count=False, uneven=uneven[0] if uneven else None)
+
+
+def _names(graph: Any, dispatcher: Any) -> set[str]:
+    """Returns the names of the classes of the pipes that read a dispatching one."""
+    found: set[str] = set()
+    for pipe, inputs in graph.values():
+        if pipe is not dispatcher:
+            found |= {type(pipe).__name__} | _names(inputs, dispatcher)
+    return found
 
 
 def _find(graph: Any, found: dict[int, Any], others: dict[int, Any]) -> None:

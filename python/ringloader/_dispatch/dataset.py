@@ -11,6 +11,7 @@ from typing import Any, Self
 import torch.utils.data
 
 from ringloader._dispatch import stream
+from ringloader._torch import internals
 
 # Makes of an iterator another one.
 _Pass = Callable[[Iterator[Any]], Iterator[Any]]
@@ -54,6 +55,8 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         self._passes: tuple[_Pass, ...] = ()
         # True if there are as many items as the source has.
         self._keeps_count = True
+        # The name of a pass that may drop items, so that workers take them at different rates; None without.
+        self._uneven: str | None = None
         # The key by which a worker finds what its dispatching process sends, also for a copy or a pickle.
         self._key = uuid.uuid4().hex
 
@@ -63,10 +66,13 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         return self._with(functools.partial(map, functools.partial(_called, "map", fn)))
 
     def filter(self, fn: Callable[[Any], Any]) -> Self:
-        """A `Dispatch` whose workers drop each item for which ``fn`` returns false."""
+        """A `Dispatch` whose workers drop each item for which ``fn`` returns false.
+
+        With several workers the loader needs ``in_order=False``. To keep the order, filter in the source.
+        """
         _check_callable("filter", fn)
         one = functools.partial(filter, functools.partial(_called, "filter", fn))
-        return self._with(one, keeps_count=False)
+        return self._with(one, keeps_count=False, uneven="filter()")
 
     def batch(self, n: int, *, drop_last: bool = False) -> Self:
         """A `Dispatch` whose workers make a list of each ``n`` items that come one after another in a worker.
@@ -81,10 +87,11 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         _check_count("n", n)
         return self._with(functools.partial(_Batches, n=n, drop_last=drop_last), keeps_count=False)
 
-    def _with(self, one: _Pass, *, keeps_count: bool = True) -> Self:
+    def _with(self, one: _Pass, *, keeps_count: bool = True, uneven: str | None = None) -> Self:
         made = copy.copy(self)
         made._passes = (*self._passes, one)
         made._keeps_count = self._keeps_count and keeps_count
+        made._uneven = self._uneven or uneven
         made._key = uuid.uuid4().hex
         return made
 
@@ -106,6 +113,27 @@ def without_source(dataset: Dispatch) -> Dispatch:
     made = copy.copy(dataset)
     made._source = ()
     return made
+
+
+def are_in_turn(workers: int, in_order: bool) -> bool:
+    """True if workers wait for each other: batches come in order, or tasks go to the workers in turn."""
+    return workers > 1 and (in_order or not internals.counts_tasks_per_worker())
+
+
+def check_rates(dataset: Dispatch, workers: int, in_order: bool) -> None:
+    """Checks that workers which wait for each other take items at the same rate.
+
+    Raises:
+        ValueError: If the dataset may drop items. A full worker would keep an item from one that needs it.
+    """
+    if dataset._uneven is None or not are_in_turn(workers, in_order):
+        return
+    remedy = "pass in_order=False" if internals.counts_tasks_per_worker() else "use one worker"
+    raise ValueError(
+        f"a Dispatch with {dataset._uneven} and in_order={in_order} do not go together with {workers} "
+        "workers: each may need another number of items for a batch, and they would wait for each other; "
+        f"{remedy}, or filter in the source"
+    )
 
 
 class _Batches:

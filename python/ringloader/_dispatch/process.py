@@ -20,7 +20,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch import dataset, stream
-from ringloader._dispatch.consumers import WHERE, Consumer, Holding
+from ringloader._dispatch.consumers import WHERE, Consumer
 from ringloader._start import fallback, guard, main_module, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._worker import entry
@@ -28,8 +28,6 @@ from ringloader._worker import entry
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-# Bytes that items may take in the dispatching process, where a share is less.
-_LEAST_HELD = 64 << 20
 # The time for a source that does not end when it is asked to.
 _GRACE_SECONDS = 5.0
 
@@ -42,21 +40,20 @@ class Dispatching:
         context: The ``multiprocessing`` context that starts the workers.
         workers: How many there will be.
         share: Bytes of shared memory for the items of one worker.
-        in_turn: True if a worker waits for the others' batches, in order or because tasks go round.
+        ends_with_error: True if the error of a batch ends the epoch of its worker.
 
     Raises:
         Exception: What starting a process raises. Nothing is left then.
     """
 
     def __init__(
-        self, source: dataset.Dispatch, context: Any, workers: int, share: int, in_turn: bool
+        self, source: dataset.Dispatch, context: Any, workers: int, share: int, ends_with_error: bool
     ) -> None:
         # The dataset as workers need it.
         self.without_source = dataset.without_source(source)
-        most_held = max(share, _LEAST_HELD) if in_turn else None
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            arguments: tuple[Any, ...] = (source._source, theirs, workers, share, os.getpid(), most_held)
+            arguments: tuple[Any, ...] = (source._source, theirs, workers, share, os.getpid())
             if context.get_start_method() != "fork":
                 look = main_module.look_for(context)
                 arguments = pickled.ForOne(source._source, look, fallback.WITHOUT_PICKLE), *arguments[1:]
@@ -75,7 +72,7 @@ class Dispatching:
             theirs.close()
         pid = self._process.pid
         self.option = stream.DispatchEnd(
-            source._key, self._requests, pid, source._prefetch, share, most_held is not None
+            source._key, self._requests, pid, source._prefetch, share, ends_with_error
         )
 
     def close(self) -> None:
@@ -86,11 +83,18 @@ class Dispatching:
 
 
 def dispatching_for(loader: TorchLoader, context: Any, workers: int, share: int) -> Dispatching | None:
-    """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none."""
-    if not issubclass(type(loader.dataset), dataset.Dispatch):
+    """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none.
+
+    Raises:
+        ValueError: If workers would take items at different rates, and wait for each other.
+    """
+    source = loader.dataset
+    if not issubclass(type(source), dataset.Dispatch):
         return None
-    in_turn = loader.in_order or not internals.counts_tasks_per_worker()
-    return Dispatching(loader.dataset, context, workers, share, in_turn)
+    dataset.check_rates(source, workers, loader.in_order)
+    takes_many = loader._auto_collation or not source._keeps_count
+    ends_with_error = takes_many and dataset.are_in_turn(workers, loader.in_order)
+    return Dispatching(source, context, workers, share, ends_with_error)
 
 
 class _StopError(BaseException):
@@ -103,7 +107,6 @@ def run_dispatcher(
     workers: int,
     share: int,
     main_pid: int,
-    most_held: int | None,
 ) -> None:
     """Serves the workers of one iterator until the last of them has ended. The process's main function.
 
@@ -113,8 +116,6 @@ def run_dispatcher(
         workers: How many there are.
         share: Bytes of shared memory for the items of one worker.
         main_pid: The main process.
-        most_held: Bytes of items that may be held here for workers that are full, while another is hungry;
-            None where nothing need be held.
     """
     entry.drop_what_it_began_with()
     # The main process has the interrupt, and ends this one.
@@ -130,7 +131,7 @@ def run_dispatcher(
             threading.Thread(target=_end_with, args=(main_pid,), daemon=True).start()
             with requests:
                 consumers = _accept(requests, workers, share)
-            _serve(source, consumers, most_held)
+            _serve(source, consumers)
         finally:
             signal.signal(signal.SIGTERM, _do_nothing)
 
@@ -176,12 +177,12 @@ def _accept(requests: socket.socket, workers: int, share: int) -> list[Consumer]
     return [found[worker] for worker in range(workers)]
 
 
-def _serve(source: Iterable[Any], consumers: list[Consumer], most_held: int | None) -> None:
+def _serve(source: Iterable[Any], consumers: list[Consumer]) -> None:
     epoch = 1
     while _all_are_in(consumers, epoch):
         if epoch == 1:
             _seed(max(one.seed for one in consumers) + len(consumers))
-        _serve_epoch(source, consumers, epoch, most_held)
+        _serve_epoch(source, consumers, epoch)
         for one in consumers:
             one.send_end(epoch)
         epoch += 1
@@ -195,21 +196,16 @@ def _all_are_in(consumers: list[Consumer], epoch: int) -> bool:
     """
     for one in consumers:
         while one.epoch < epoch and not one.has_ended:
-            one.receive(None)
+            one.receive()
     return any(not one.has_ended for one in consumers)
 
 
-def _serve_epoch(source: Iterable[Any], consumers: list[Consumer], epoch: int, most_held: int | None) -> None:
+def _serve_epoch(source: Iterable[Any], consumers: list[Consumer], epoch: int) -> None:
     items = _items(source)
-    holding = None if most_held is None else Holding(consumers, epoch, most_held)
     turn = 0
     while any(one.reads_in(epoch) for one in consumers):
         one = consumers[turn % len(consumers)]
-        if holding is None:
-            while one.allowance == 0 and one.reads_in(epoch) and one.epoch == epoch:
-                one.receive(None)
-        else:
-            holding.wait_for_turn(one)
+        one.wait_for_turn(epoch)
         if one.epoch > epoch:
             # The epoch was abandoned.
             return
@@ -218,16 +214,11 @@ def _serve_epoch(source: Iterable[Any], consumers: list[Consumer], epoch: int, m
             try:
                 item = next(items)
             except StopIteration:
-                break
+                return
             except Exception:
                 item = internals.ExceptionWrapper(where=WHERE)
-            if holding is None:
-                one.send(epoch, item)
-            elif not holding.give(one, item):
-                break
+            one.send(epoch, item)
             del item
-    if holding is not None:
-        holding.finish()
 
 
 def _items(source: Iterable[Any]) -> Iterator[Any]:

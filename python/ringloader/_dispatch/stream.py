@@ -1,8 +1,7 @@
 """A worker's end of what the dispatching process sends.
 
-Messages to the dispatching process are `(epoch, [allowance, seed, is_hungry])`: the worker is in this epoch,
-may be sent so many items more, has the loader's base seed, and may be hungry: a batch waits for an item. With
-the epoch negated: the worker reads no more in it.
+Messages to the dispatching process are `(epoch, [allowance, seed])`: the worker is in this epoch, may be sent
+so many items more, and has the loader's base seed. With the epoch negated: the worker reads no more in it.
 Messages from there are `(epoch, item)`, and `(-epoch, None)` for its end.
 """
 
@@ -11,7 +10,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import torch.utils.data
 
@@ -44,21 +43,23 @@ def items_for(key: str, worker: int) -> Iterator[Any]:
 
 
 class _Leaving:
-    """Says so where a worker ends its epoch before the items do: the others must not wait for it."""
+    """Tells where a worker ends its epoch before the items do: the others must not wait for it."""
 
     def __init__(self, fetcher: Fetcher, end: DispatchEnd) -> None:
         self._fetcher = fetcher
         self._end = end
 
     def fetch(self, index: Any, /) -> Any:
+        if self._end.has_failed:
+            self._end.raise_ended()
         try:
             return self._fetcher.fetch(index)
         except StopIteration:
             self._end.leave()
             raise
-        finally:
-            if self._end.is_hungry:
-                self._end.eat_no_more()
+        except Exception:
+            self._end.fail()
+            raise
 
 
 class DispatchEnd(WorkerOption):
@@ -70,19 +71,19 @@ class DispatchEnd(WorkerOption):
         pid: The dispatching process.
         prefetch: Items on their way to one worker, at most.
         share: Bytes of shared memory for them.
-        tells_hunger: Whether it is told that a batch waits for an item.
+        ends_with_error: True if the error of a batch ends the epoch of its worker.
     """
 
     position = Position.DISPATCH
 
     def __init__(
-        self, key: str, requests: socket.socket, pid: int, prefetch: int, share: int, tells_hunger: bool
+        self, key: str, requests: socket.socket, pid: int, prefetch: int, share: int, ends_with_error: bool
     ) -> None:
         self._key = key
         self._requests = requests
         self._pid = pid
         self._share = share
-        self._tells_hunger = tells_hunger
+        self._ends_with_error = ends_with_error
         self._allowance = prefetch
         # Not for each item: a message each would cost as much as the item.
         self._told_from = (prefetch + 1) // 2
@@ -90,8 +91,8 @@ class DispatchEnd(WorkerOption):
         self._seed = 0
         self._epoch = 0
         self._is_reading = False
-        # True if the dispatching process was told that a batch waits for an item.
-        self.is_hungry = False
+        # True between the error of a batch, and the error which says that it has ended the epoch here.
+        self.has_failed = False
         self._has_died = False
 
     def join(self, worker: int, port: _native.Port | None) -> None:
@@ -119,7 +120,7 @@ class DispatchEnd(WorkerOption):
         self._seed = 0 if info is None else info.seed - info.id
         self._epoch += 1
         self._is_reading = True
-        self.is_hungry = False
+        self.has_failed = False
         self._tell()
         return _Leaving(fetcher, self)
 
@@ -127,15 +128,26 @@ class DispatchEnd(WorkerOption):
         """Takes no more items in this epoch."""
         if not self._is_reading:
             return
-        self._is_reading = self.is_hungry = False
+        self._is_reading = False
         if not self._has_died:
-            self._engine.put(0, (-self._epoch, [0, 0, 0]))
+            self._engine.put(0, (-self._epoch, [0, 0]))
 
-    def eat_no_more(self) -> None:
-        """The batch that waited for items is made."""
-        self.is_hungry = False
-        if self._is_reading:
-            self._tell()
+    def fail(self) -> None:
+        """Takes no more items in this epoch after the error of a batch, if errors end it."""
+        if self._ends_with_error and self._is_reading:
+            self.has_failed = True
+            self.leave()
+
+    def raise_ended(self) -> NoReturn:
+        """Raises the error of an epoch that another error has ended in this worker."""
+        self.has_failed = False
+        # The dispatching process may wait for room for one more.
+        self._drop()
+        raise RuntimeError(
+            "after the error of a batch a worker takes no more items of a Dispatch in order: it has taken "
+            "fewer than the others, which might wait for it. Pass in_order=False, or catch errors in the "
+            "source and in its functions"
+        )
 
     def miss(self) -> None:
         """Begins the next epoch, and takes no items in it."""
@@ -154,13 +166,19 @@ class DispatchEnd(WorkerOption):
 
     def _tell(self) -> None:
         if not self._has_died:
-            self._engine.put(0, (self._epoch, [self._taken, self._seed, int(self.is_hungry)]))
+            self._engine.put(0, (self._epoch, [self._taken, self._seed]))
             self._taken = 0
 
     def __iter__(self) -> DispatchEnd:
         return self
 
     def __next__(self) -> Any:
+        item = self._take()
+        if isinstance(item, internals.ExceptionWrapper):
+            item.reraise()
+        return item
+
+    def _take(self) -> Any:
         while self._is_reading:
             if self._has_died:
                 raise RuntimeError(
@@ -171,9 +189,6 @@ class DispatchEnd(WorkerOption):
             if found is None:
                 if self._port.is_done():
                     break
-                if self._tells_hunger and not self.is_hungry:
-                    self.is_hungry = True
-                    self._tell()
                 continue
             if isinstance(found, _native.WorkerEnded):
                 self._has_died = True
@@ -187,7 +202,5 @@ class DispatchEnd(WorkerOption):
             if self._taken >= self._told_from:
                 self._tell()
             if epoch == self._epoch:
-                if isinstance(item, internals.ExceptionWrapper):
-                    item.reraise()
                 return item
         raise StopIteration

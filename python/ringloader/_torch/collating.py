@@ -116,7 +116,7 @@ _own = internals.TorchsOwn()
 
 
 def others_in_collate() -> list[Any]:
-    """Returns the classes that others taught torch's ``default_collate``: all of a map that is not torch's."""
+    """Returns the classes that others taught torch's ``default_collate``: those of another map are theirs."""
     current: dict[Any, Any] = getattr(_collation, _MAP, collate_fn_map)
     return list(current)[len(_COLLATE_FN_MAP) if current is collate_fn_map else 0 :]
 

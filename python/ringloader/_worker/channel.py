@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from multiprocessing import reduction
-from typing import Any, TypeVar
+from typing import Any
 
 import ringloader._native as _native
 from ringloader._torch import internals
@@ -15,8 +15,6 @@ from ringloader._worker.options import WorkerOption
 
 # A worker that has waited as long for a task is idle.
 _IDLE_SECONDS = 0.1
-
-_T = TypeVar("_T")
 
 
 class WorkerEndpoint:
@@ -103,20 +101,13 @@ class Results:
         try:
             self._port.put(message)
         except Exception as error:
-            self._put_failure(self._port.put, message[0], error)
+            self._put_failure(message[0], error)
 
-    def put_now(self, message: tuple[int, object]) -> bool:
-        """Sends a message, as :meth:`put`, if there is room. Returns False if there is none."""
+    def _put_failure(self, number: Any, error: Exception) -> None:
         try:
-            return self._port.put_now(message)
-        except Exception as error:
-            return self._put_failure(self._port.put_now, message[0], error)
-
-    def _put_failure(self, put: Callable[[tuple[Any, Any]], _T], number: Any, error: Exception) -> _T:
-        try:
-            return put((number, self.failure()))
+            self._port.put((number, self.failure()))
         except Exception:
-            return put((number, self._in_text(error)))
+            self._port.put((number, self._in_text(error)))
 
     def failure(self) -> Any:
         """Wraps the error that is being handled."""

@@ -139,7 +139,7 @@ class SharingChannel(ProcessChannel):
             if self._shared.put_collated(message):
                 return
         except Exception as error:
-            self._put_failure(self._port.put, number, error)
+            self._put_failure(number, error)
             return
         super().put(message)
 

@@ -113,12 +113,7 @@ impl Port {
     /// Commits one message of torch's protocol: `(index of the task, batch)` or any object. Waits for
     /// room if it must, unless the parent wants nothing more.
     fn put(&self, message: &Bound<'_, PyAny>) -> PyResult<()> {
-        self.send(message, true, None).map(drop)
-    }
-
-    /// As `put`, without waiting for room. False: there is none, and nothing was sent.
-    fn put_now(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.send(message, false, None)
+        self.send(message, None)
     }
 
     /// Takes the descriptor that the main process sent for a call that names `tag`. It is the caller's to close.

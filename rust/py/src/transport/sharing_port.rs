@@ -178,7 +178,7 @@ impl SharingPort {
             return Ok(false);
         }
         let batch = JointBatch { tasks: &self.tasks, claimed: &claimed, end, probe: &self.probe };
-        self.port.get().send(message, true, Some(&batch)).map(|_| true)
+        self.port.get().send(message, Some(&batch)).map(|()| true)
     }
 
     /// The samples of all runs, run by run, with `own` for the one that was claimed; `None` if some could not be sent.

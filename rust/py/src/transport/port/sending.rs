@@ -30,18 +30,17 @@ const MOST_LOOKS: u32 = 100;
 const SILENT: Duration = Duration::from_secs(5);
 
 impl Port {
-    /// Returns whether the message was committed, or is wanted no more. The rows of a batch that all workers have made
-    /// stay in their window.
+    /// Commits a message, unless it is wanted no more. The rows of a batch that all workers have made stay in their
+    /// window.
     pub(in super::super) fn send(
         &self,
         message: &Bound<'_, PyAny>,
-        waits: bool,
         joint: Option<&JointBatch<'_>>,
-    ) -> PyResult<bool> {
+    ) -> PyResult<()> {
         if !self.core.is_current() {
             // The rings are the worker's, which answers for itself.
             self.parent_ended.store(true, Ordering::Relaxed);
-            return Ok(true);
+            return Ok(());
         }
         let (kind, seq, object) = match pair(message)? {
             Some((seq, data)) => (ResultKind::Batch, seq, data),
@@ -54,7 +53,7 @@ impl Port {
         }
         let mut encoded = self.spare().take().unwrap_or_default();
         encoded.encode(&object)?;
-        let committed = self.commit(&object, (kind, seq as u64), &mut encoded, waits, clock, joint);
+        let committed = self.commit(&object, (kind, seq as u64), &mut encoded, clock, joint);
         if encoded.clear() {
             *self.spare() = Some(encoded);
         }
@@ -70,10 +69,9 @@ impl Port {
         object: &Bound<'_, PyAny>,
         (kind, seq): (ResultKind, u64),
         encoded: &mut Encoded,
-        waits: bool,
         clock: Option<&WorkerClock>,
         mut joint: Option<&JointBatch<'_>>,
-    ) -> PyResult<bool> {
+    ) -> PyResult<()> {
         let py = object.py();
         let is_batch = encoded.pickled.is_none() || !Torch::get(py)?.is_notice(object)?;
         let extra = if clock.is_some() { Stamps::BYTES } else { 0 };
@@ -86,7 +84,7 @@ impl Port {
             groups.form(py, drafts, filled, meta)?;
             let reserved = match joint {
                 Some(batch) => batch.reserve(encoded, extra)?,
-                None => self.reserve(py, &mut commit, encoded, extra, waits)?,
+                None => self.reserve(py, &mut commit, encoded, extra)?,
             };
             let Some(reserved) = reserved else {
                 if joint.take().is_some() {
@@ -95,7 +93,7 @@ impl Port {
                     encoded.encode(object)?;
                     continue;
                 }
-                return Ok(waits || self.is_done());
+                return Ok(());
             };
             if encoded.verify(object)? {
                 found = Some(reserved);
@@ -133,7 +131,7 @@ impl Port {
                     SendOutcome::TooManyInFlight | SendOutcome::Full => {}
                 }
                 if self.rest(py)? {
-                    return Ok(true);
+                    return Ok(());
                 }
             }
         }
@@ -146,10 +144,10 @@ impl Port {
         };
         while !finish().map_err(exception)? {
             if self.rest(py)? {
-                return Ok(true);
+                return Ok(());
             }
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Counts a batch.
@@ -163,15 +161,13 @@ impl Port {
         count(&counts.oversize, is_oversize.into());
     }
 
-    /// Reserves memory for the batch, and for `extra` bytes after it. `None` when the parent wants nothing more, or
-    /// when there is no room and `waits` is false.
+    /// Reserves memory for the batch, and for `extra` bytes after it. `None` when the parent wants nothing more.
     fn reserve(
         &self,
         py: Python<'_>,
         commit: &mut Commit<&Core>,
         encoded: &mut Encoded,
         extra: u64,
-        waits: bool,
     ) -> PyResult<Option<Reserved>> {
         let Encoded { meta, drafts, groups, .. } = encoded;
         let len = meta.encoded_len() as u64;
@@ -183,7 +179,7 @@ impl Port {
                 Room::Ready => return Ok(Some(Reserved { own: None, meta_at, meta_end, end })),
                 Room::Later => {
                     drafts.disturb();
-                    if !waits || self.rest(py)? {
+                    if self.rest(py)? {
                         return Ok(None);
                     }
                 }
@@ -196,7 +192,7 @@ impl Port {
                         return Ok(Some(Reserved { own, meta_at, meta_end, end }));
                     }
                     drafts.disturb();
-                    if !waits || self.rest(py)? {
+                    if self.rest(py)? {
                         return Ok(None);
                     }
                 }
