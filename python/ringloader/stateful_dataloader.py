@@ -14,7 +14,7 @@ from ringloader._common.states import States
 from ringloader._options import loader_options
 from ringloader._options.table import TABLE
 from ringloader._pool.pool import WorkerPool
-from ringloader._state import states, tracked
+from ringloader._state import tracked
 from ringloader.bad_samples import RAISE, OnError
 from ringloader.dataloader import DataLoader, make
 from ringloader.seeds import Seeds
@@ -44,7 +44,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         RuntimeError: On other systems than Linux.
     """
 
-    _ringloader_states: ClassVar[States] = states
+    _ringloader_states: ClassVar[States] = tracked
 
     def __init__(
         self,

@@ -444,4 +444,4 @@ def test_a_call_that_is_refused_changes_nothing(workers):
 def test_other_loaders_are_not_asked():
     with ringloader.installed():
         iterator = iter(torch.utils.data.DataLoader(Numbers()))
-    assert iterator._plan.epoch is None
+    assert iterator._plan.tracked is None

@@ -5,7 +5,7 @@ import weakref
 import pytest
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, Sampler, SequentialSampler
+from torch.utils.data import Dataset, Sampler
 
 import ringloader
 
@@ -87,37 +87,6 @@ def test_the_iterator_of_a_sampler_goes_in_the_call_that_finds_its_end(batch_siz
             alive.append(order.made[0]() is not None)
         left.append(alive)
     assert left[0] == left[1]
-
-
-class Sets:
-    """Changes of a batch sampler after ``iter``, before its first batch."""
-
-    @staticmethod
-    def size(batches):
-        batches.batch_size = 2
-
-    @staticmethod
-    def keep(batches):
-        batches.drop_last = not batches.drop_last
-
-    @staticmethod
-    def sampler(batches):
-        batches.sampler = SequentialSampler(range(5))
-
-
-@pytest.mark.parametrize("change", ["size", "keep", "sampler"])
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("with_generator", [False, True])
-def test_a_batch_sampler_that_changes_before_its_first_batch(change, drop_last, with_generator):
-    found = []
-    for cls in BOTH:
-        torch.manual_seed(3)
-        generator = torch.Generator().manual_seed(4) if with_generator else None
-        loader = cls(list(range(N)), 3, shuffle=True, drop_last=drop_last, generator=generator)
-        iterator = iter(loader)
-        getattr(Sets, change)(loader.batch_sampler)
-        found.append([batch.tolist() for batch in iterator] + [torch.rand(()).item()])
-    assert found[0] == found[1]
 
 
 class Counting(Dataset):

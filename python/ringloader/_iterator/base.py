@@ -69,8 +69,8 @@ class LoaderIterator(Pausing, _Declared):
             else:
                 data = self._take_next(self)
         except BaseException as error:
-            if self._plan.epoch is not None:
-                self._plan.epoch.record_error(self, error)
+            if self._plan.tracked is not None:
+                self._plan.tracked.record_error(self, error)
             raise
         if self._IterableDataset_len_called is not None:
             self._check_length(self._IterableDataset_len_called)
@@ -103,7 +103,7 @@ class LoaderIterator(Pausing, _Declared):
 
     def _init_base(self, loader: TorchLoader) -> None:
         """Calls the constructor of torch's base, which draws the base seed unless it is known."""
-        epoch = self._plan.epoch
+        epoch = self._plan.tracked
         if epoch is None:
             internals.BaseIterator.__init__(self, loader)
             return
@@ -119,13 +119,13 @@ class LoaderIterator(Pausing, _Declared):
 
     def _places(self, keys: Keys) -> _native.Places:
         """Returns what gives tasks their places in the epoch that begins."""
-        rest = None if self._plan.epoch is None else self._plan.epoch.rest
+        rest = None if self._plan.tracked is None else self._plan.tracked.rest
         assert self._plan.key_number is not None
         return keys.places(self._index_sampler, self._base_seed, self._plan.key_number, rest)
 
     def _drawing(self, loader: TorchLoader) -> Any:
         """Returns the loader for torch's ``_reset``; in front of it for an epoch that has drawn before."""
-        has_drawn = self._plan.epoch is not None and self._plan.epoch.is_drawn
+        has_drawn = self._plan.tracked is not None and self._plan.tracked.is_drawn
         return WithoutDrawing(loader) if has_drawn else loader
 
     def _next_data(self) -> Any:

@@ -16,7 +16,7 @@ class EpochPlan(NamedTuple):
         told: The epoch that ``set_epoch`` of the loader has named for it; None: it was not called.
         last_told: That epoch, or the last one before it; None: it was never called. A worker that begins
             anew in mid-epoch is told it.
-        epoch: The epoch as a state knows it; None for a loader without states.
+        tracked: The epoch as a state knows it; None for a loader without states.
         of_tasks: The epoch in the numbers of its tasks; None for the first one, and until workers are told.
     """
 
@@ -24,5 +24,5 @@ class EpochPlan(NamedTuple):
     key_number: int | None = None
     told: int | None = None
     last_told: int | None = None
-    epoch: states.Epoch | None = None
+    tracked: states.Epoch | None = None
     of_tasks: int | None = None

@@ -197,7 +197,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._scheduler.put_index(self)
         kept = states.of(loader)
         if kept is not None:
-            kept.has_begun(loader, self._plan.epoch, self._stages.collecting)
+            kept.has_begun(loader, self._plan.tracked, self._stages.collecting)
 
     def _draw(self, loader: TorchLoader, is_early: bool = False) -> None:
         """Begins another epoch in this process. ``is_early``: True before ``iter`` has asked for it."""
@@ -207,8 +207,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._sampler_iter = iter(self._index_sampler)
         else:
             internals.BaseIterator._reset(self, self._drawing(loader))
-        if self._plan.epoch is not None:
-            self._plan.epoch.begin(self, False)
+        if self._plan.tracked is not None:
+            self._plan.tracked.begin(self, False)
 
     def _send_start(self) -> _native.IndexSource:
         """Tells the workers of another epoch, and returns the source of its tasks."""
@@ -224,12 +224,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _dataset_states(self) -> states.DatasetStates | None:
         """Returns the states of the dataset in this epoch, if it may have any."""
-        return None if self._plan.epoch is None else self._plan.epoch.dataset
+        return None if self._plan.tracked is None else self._plan.tracked.dataset
 
     def _start_of(self, worker: int, plan: EpochPlan | None = None) -> EpochStart:
         """Returns the beginning of a worker's part of an epoch: this one, or that of a plan."""
         plan = plan or self._plan
-        position = None if plan.epoch is None else plan.epoch.start_of(worker)
+        position = None if plan.tracked is None else plan.tracked.start_of(worker)
         return EpochStart(
             plan.number, plan.told, self._shared_seed, position=position, of_tasks=plan.of_tasks or 0
         )
@@ -241,9 +241,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _index_source(self) -> _native.IndexSource:
         places = None if self._keys is None else self._places(self._keys)
-        if self._plan.epoch is None:
+        if self._plan.tracked is None:
             return samplers.index_source(self._index_sampler, places)
-        return self._plan.epoch.index_source(self, places)
+        return self._plan.tracked.index_source(self, places)
 
     def _make_scheduler(self, source: _native.IndexSource) -> Any:
         made = self._transport.scheduler(

@@ -99,7 +99,7 @@ class IteratorWithOptions(SingleProcessIterator):
         )
         self._stages = stages
         self._put_stages()
-        epoch = self._plan.epoch
+        epoch = self._plan.tracked
         if epoch is not None:
             epoch.read(self, options)
         if keys is not None:
@@ -110,13 +110,13 @@ class IteratorWithOptions(SingleProcessIterator):
 
     def _start(self) -> EpochStart:
         """Returns the beginning of the epoch, in which this process is the only worker."""
-        position = None if self._plan.epoch is None else self._plan.epoch.start_of(0)
+        position = None if self._plan.tracked is None else self._plan.tracked.start_of(0)
         # The dataset was told its epoch in this process.
         return EpochStart(self._plan.number, base_seed=self._base_seed, position=position)
 
     def _next_index(self) -> Any:
         read = super()._next_index
-        return read() if self._plan.epoch is None else self._plan.epoch.next_index(read)
+        return read() if self._plan.tracked is None else self._plan.tracked.next_index(read)
 
     def _torchs_fetcher(self, dataset: Any) -> Any:
         return internals.create_fetcher(

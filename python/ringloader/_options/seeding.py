@@ -330,7 +330,7 @@ class Counted(InFront, CountsSamples):
         self._turn.number = count
 
     def begin_batch(self) -> None:
-        """Begins a batch that is read again: generators that are set before batches are set for it."""
+        """Seeds a batch that is re-read after a resume, with ``seeding='batch'``."""
         if not self._sets:
             self._turn.set(self._turn.number)
 

@@ -13,7 +13,8 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.utils.data import sampler as torch_sampler
@@ -40,12 +41,13 @@ def index_source(index_sampler: Any, places: _native.Places | None = None) -> _n
     return _native.IndexSource.native(found, None, places)
 
 
-def draws_of(index_sampler: Any, in_iter: bool = False) -> TorchDraws | None:
+def draws_of(index_sampler: Any, for_state: bool = False) -> TorchDraws | None:
     """Returns the answers to a native stream for a loader's index sampler; None if Python must iterate it.
 
     Args:
         index_sampler: The loader's.
-        in_iter: Also for samplers that do in ``iter`` what a stream does at its first request.
+        for_state: True for an epoch with a state, which has the draws: also for samplers that do in ``iter``
+            what a stream does at its first request.
     """
     batch: _native.BatchRule | None = None
     rolling: RolloverBatchSampler | None = None
@@ -68,7 +70,8 @@ def draws_of(index_sampler: Any, in_iter: bool = False) -> TorchDraws | None:
         return None
     made = opener(sampler, batch)
     made.rolling = rolling
-    return made if made.is_plain() and (in_iter or not made.works_in_iter()) else None
+    made.is_recording = for_state
+    return made if made.is_plain() and (for_state or not made.works_in_iter()) else None
 
 
 def reads_whole(index_sampler: Any) -> bool:
@@ -86,6 +89,28 @@ def _is_size(size: Any) -> bool:
 
 def _is_torchs_own(sampler: Any) -> bool:
     return internals.is_torchs_own(type(sampler).__iter__, f"{type(sampler).__name__}.__iter__")
+
+
+class Resumed(NamedTuple):
+    """An epoch that was begun before, and goes on.
+
+    Attributes:
+        drawn: What it has drawn from the program's generator: a seed, or the state before the first draw.
+        draws: The number of draws since that state; None for all draws of the epoch.
+        epoch: The epoch of a sampler that has one, in place of its own.
+        start: Samples that all ranks have passed before, when there were more or fewer of them.
+        begin: Called with the stream, once it is made.
+        division: The rank and the number of ranks, in place of the sampler's own.
+        twins: Generators that stand in for the sampler's own, by their ids.
+    """
+
+    drawn: int | torch.Tensor | None = None
+    draws: int | None = None
+    epoch: int | None = None
+    start: int = 0
+    begin: Callable[[_native.Stream], None] | None = None
+    division: tuple[int, int] | None = None
+    twins: Mapping[int, torch.Generator] = MappingProxyType({})
 
 
 class TorchDraws(randperm.Draws):
@@ -106,23 +131,11 @@ class TorchDraws(randperm.Draws):
         self._before: torch.Tensor | None = None
         # Draws from the program's generator.
         self._made = 0
-        # The draws from the program's generator that a resumed epoch has made before: a seed, or the state
-        # before the first one, and their number; None for all draws of the epoch.
-        self.given: int | torch.Tensor | None = None
-        self.given_draws: int | None = None
-        # Makes these draws again, and the number that it has made.
+        # The epoch in which this goes on.
+        self.resumed = Resumed()
+        # Makes its draws again, and the number that it has made.
         self._twin: torch.Generator | None = None
         self._made_again = 0
-        # Generators that stand in for the sampler's own, by their ids.
-        self.twins: Mapping[int, torch.Generator] = {}
-        # The epoch of a sampler that has one, in place of its own.
-        self.epoch: int | None = None
-        # Called with a stream that was just made.
-        self.begin: Callable[[_native.Stream], None] | None = None
-        # Samples that all ranks have passed before, when there were more or fewer of them.
-        self.start = 0
-        # The rank and the number of ranks, in place of the sampler's own.
-        self.division: tuple[int, int] | None = None
         # Threads that share an iterator open one stream. A dataset's length may ask the same iterator.
         self._opening = threading.RLock()
         # Weakly: an order is kept longer than its iterator, whose permutation may be large.
@@ -156,8 +169,8 @@ class TorchDraws(randperm.Draws):
                 self._roll_over(made, self.rolling)
         except (ValueError, OverflowError):
             return None
-        if self.begin is not None:
-            self.begin(made)
+        if self.resumed.begin is not None:
+            self.resumed.begin(made)
         return made
 
     def _roll_over(self, made: _native.Stream, rolling: RolloverBatchSampler) -> None:
@@ -200,20 +213,20 @@ class TorchDraws(randperm.Draws):
         return randperm.words(self._words_from, count)
 
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
-        """Returns values for ``given`` and ``given_draws`` of this epoch, if it goes on later."""
+        """Returns the values ``drawn`` and ``draws`` of this epoch, if it goes on later."""
         return (self._before, self._made) if self._made else (None, None)
 
     def _drawing(self) -> tuple[torch.Generator, bool]:
         """Returns the generator of the next draw, and True if no other code ever sees it."""
         generator = self.sampler.generator
         if generator is not None and generator is not torch.default_generator:
-            twin = self.twins.get(id(generator))
+            twin = self.resumed.twins.get(id(generator))
             return (generator, False) if twin is None else (twin, True)
-        if isinstance(self.given, torch.Tensor) and self._made_again != self.given_draws:
+        if isinstance(self.resumed.drawn, torch.Tensor) and self._made_again != self.resumed.draws:
             self._made_again += 1
             if self._twin is None:
                 self._twin = torch.Generator()
-                self._twin.set_state(self.given)
+                self._twin.set_state(self.resumed.drawn)
             return self._twin, True
         if self.is_recording and not self._made:
             self._before = torch.default_generator.get_state()
@@ -256,7 +269,7 @@ class _Random(TorchDraws):
         return _native.Stream.random(n, self.sampler.replacement, self.sampler.generator is None, self.batch)
 
     def seed(self) -> None:
-        seed = self.given
+        seed = self.resumed.drawn
         if seed is None:
             seed = self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         assert isinstance(seed, int)
@@ -318,16 +331,15 @@ class _Distributed(TorchDraws):
     def _make(self) -> _native.Stream:
         sampler = self.sampler
         length, many = len(sampler.dataset), sampler.num_samples
-        rank, ranks = self.division or (sampler.rank, sampler.num_replicas)
-        if self.division is not None:
+        rank, ranks = self.resumed.division or (sampler.rank, sampler.num_replicas)
+        if self.resumed.division is not None:
             many = length // ranks if sampler.drop_last else -(-length // ranks)
-        return _native.Stream.distributed(
-            length, many, ranks, rank, bool(sampler.shuffle), bool(sampler.drop_last), self.batch, self.start
-        )
+        start, shuffles, drops = self.resumed.start, bool(sampler.shuffle), bool(sampler.drop_last)
+        return _native.Stream.distributed(length, many, ranks, rank, shuffles, drops, self.batch, start)
 
     def _drawing(self) -> tuple[torch.Generator, bool]:
         generator = torch.Generator()
-        epoch = self.sampler.epoch if self.epoch is None else self.epoch
+        epoch = self.sampler.epoch if self.resumed.epoch is None else self.resumed.epoch
         generator.manual_seed(self.sampler.seed + epoch)
         return generator, True
 

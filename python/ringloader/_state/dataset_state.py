@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._state.objects import Sent, read_sent
 from ringloader._state.positions import Part, Workers
-from ringloader._state.saved import Saved
 from ringloader._state.snapshots import Asked, ResumePoint, Snapshots
 from ringloader._worker.result import is_result
 
@@ -234,7 +232,3 @@ class MapDatasetState(DatasetState):
 
     def _part(self, worker: int, passed: int) -> Part:
         return Part(snapshot=super()._part(worker, passed).snapshot)
-
-    def add_to(self, position: Saved) -> Saved:
-        """Returns the position of a sampler, with the states of the dataset."""
-        return dataclasses.replace(position, workers=self.saved())

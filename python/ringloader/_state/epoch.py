@@ -49,6 +49,8 @@ class Epoch:
         self.given_seed = begun.base_seed
         # The loader's sampler, as the epoch knows it; None: the epoch does not know it.
         self.index_sampler: Any = None
+        # Records what is read and handed out; None where workers' batches are counted.
+        self.ledger: _native.Ledger | None = None
         self._iterator: weakref.ref[Any] | None = None
         if iterator is not None:
             self.attach(iterator)
@@ -77,12 +79,8 @@ class Epoch:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
         return returned_by(self._iterator)
 
-    def end(self, is_followed: bool) -> None:  # noqa: ARG002
-        """Ends the epoch: another one of the loader begins.
-
-        Args:
-            is_followed: True if the other one is the next, and none that was loaded.
-        """
+    def end(self) -> None:
+        """Ends the epoch: another one of the loader begins."""
         if self.dataset is not None:
             self.dataset.end()
 
@@ -129,32 +127,35 @@ class Epoch:
 
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
+        if self.ledger is not None:
+            self.ledger.begin_call()
         index = read()
+        if self.ledger is not None:
+            self.ledger.take(index)
         if self.dataset is not None and not self._is_finished:
             self.dataset.worker_progress.take()
         return index
 
     def count_errors(self, collecting: Collecting) -> None:
-        """Counts the bad samples of the whole epoch."""
+        """Counts the bad samples of the whole epoch, and passes over batches that are left out."""
         collecting.number = self.begun.bad_samples
         collecting.has_given = self._resumes and self.begun.num_yielded > 0
-        collecting.leave_out = None
+        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
         self._collecting = collecting
 
     def record_error(self, iterator: OurIterator, error: BaseException) -> None:
         """Records that ``next`` has raised."""
         if self._is_finished:
             return
-        self._record_raised(iterator)
+        if self.ledger is not None:
+            # The batch of the call is taken back.
+            self.ledger.raised(iterator._batches_returned)
         if self.dataset is not None:
             self.dataset.record_error(iterator)
         if isinstance(error, StopIteration) and not iterator.is_paused():
             if self.dataset is not None:
                 self.dataset.end()
             self._is_finished = True
-
-    def _record_raised(self, iterator: OurIterator) -> None:
-        """Takes back the batch of a call of ``next`` that has raised."""
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
@@ -182,6 +183,7 @@ class SampledEpoch(Epoch):
     """
 
     dataset: MapDatasetState | None
+    ledger: _native.Ledger
 
     def __init__(
         self,
@@ -193,18 +195,12 @@ class SampledEpoch(Epoch):
         super().__init__(begun, iterator, dataset)
         self._order = order
         self.index_sampler = order.index_sampler
-        self.ledger: _native.Ledger = order.begin(begun)
+        self.ledger = order.begin(begun)
 
     @property
     def is_drawn(self) -> bool:
         """False: an order that goes on is drawn again, and ``iter`` draws the rest."""
         return False
-
-    def end(self, is_followed: bool) -> None:
-        """Ends the epoch. See :meth:`Epoch.end`."""
-        super().end(is_followed)
-        if is_followed:
-            self._order.end()
 
     def indices(self, made: Any, at_once: bool = False) -> Any:
         """Returns an iterator of the epoch's indices. See :meth:`Epoch.indices`."""
@@ -217,32 +213,10 @@ class SampledEpoch(Epoch):
         iterator._sampler_iter = self.indices(iterator._sampler_iter)
         return _native.IndexSource.python(self.ledger, places)
 
-    def next_index(self, read: Callable[[], Any]) -> Any:
-        """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
-        self.ledger.begin_call()
-        index = read()
-        self.ledger.take(index)
-        if self.dataset is not None and not self._is_finished:
-            self.dataset.worker_progress.take()
-        return index
-
-    def count_errors(self, collecting: Collecting) -> None:
-        """Counts the bad samples of the whole epoch, and passes over batches that are left out."""
-        super().count_errors(collecting)
-        collecting.leave_out = self.ledger.left_out
-
-    def _record_raised(self, iterator: OurIterator) -> None:
-        self.ledger.raised(iterator._batches_returned)
-
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        if self.dataset is None:
-            return self._position()
-        if self.dataset.to_drop:
-            # Nothing, or not all, was read yet of what is read again.
-            batches = self.begun.batches + self.dataset.to_drop
-            return self.begun.but(num_yielded=batches, batches=batches)
-        return self.dataset.add_to(self._position())
+        position = self._position()
+        return position if self.dataset is None else position.but(workers=self.dataset.saved())
 
     def _position(self) -> Saved:
         """Returns the state without that of the dataset."""
@@ -328,12 +302,11 @@ class CountedEpoch(_OfIterable):
         begun: The epoch's beginning, or the state from which it goes on.
     """
 
+    ledger: _native.Ledger
+
     def __init__(self, begun: Saved) -> None:
         super().__init__(begun, None)
         self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
-
-    def _record_raised(self, iterator: OurIterator) -> None:
-        self.ledger.raised(iterator._batches_returned)
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""

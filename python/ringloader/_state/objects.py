@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import struct
 import traceback
 from typing import Any, NamedTuple
 
@@ -16,9 +15,6 @@ from ringloader._common.looking import is_of
 from ringloader._options import generators
 from ringloader._state.positions import Snapshot, has_state
 from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront
-
-_HEADER = struct.Struct("<IQQB")
-_HAS_STATE, _IS_ENDED, _HAS_FAILED = 1, 2, 4
 
 
 class SnapshotPolicy(NamedTuple):
@@ -55,12 +51,8 @@ class Sent(NamedTuple):
 
 def read_sent(sent: bytes) -> Sent:
     """Reads the bytes that came with a batch."""
-    worker, asked, samples, flags = _HEADER.unpack_from(sent)
-    if not flags & _HAS_STATE:
-        return Sent(worker, asked, None)
-    rest = sent[_HEADER.size :]
-    failure = rest.decode() if flags & _HAS_FAILED else None
-    return Sent(worker, asked, Snapshot(rest, bool(flags & _IS_ENDED), samples, failure))
+    worker, asked, snapshot = pickle.loads(sent)
+    return Sent(worker, asked, None if snapshot is None else Snapshot(*snapshot))
 
 
 class Objects:
@@ -100,19 +92,18 @@ class Objects:
             asked: Batches that it was asked for.
             is_due: True if they have the state.
         """
-        flags, samples, state = 0, 0, b""
-        if is_due:
-            flags = _HAS_STATE
-            try:
-                state = self._pickled()
-                samples = max((counter.samples_asked for counter in self._counters()), default=0)
-                if getattr(self.torchs, "ended", False):
-                    flags |= _IS_ENDED
-            except Exception as error:
-                # Of the program that asks for the state, and not of one that only reads batches.
-                text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
-                flags, state = flags | _HAS_FAILED, text.encode(errors="backslashreplace")
-        return _HEADER.pack(worker, asked, samples, flags) + state
+        snapshot = self._snapshot() if is_due else None
+        return pickle.dumps((worker, asked, snapshot), pickle.HIGHEST_PROTOCOL)
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        """Returns the fields of a :class:`Snapshot` of now."""
+        try:
+            samples = max((counter.samples_asked for counter in self._counters()), default=0)
+            return self._pickled(), bool(getattr(self.torchs, "ended", False)), samples
+        except Exception as error:
+            # Of the program that asks for the state, and not of one that only reads batches.
+            text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
+            return b"", False, 0, text.encode(errors="backslashreplace").decode()
 
     def _pickled(self) -> bytes:
         found = {}

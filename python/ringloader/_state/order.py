@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -97,9 +98,6 @@ class Order:
         # The iterator has this order: it does not keep the loader's generator, as torch's does not.
         del self._generator
 
-    def end(self) -> None:
-        """Ends the epoch: another one of this loader begins."""
-
     def restore(self, saved: Saved) -> None:
         """Puts the sampler's generator, and the indices that ``rollover`` kept, to where the epoch began."""
         own, state = self._own_generator(), getattr(saved, self._key)
@@ -132,20 +130,13 @@ class NativeOrder(Order):
         batches = None if draws.batch is None else index_sampler
         super().__init__(loader, index_sampler, draws.sampler, batches, "sampler_generator")
         self._draws = draws
-        self._rule = _rule_of(batches)
-        draws.is_recording = True
-
-    def is_as_made(self) -> bool:
-        """True if the program has not changed the batch sampler since this was made."""
-        sampler, size = _rule_of(self._batches)
-        return sampler is self._rule[0] and size == self._rule[1]
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began."""
         draws = self._draws
         if self._generator is None and self._own_generator() is None and draws.rolling is None:
             return
-        draws.given, draws.epoch = saved.drawn, saved.epoch
+        draws.resumed = samplers.Resumed(saved.drawn, epoch=saved.epoch)
         stream = _opened(draws)
         if draws.rolling is None:
             stream.skip(_native.Passing([(0, _ALL)]))
@@ -183,14 +174,13 @@ class NativeOrder(Order):
     def begin(self, saved: Saved) -> _native.Ledger:
         """Begins an epoch, from its beginning or from a state. Returns its ledger."""
         self._begin(saved)
-        draws = self._draws
         place, step = _places(saved)
         if saved.has_begun:
-            draws.given, draws.given_draws = saved.drawn, saved.draws
-            draws.epoch, draws.start = saved.epoch, saved.start
+            skip = None
             if saved.ranges:
                 passing = _native.Passing(saved.ranges, saved.passed, other_indices(saved, self.kind))
-                draws.begin = lambda stream: stream.skip(passing, place, step)
+                skip = functools.partial(_native.Stream.skip, passing=passing, place=place, step=step)
+            self._draws.resumed = samplers.Resumed(saved.drawn, saved.draws, saved.epoch, saved.start, skip)
         self._ledger = _native.Ledger(
             saved.ranges, saved.batches, saved.passed, saved.fingerprint, place, step
         )
@@ -211,11 +201,25 @@ class NativeOrder(Order):
                 first request. What the epoch had drawn before is not drawn again, so nothing has to wait.
         """
         if not self._saved.has_begun:
-            return _Native(self, self._draws, made) if self._draws_from_program() else made
-        rest = _Native(self, self._draws, None)
+            return self._natively(made) if self._draws_from_program() else made
+        rest = self._natively(None)
         if at_once and self._saved.ranges:
-            rest.read_ahead()
+            return itertools.chain(list(itertools.islice(rest, 1)), rest)
         return rest
+
+    def _natively(self, made: Iterator[Any] | None) -> Iterator[Any]:
+        """Yields an epoch's indices in place of torch's iterator, which draws unnoticed.
+
+        Args:
+            made: torch's iterator, which refuses a sampler in torch's words; None for an epoch that goes on.
+        """
+        stream = _opened(self._draws) if made is None else self._draws.open()
+        if stream is None:
+            assert made is not None
+            yield from made
+            return
+        while (index := stream.next(self._draws)) is not None:
+            yield index
 
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
         """Returns the values ``drawn`` and ``draws`` of a state."""
@@ -234,15 +238,18 @@ class NativeOrder(Order):
 
     def _sum_of(self, saved: Saved) -> int | None:
         """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
-        draws = samplers.draws_of(self.index_sampler, in_iter=True)
+        draws = samplers.draws_of(self.index_sampler, for_state=True)
         assert draws is not None
         if saved.drawn is None and self._draws_from_program():
             # Nothing was read before the state was taken: the epoch draws when it goes on.
             return None
-        draws.given, draws.epoch, draws.start = saved.drawn, saved.epoch, saved.start
+        ranks = None
         if saved.rank is not None and saved.num_replicas is not None:
-            draws.division = (saved.rank, saved.num_replicas)
-        draws.twins, draws.rolling = self._twins(saved), None
+            ranks = saved.rank, saved.num_replicas
+        draws.resumed = samplers.Resumed(
+            saved.drawn, None, saved.epoch, saved.start, division=ranks, twins=self._twins(saved)
+        )
+        draws.rolling = None
         passing = _native.Passing(saved.ranges)
         stream = _opened(draws)
         if saved.rest is not None:
@@ -296,53 +303,3 @@ def _opened(draws: samplers.TorchDraws) -> _native.Stream:
     if stream is None:
         raise RuntimeError(f"the order of {draws.sampler!r:.120} cannot be read again: torch refuses it now")
     return stream
-
-
-def _rule_of(batches: Any) -> tuple[Any, Any]:
-    """Returns what a batch sampler reads when it begins: its sampler, and its size with ``drop_last``."""
-    if batches is None:
-        return None, None
-    return batches.sampler, batches.batch_size if batches.drop_last else None
-
-
-class _Native:
-    """Reads an epoch's indices natively in place of torch's iterator, which draws unnoticed.
-
-    Args:
-        order: The order.
-        draws: The sampler's draws.
-        made: torch's iterator, which refuses a sampler in torch's words; None for an epoch that goes on.
-    """
-
-    def __init__(self, order: NativeOrder, draws: samplers.TorchDraws, made: Iterator[Any] | None) -> None:
-        self._order = order
-        self._draws = draws
-        draws.is_recording = True
-        self._made = made
-        self._stream: _native.Stream | None = None
-        # False if torch's iterator is read: it begins with the first index, and the stream with `iter`.
-        self._is_native = True
-        self._ahead: list[Any] = []
-
-    def read_ahead(self) -> None:
-        """Reads the first index."""
-        self._ahead = list(itertools.islice(self, 1))
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        if self._ahead:
-            return self._ahead.pop()
-        if self._stream is None:
-            if self._made is None:
-                self._stream = _opened(self._draws)
-            else:
-                self._is_native = self._is_native and self._order.is_as_made()
-                self._stream = self._draws.open() if self._is_native else None
-                if self._stream is None:
-                    return next(self._made)
-        index = self._stream.next(self._draws)
-        if index is None:
-            raise StopIteration
-        return index

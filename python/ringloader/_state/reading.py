@@ -53,8 +53,6 @@ class ReadOrder(Order):
         self._last: Any = None
         self._has_ended = False
         self._ended_with: int | None = None
-        # The epoch that the program has set for the next epoch, while this one has that of a loaded state.
-        self._next_epoch: int | None = None
 
     @property
     def is_whole(self) -> bool:
@@ -69,8 +67,6 @@ class ReadOrder(Order):
     def restore(self, saved: Saved) -> None:
         """Gives the sampler its state, and puts its generator to where the epoch began."""
         if saved.epoch is not None and saved.has_begun and not saved.is_finished:
-            named = self.named_epoch()
-            self._next_epoch = named if named != saved.epoch else None
             self.set_epoch(saved.epoch)
         super().restore(saved)
         if self._has_state:
@@ -88,12 +84,6 @@ class ReadOrder(Order):
     def whose_states(self) -> list[str]:
         """Returns texts that say whose own states are taken, and when."""
         return [f"of the {self.kind} after each batch"] if self._has_state else []
-
-    def end(self) -> None:
-        """Ends the epoch: another one begins. Gives the sampler the epoch that the program has set for it."""
-        if self._next_epoch is not None and self.named_epoch() == self._saved.epoch:
-            self.set_epoch(self._next_epoch)
-        self._next_epoch = None
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began.

@@ -83,18 +83,10 @@ def _rest_of_order(
     if named != loaded.epoch:
         select_path.log_once(
             f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
-            f"set_epoch({named}) counts from the next one on"
+            f"set_epoch({named}) does not count for it"
         )
-    drop = 0 if loaded.workers is None else loaded.workers.drop
-    if is_torchs:
-        # Without the state of a map-style dataset: batches that came since are passed over.
-        loaded = loaded.but(batches=loaded.batches - drop, workers=None)
-    rest = order.resumed(loaded)
-    if drop and not is_torchs:
-        # The position at which the states were taken.
-        batches = max(0, rest.batches - drop)
-        rest = rest.but(num_yielded=batches, batches=batches)
-    return rest
+    # torch's loader takes no state of a map-style dataset.
+    return order.resumed(loaded.but(workers=None) if is_torchs else loaded)
 
 
 def _rest_of_dataset(loader: TorchLoader, loaded: Saved, is_torchs: bool) -> Saved:
@@ -155,7 +147,7 @@ def order_of(loader: TorchLoader, index_sampler: Any = None) -> NativeOrder | Re
     if datasets.decides(loader):
         return None
     found = loader._index_sampler if index_sampler is None else index_sampler
-    draws = samplers.draws_of(found, in_iter=True)
+    draws = samplers.draws_of(found, for_state=True)
     return ReadOrder(loader, found) if draws is None else NativeOrder(loader, found, draws)
 
 

@@ -104,9 +104,9 @@ class Saved:
         rest: The indices with which an epoch of ``rollover`` began.
         number: The number of the epoch, as ``Seeds`` count.
         epoch: The epoch by which a ``DistributedSampler`` shuffled.
-        rank: The rank, and
-        num_replicas: the number of ranks, of a ``DistributedSampler``, or of another sampler that has them.
-        start: Samples that all ranks had passed when there came to be so many ranks.
+        rank: The rank of a ``DistributedSampler``, or of another sampler that has one.
+        num_replicas: The number of its ranks.
+        start: Samples that all ranks had passed when the number of ranks last changed.
         bad_samples: The bad samples of the epoch so far, by their option.
         sampler_begun: The state of another sampler when the epoch began.
         sampler_state: Its state now.

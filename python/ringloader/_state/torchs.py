@@ -13,8 +13,7 @@ from torch.utils.data import IterDataPipe, get_worker_info
 
 import ringloader._native as _native
 from ringloader._options import generators
-from ringloader._state import datasets, tracked
-from ringloader._state.epoch import CountedEpoch, SampledEpoch, StreamedEpoch
+from ringloader._state.epoch import CountedEpoch, SampledEpoch
 from ringloader._state.saved import Saved
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
@@ -24,34 +23,7 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchIterator, TorchLoader
 
 
-def begin(loader: TorchLoader, reason: str, get_iterator: Any, are_same: bool = False) -> TorchsEpoch | None:
-    """Begins an epoch that torch's own loader runs whole. None: it has no state.
-
-    Args:
-        loader: The loader.
-        reason: The reason why torch's loader runs.
-        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
-        are_same: True if the workers are those of the epoch before.
-
-    Raises:
-        RuntimeError: If the epoch was to go on from a state, and cannot.
-    """
-    loaded = tracked.loaded_of(loader)
-    why_not = _why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
-    if why_not is None:
-        epoch = tracked.begin(loader, None, None, are_same)
-        assert not isinstance(epoch, StreamedEpoch)
-        return TorchsEpoch(loader, epoch)
-    if loaded is not None:
-        raise RuntimeError(
-            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
-            f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
-        )
-    tracked.begin_without(loader, f"torch's own loader runs: {reason}; {why_not}")
-    return None
-
-
-def _why_not(loader: TorchLoader, get_iterator: Any, loaded: Saved | None) -> str | None:
+def why_not(loader: TorchLoader, get_iterator: Any, loaded: Saved | None) -> str | None:
     """Returns the reason why a loader has no state where torch's own loader runs, or None.
 
     Args:
@@ -63,9 +35,9 @@ def _why_not(loader: TorchLoader, get_iterator: Any, loaded: Saved | None) -> st
         return "this build or torch lacks what a state needs"
     if not isinstance(loader.num_workers, int):
         return "num_workers is no int"
-    why_not = select_path.reason_against_reading(loader, get_iterator)
-    if why_not is not None:
-        return why_not
+    reason = select_path.reason_against_reading(loader, get_iterator)
+    if reason is not None:
+        return reason
     if loader.num_workers > 1 and not loader.in_order:
         return "with in_order=False it does not say which batches it has given"
     if isinstance(loader.dataset, IterDataPipe):

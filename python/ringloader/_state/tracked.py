@@ -1,4 +1,7 @@
-"""The epoch of a loader that began last, its state, and the state that was loaded for the next one."""
+"""The epoch of a loader that began last, its state, and the state that was loaded for the next one.
+
+Iterators find this module by the loader's class. MIRRORS _common/states.py::States.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,14 @@ from ringloader._auto import numbers
 from ringloader._log import logger
 from ringloader._options import epochs, loader_options
 from ringloader._options.checks import AUTO
-from ringloader._state import datasets, saved
+from ringloader._state import datasets, saved, torchs
 from ringloader._state.dataset_state import DatasetState
 from ringloader._state.epoch import CountedEpoch, Epoch, SampledEpoch, StreamedEpoch
 from ringloader._state.order import NativeOrder
 from ringloader._state.reading import ReadOrder
 from ringloader._state.resuming import beginning, check_alike, epoch_of, order_of, resumed
 from ringloader._state.saved import Saved
+from ringloader._state.torchs import TorchsEpoch
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
@@ -31,6 +35,8 @@ _LOADED = "_ringloader_loaded_state"
 _HAS_LOGGED = "_ringloader_has_logged_states"
 # The key of a state with the number of workers that the loader has found.
 _WORKERS = "auto_workers"
+
+ask_dataset, worker_option = datasets.is_asked, datasets.option_for
 
 
 class _Own:
@@ -101,6 +107,11 @@ def load(loader: TorchLoader, state: object) -> None:
     setattr(loader, _LOADED, found)
 
 
+def is_loaded(loader: TorchLoader) -> bool:
+    """True if a state was loaded, with which the next epoch begins."""
+    return loaded_of(loader) is not None
+
+
 def loaded_of(loader: TorchLoader) -> Saved | None:
     """Returns the state with which the next epoch begins, if one was loaded."""
     found: Saved | None = vars(loader).get(_LOADED)
@@ -126,7 +137,7 @@ def begin(
     """
     previous, loaded = last_epoch(loader), loaded_of(loader)
     if previous is not None:
-        previous.end(loaded is None)
+        previous.end()
     # Workers that live on keep their iterator, which has asked the loader for its sampler.
     order = order_of(loader, None if iterator is None or not are_same else iterator._index_sampler)
     if loaded is None:
@@ -142,9 +153,34 @@ def begin(
     return epoch
 
 
-def begin_without(loader: TorchLoader, why_not: str) -> None:
-    """Begins an epoch that has no state, for a reason."""
+def begin_torchs(
+    loader: TorchLoader, reason: str, get_iterator: Any, are_same: bool = False
+) -> TorchsEpoch | None:
+    """Begins an epoch that torch's own loader runs whole. None: it has no state.
+
+    Args:
+        loader: The loader.
+        reason: The reason why torch's loader runs.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+        are_same: True if the workers are those of the epoch before.
+
+    Raises:
+        RuntimeError: If the epoch was to go on from a state, and cannot.
+    """
+    loaded = loaded_of(loader)
+    why_not = torchs.why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
+    if why_not is None:
+        epoch = begin(loader, None, None, are_same)
+        assert not isinstance(epoch, StreamedEpoch)
+        return TorchsEpoch(loader, epoch)
+    if loaded is not None:
+        raise RuntimeError(
+            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
+            f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
+        )
+    why_not = f"torch's own loader runs: {reason}; {why_not}"
     set_last_epoch(loader, Epoch(Saved("", fingerprint=None), None, why_not=why_not))
+    return None
 
 
 def last_epoch(loader: TorchLoader) -> Epoch | None:
