@@ -182,6 +182,24 @@ def test_equal_batches_are_said(capsys, tmp_path):
     assert "Recommended: num_workers=2: the best rate." in out
 
 
+@pytest.mark.usefixtures("here")
+def test_one_number_is_recommended(capsys, tmp_path, monkeypatch):
+    text = (
+        "The dataset is the limit: 3.0 ms a batch, 99% of it. Use more workers: num_workers=7 makes it fast."
+    )
+    found = {"kind": "dataset", "text": text, "gain": 3.0, "change": {"num_workers": 7}}
+    monkeypatch.setattr(measure, "verdict", lambda *_: dict(found))
+    assert bench(lambda: TorchLoader(Squares()), "--json", str(tmp_path / "out.json")) == 0
+    out = capsys.readouterr().out
+    assert "Verdict with num_workers=2: The dataset is the limit: 3.0 ms a batch, 99% of it.\n" in out
+    assert "num_workers=7" not in out and out.count("Recommended: num_workers=2") == 1
+    verdict = json.loads((tmp_path / "out.json").read_text())["verdict"]
+    assert (verdict["kind"], verdict["change"]) == ("dataset", {})
+    found["change"] = {"in_order": False}
+    assert bench(lambda: TorchLoader(Squares())) == 0
+    assert text in capsys.readouterr().out, "another option that bench does not measure"
+
+
 class Unlike(Squares):
     """Other samples with each loader that is made; the comparison makes torch's, ours, torch's."""
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import subprocess
 import time
+import types
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from torch.utils.data import IterableDataset
 from ringloader._bench import measure, memory
 from ringloader._bench.arguments import Configuration
 from ringloader._bench.target import TargetError
+from ringloader._stats.epoch import Verdict
 
 pytestmark = pytest.mark.rings_only
 
@@ -93,11 +96,21 @@ def test_the_verdict_is_that_of_the_loader_with_its_step(step, kind):
     assert (found["kind"], set(found)) == (kind, {"kind", "text", "gain", "change"})
 
 
-def test_the_verdict_on_short_epochs_is_that_of_the_last():
-    kept = {"num_workers": 1, "persistent_workers": True}
-    found = measure.verdict(
-        Returning(lambda: TorchLoader(Asleep(), **kept)), Configuration("ringloader", 1), 0.5, 0
-    )
-    assert found["kind"] == "dataset"
+def test_the_verdict_on_short_epochs_is_that_of_the_last(monkeypatch):
+    """In a time that each look at the clock makes 10 ms longer."""
+    now = itertools.count()
+    monkeypatch.setattr(measure, "time", types.SimpleNamespace(perf_counter=lambda: next(now) / 100))
+    epochs = []
+
+    def epoch_stats(loader):
+        epochs.append(loader)
+        return types.SimpleNamespace(verdict=Verdict("dataset", f"of epoch {len(epochs)}"))
+
+    with monkeypatch.context() as patched:
+        patched.setattr(measure, "epoch_stats", epoch_stats)
+        found = measure.verdict(
+            Returning(lambda: TorchLoader(Asleep(), sampler=[0] * 2)), Configuration("ringloader", 0), 0.05, 0
+        )
+    assert found["text"] == f"of epoch {len(epochs)}" and len(epochs) > 2
     once = TorchLoader(Once())
     assert measure.verdict(Returning(lambda: once), Configuration("ringloader", 0), 30, 0)["text"]

@@ -20,8 +20,9 @@ from torch.utils.data import Dataset, get_worker_info
 
 import ringloader
 from ringloader import DataLoader
-from ringloader._auto import numbers
+from ringloader._auto import controller, numbers
 from ringloader._auto.controller import Decision
+from ringloader._torch import select_path
 from scripted_number import (
     MOST,
     UP_AND_DOWN,
@@ -36,7 +37,7 @@ from scripted_number import (
     put,
     slowly,
 )
-from small_datasets import Numbers
+from small_datasets import Numbers, Stream
 
 pytestmark = pytest.mark.rings_only
 
@@ -450,3 +451,59 @@ def test_without_the_option_nothing_is_put_around_next() -> None:
     assert iterator._changing is None
     assert iterator._source == iterator._scheduler.next
     list(iterator)
+
+
+@pytest.mark.parametrize("method", ["multiprocessing", "thread"])
+def test_a_report_says_that_it_is_in_effect(method: Any, script: Scripted) -> None:
+    plain: Any = TorchLoader(Numbers(400), batch_size=4)
+    with ringloader.installed(num_workers="auto", worker_method=method):
+        list(slowly(plain))
+    assert ringloader.report(plain).counters["workers"] == script.number
+    assert f'num_workers="auto" ({script.number})' in str(ringloader.report(plain))
+    lines = [str(one) for one in ringloader.reports()]
+    assert f'; num_workers="auto" ({script.number}); 100 batches' in lines[-1]
+    del plain
+    assert lines[-1].split("; ")[:3] == str(ringloader.reports()[-1]).split("; ")[:3], "also once it is gone"
+    assert "workers" not in ringloader.report(fixed_and_iterated()).counters
+
+
+def fixed_and_iterated() -> Any:
+    loader = DataLoader(Numbers(4), num_workers=1)
+    list(loader)
+    return loader
+
+
+def test_a_loader_that_has_the_bound_is_reported_too() -> None:
+    loader = DataLoader(Stream([1, 2]), num_workers="auto")
+    list(loader)
+    assert ringloader.report(loader).counters["workers"] == 2
+
+
+def test_a_number_that_stays_is_a_line_of_the_log(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(controller, "RAMP_BATCHES", 8)
+    monkeypatch.setattr(controller, "RAMP_SECONDS", 0.1)
+    # The caller is the limit.
+    monkeypatch.setattr(controller, "_CALLER_WAITS", 1.1)
+    with caplog.at_level(logging.INFO, "ringloader"):
+        for _ in DataLoader(Numbers(100), batch_size=1, num_workers="auto"):
+            time.sleep(0.02)
+    lines = [one for one in caplog.messages if "num_workers='auto'" in one]
+    assert len(lines) == 1
+    assert "stays at 1 for now: at most 2, or 5 that wait (" in lines[0]
+
+
+def test_a_process_that_openmp_has_bound_is_told_so(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(numbers, "bound", lambda: 1)
+    monkeypatch.setattr(numbers, "cores", lambda: 1)
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    monkeypatch.setattr(select_path, "_logged", set())
+    list(DataLoader(Numbers(4), num_workers="auto"))
+    assert caplog.messages == []
+    monkeypatch.setenv("OMP_PROC_BIND", "true")
+    list(DataLoader(Numbers(4), num_workers="auto"))
+    assert len(caplog.messages) == 1
+    assert "OMP_PROC_BIND=true binds this process to 1 of 8 processors" in caplog.messages[0]

@@ -423,6 +423,15 @@ def test_more_threads_are_not_said_to_help_a_dataset_that_computes():
     assert "interpreter lock (processes would)" in found.text
 
 
+@pytest.mark.parametrize("cpu", [29.0, 20.0, 12.0])
+def test_no_more_workers_than_cores_are_advised_for_work_that_computes(cpu):
+    """Another program may have a processor for which a worker is ready: that looks like waiting."""
+    advised = judged(30.0, 29.0, cpu=cpu).change.get("num_workers", 1)
+    assert advised <= 4
+    assert judged(30.0, 29.0, {"cores": 1}, cpu=cpu).change == {}
+    assert judged(30.0, 29.0, cpu=2.0).change["num_workers"] > 4, "it waits for a store"
+
+
 def test_workers_are_not_said_to_help_batches_that_take_less_than_their_way():
     none = {"num_workers": 0}
     assert judged(1.5, 1.4, none).change == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 from typing import NamedTuple, Protocol
 
 from ringloader._auto.controller import Controller
@@ -27,6 +28,17 @@ def bound() -> int:
 def most() -> int:
     """Returns the most workers for work that waits."""
     return max(bound(), min(_TIMES * bound(), _MOST))
+
+
+def reason_for_one() -> str | None:
+    """Returns why a loader has one worker on a machine with more processors, if that is OpenMP's doing."""
+    value, there = os.environ.get("OMP_PROC_BIND", ""), os.cpu_count() or 1
+    if value.lower() in ("", "0", "false") or cores() > 1 or there == 1:
+        return None
+    return (
+        f"num_workers='auto' has one worker, or some more that wait: OMP_PROC_BIND={value} binds this "
+        f"process to 1 of {there} processors; unset it, or pass a number"
+    )
 
 
 class FoundNumber(int):

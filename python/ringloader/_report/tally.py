@@ -174,6 +174,7 @@ class Tally:
         used_at: File and line of the program where it was iterated first, with a report at exit; else None.
         dataset: Class and length of its dataset, with a report at exit; else nothing.
         is_workers: True for a loader of a dataset, in a worker process.
+        workers: Returns the number of workers that get tasks, with ``num_workers="auto"``; else None.
         recording: Has the times of its last epoch, with ``stats`` and a report at exit; else None.
     """
 
@@ -187,6 +188,7 @@ class Tally:
         self.used_at: str | None = None
         self.dataset = ""
         self.is_workers = False
+        self.workers: Callable[[], int] | None = None
         self.recording: Any = None
         self._sums = NOTHING
         self._counts: list[Count] = []

@@ -28,6 +28,8 @@ _ROOM, _IDLE = 0.15, 0.3
 _UNEVEN = 2.0
 # The part of the workers' time in which they compute that keeps the cores busy.
 _BUSY = 0.8
+# The part of the workers' time in which they compute that makes more workers than cores useless.
+_COMPUTES = 0.4
 # From this many batches on, start and end are a small part of the epoch, and all events too many to look at.
 _LONG = 1000
 # The suggested memory, as a multiple of the present one: how much is needed is not known.
@@ -339,7 +341,7 @@ class _Judge:
             return self._verdict(
                 kind, f"{limit}. One process reads the source for any number of workers: a faster one helps."
             )
-        number = model.fewest_workers(setting.most_workers)
+        number = model.fewest_workers(self._most_workers())
         if number > setting.num_workers and model.seconds(number) * AS_GOOD < self._stats.seconds:
             shares = ", if each worker reads its share of the samples" if setting.is_iterable else ""
             instead = "" if kind == "dataset" else f", or {cheaper}"
@@ -349,6 +351,16 @@ class _Judge:
         return self._verdict(
             kind, f"{limit}. More workers would not help{self._why_no_more()}: what helps is {cheaper}."
         )
+
+    def _most_workers(self) -> int | None:
+        """Returns the most workers to advise: the cores, unless workers mostly wait.
+
+        Where other programs run too, a worker that is ready to run may not, which looks like waiting.
+        """
+        most, model = self._setting.most_workers, self._model
+        if model.cpu < _COMPUTES * model.work:
+            return most
+        return model.cores if most is None else min(most, model.cores)
 
     def _why_no_more(self) -> str:
         workers, model = max(self._setting.num_workers, 1), self._model
