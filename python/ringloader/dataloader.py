@@ -152,14 +152,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``"epoch"`` each worker sets them when an epoch begins, from ``ringloader.Seeds``; without workers
             it has no effect. With ``"sample"`` they are set before each sample, from ``seed``, the epoch and
             the sample's place in it; with ``"batch"`` before each batch, from the place of its first sample.
-            So random augmentation is the same for any number and kind of workers, restarted ones too, and for
+            So random augmentation is the same for any number of worker processes, restarted ones too, and for
             ``"sample"`` for any ``batch_size``. With a ``DistributedSampler`` a place is that among the
             samples of all ranks; else each rank has keys of its own. ``collate_fn`` has a key of its batch. A
             dataset with ``__getitems__`` draws for its batch from the key of the first sample. Each worker of
-            an ``IterableDataset`` counts its own samples. In a thread, those of ``get_worker_info().rng`` are
-            set. Without workers the program's generators are put back before ``next`` returns. Each task goes
-            to the worker with the fewest unanswered ones, unless the dataset is iterable or has a
-            ``state_dict``; batches come in their order.
+            an ``IterableDataset`` counts its own samples. In a thread, only those of
+            ``get_worker_info().rng`` are set, not the global ones. Without workers the program's generators
+            are put back before ``next`` returns. Each task goes to the worker with the fewest unanswered
+            ones, unless the dataset is iterable or has a ``state_dict``; batches come in their order.
         seed: Number that ``ringloader.Seeds`` and ``seeding`` come from, the same in all ranks (an int, 0 or
             more, or ``None``; default: ``None``, torch's base seed, which each process draws). The order of
             the samples does not depend on it.

@@ -1,6 +1,7 @@
 """``seeding=``: the same random numbers for any workers, by the formula of the documents."""
 
 import gc
+import random
 import threading
 
 import numpy as np
@@ -23,6 +24,7 @@ from seeding_parts import (
     samples,
 )
 from torch.utils.data import (
+    Dataset,
     IterableDataset,
     RandomSampler,
     StackDataset,
@@ -357,3 +359,25 @@ def test_nothing_is_left():
         del iterator
     gc.collect()
     assert threading.active_count() == threads
+
+
+class Global(Dataset):
+    """Draws from the generators of the process."""
+
+    def __len__(self):
+        return 4
+
+    def __getitem__(self, index):
+        return random.random()
+
+
+def test_the_log_says_what_threads_do_not_repeat(caplog, monkeypatch):
+    monkeypatch.setattr(select_path, "_logged", set())
+    for options in ({}, {"seeding": "sample", "num_workers": 2}):
+        list(DataLoader(Global(), **options))
+    list(DataLoader(Global(), num_workers=2, worker_method="thread"))
+    assert not caplog.records
+    for _ in range(2):
+        list(DataLoader(Global(), num_workers=2, worker_method="thread", seeding="sample"))
+    (record,) = caplog.records
+    assert "only numbers from get_worker_info().rng repeatable" in record.getMessage()

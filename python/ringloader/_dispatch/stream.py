@@ -19,7 +19,7 @@ from ringloader._torch import internals
 from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # Seconds after which a worker that waits for an item looks again whether one is still wanted.
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 
 # The ends in a worker, by the key of the dataset and the worker's number.
 _ends: dict[tuple[str, int], DispatchEnd] = {}
@@ -86,7 +86,7 @@ class DispatchEnd(WorkerOption):
         self._ends_with_error = ends_with_error
         self._allowance = prefetch
         # Not for each item: a message each would cost as much as the item.
-        self._told_from = (prefetch + 1) // 2
+        self._tell_from = (prefetch + 1) // 2
         self._taken = prefetch
         self._seed = 0
         self._epoch = 0
@@ -185,7 +185,7 @@ class DispatchEnd(WorkerOption):
                     f"the dispatching process (pid {self._pid}) that reads the source of a "
                     "ringloader.Dispatch exited unexpectedly"
                 )
-            found = self._engine.next(_LOOK_SECONDS)
+            found = self._engine.next(_POLL_SECONDS)
             if found is None:
                 if self._port.is_done():
                     break
@@ -199,7 +199,7 @@ class DispatchEnd(WorkerOption):
                     self._is_reading = False
                 continue
             self._taken += 1
-            if self._taken >= self._told_from:
+            if self._taken >= self._tell_from:
                 self._tell()
             if epoch == self._epoch:
                 return item

@@ -28,7 +28,7 @@ _PID, _START, _SIGNAL, _SINCE = range(4)
 _NUMBERS = 8
 # Seconds for the answers of all workers that are asked at once.
 ANSWER_SECONDS = 0.5
-_LOOK = 0.002
+_POLL_SECONDS = 0.002
 # Bytes that a stack may have.
 _MOST_BYTES = 1 << 18
 
@@ -134,7 +134,7 @@ class Stacks:
             if text.endswith("\n") and not proc.signals_of(pid).get("SigBlk", 0) & asked:
                 self._late = None
                 break
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
         return _of_loop(text) or f"(no stack: no answer within {ANSWER_SECONDS} s)"
 
     def _written(self, begin: int) -> str:

@@ -64,14 +64,14 @@ class Handling(WorkerOption):
         torchs, self._torchs = self._torchs, None
         # The option inside makes batches without asking for samples.
         first = None if fetcher is torchs else fetcher.fetch
-        rule = _Rule(self._pauses, self._then, is_sent=os.getpid() != self._made_in)
+        policy = ErrorPolicy(self._pauses, self._then, is_sent=os.getpid() != self._made_in)
         runs = collator_of(torchs)
         if runs is not torchs:
-            runs.handle = rule.joined
+            runs.handle = policy.joined
         if internals.fetches_by_index(torchs):
-            return _ByIndex(torchs, rule, first)
+            return _ByIndex(torchs, policy, first)
         if internals.fetches_in_turn(torchs):
-            return _InTurn(torchs, rule)
+            return _InTurn(torchs, policy)
         raise RuntimeError("on_error cannot take effect: torch's fetcher was replaced")
 
 
@@ -80,8 +80,8 @@ def option_for(options: Options) -> Handling | None:
     return None if options.on_error == RAISE else Handling(options.on_error)
 
 
-class _Rule:
-    """The rule for a sample, or a batch, that raises.
+class ErrorPolicy:
+    """Handles a sample, or a batch, that raises.
 
     Args:
         pauses: How often it is asked for again, and the seconds before the first time.
@@ -94,9 +94,9 @@ class _Rule:
         self._then = then
         self._is_sent = is_sent
 
-    def of_batches(self) -> _Rule:
-        """Returns the rule for a whole batch that raises: a function that gives samples gives no batches."""
-        return _Rule(self._pauses, self._then if self._then == SKIP else RAISE, self._is_sent)
+    def of_batches(self) -> ErrorPolicy:
+        """Returns the policy for a whole batch: a function that gives samples gives no batches."""
+        return ErrorPolicy(self._pauses, self._then if self._then == SKIP else RAISE, self._is_sent)
 
     def pauses(self) -> Iterator[float | None]:
         """Yields the seconds before each further time, and None for the last time."""
@@ -204,13 +204,13 @@ class _ByIndex:
 
     Args:
         fetcher: torch's.
-        rule: What becomes of samples that raise.
+        policy: Handles samples that raise.
         first: What may make a batch without asking for samples.
     """
 
-    def __init__(self, fetcher: Any, rule: _Rule, first: Callable[[Any], Any] | None) -> None:
+    def __init__(self, fetcher: Any, policy: ErrorPolicy, first: Callable[[Any], Any] | None) -> None:
         self._fetcher = fetcher
-        self._rule = rule
+        self._policy = policy
         self._first = first
 
     def __getattr__(self, name: str) -> Any:
@@ -223,44 +223,44 @@ class _ByIndex:
             except Exception:
                 # Sample by sample then. What makes such batches calls no code of the user's.
                 pass
-        fetcher, rule = self._fetcher, self._rule
+        fetcher, policy = self._fetcher, self._policy
         errors: list[Any] = []
         if not fetcher.auto_collation:
-            found = rule.tried(_one_of(fetcher.dataset), index, index, errors)
+            found = policy.tried(_one_of(fetcher.dataset), index, index, errors)
             if not found:
-                return rule.nothing(errors)
+                return policy.nothing(errors)
         elif hasattr(fetcher.dataset, "__getitems__") and fetcher.dataset.__getitems__:
             found = self._several(fetcher.dataset, index, errors)
             if not found:
-                return rule.nothing(errors)
+                return policy.nothing(errors)
         else:
             one = _one_of(fetcher.dataset)
             # An index that is no list may allow only one iteration.
             index = index if isinstance(index, (list, tuple)) else list(index)
             turns = _turns(fetcher.dataset, index)
-            found = [[sample for at in turns for sample in rule.tried(one, at, at, errors)]]
+            found = [[sample for at in turns for sample in policy.tried(one, at, at, errors)]]
             if errors and not found[0]:
-                return rule.nothing(errors)
-        return rule.collated(fetcher, found[0], _listed(index), errors)
+                return policy.nothing(errors)
+        return policy.collated(fetcher, found[0], _listed(index), errors)
 
     def _several(self, dataset: Any, index: Any, errors: list[Any]) -> list[Any]:
         """Returns the samples of a batch in a list, or what is left of them; an empty list for nothing."""
-        rule, outer, make = self._rule, sys.exception(), dataset.__getitems__
+        policy, outer, make = self._policy, sys.exception(), dataset.__getitems__
         try:
             return [make(index)]
         except Exception as error:
             # The error does not always say which of the samples is bad.
-            whole = rule.record(error, _listed(index), "retried", outer)
+            whole = policy.record(error, _listed(index), "retried", outer)
         apart: list[Any] = []
         try:
             samples = [
                 sample
                 for at, part in _turns(dataset, _parts(index))
-                for sample in rule.tried(functools.partial(_only, make), part, at, apart)
+                for sample in policy.tried(functools.partial(_only, make), part, at, apart)
             ]
         except _NotApart:
             apart = []
-            made = rule.of_batches().tried(make, index, _listed(index), apart)
+            made = policy.of_batches().tried(make, index, _listed(index), apart)
         else:
             made = [samples] if samples or not apart else []
         errors += apart or [whole]
@@ -310,9 +310,9 @@ def _listed(index: Any) -> Any:
 class _InTurn(CountsSamples):
     """In front of torch's fetcher of iterable datasets. MIRRORS torch fetch.py::_IterableDatasetFetcher."""
 
-    def __init__(self, fetcher: Any, rule: _Rule) -> None:
+    def __init__(self, fetcher: Any, policy: ErrorPolicy) -> None:
         self._fetcher = fetcher
-        self._rule = rule
+        self._policy = policy
         self.samples_asked = 0
         # The number of its last calls that raised.
         self._in_a_row = 0
@@ -323,15 +323,15 @@ class _InTurn(CountsSamples):
         return getattr(self._fetcher, name)
 
     def fetch(self, index: Any, /) -> Any:
-        fetcher, rule = self._fetcher, self._rule
+        fetcher, policy = self._fetcher, self._policy
         if fetcher.ended:
             raise StopIteration
         errors: list[Any] = []
         if not fetcher.auto_collation:
             found = self._next(errors)
             if not found:
-                return rule.nothing(errors)
-            return rule.collated(fetcher, found[0], self.samples_asked - 1, errors)
+                return policy.nothing(errors)
+            return policy.collated(fetcher, found[0], self.samples_asked - 1, errors)
         data: list[Any] = []
         numbers: list[int] = []
         asked = 0
@@ -349,8 +349,8 @@ class _InTurn(CountsSamples):
             raise StopIteration
         if is_short or (errors and not data):
             # The next call ends it.
-            return rule.nothing(errors)
-        return rule.collated(fetcher, data, numbers, errors)
+            return policy.nothing(errors)
+        return policy.collated(fetcher, data, numbers, errors)
 
     def _next(self, errors: list[Any]) -> list[Any]:
         """The next sample, or nothing for a bad one."""
@@ -369,7 +369,7 @@ class _InTurn(CountsSamples):
             if self._in_a_row >= _MOST_IN_A_ROW:
                 error.add_note(f"on_error: the dataset's iterator has raised {self._in_a_row} times in a row")
                 raise
-            return self._rule.handled(error, at, errors, outer)
+            return self._policy.handled(error, at, errors, outer)
         self.samples_asked += 1
         self._in_a_row = 0
         return [sample]

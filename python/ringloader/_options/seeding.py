@@ -18,10 +18,11 @@ from torch.utils.data.distributed import DistributedSampler
 import ringloader._native as _native
 from ringloader._common import ranks, states
 from ringloader._options import generators
+from ringloader._options.checks import THREAD
 from ringloader._options.generators import Global, OfThread
 from ringloader._options.table import Options
 from ringloader._sources import inside, places, samplers
-from ringloader._torch import collating, internals
+from ringloader._torch import collating, internals, select_path
 from ringloader._worker import collate, gather
 from ringloader._worker.options import (
     CountsSamples,
@@ -196,6 +197,11 @@ def option_for(loader: TorchLoader, options: Options, workers: int) -> Seeding |
     before = options.seeds_by_place
     if before is None:
         return None
+    if workers and options.seeding is not None and options.worker_method == THREAD:
+        select_path.log_once(
+            f"seeding={before!r} with worker_method={THREAD!r} makes only numbers from get_worker_info().rng "
+            "repeatable: threads share the generators of random, numpy.random and torch, which are not set"
+        )
     return Seeding(
         before,
         is_iterable=loader._dataset_kind == internals.ITERABLE,
