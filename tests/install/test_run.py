@@ -6,6 +6,7 @@ import json
 import re
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -65,12 +66,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made
 
 
+def seen(output: str, folder: Path) -> dict[str, Any]:
+    """Returns what the program printed, but for what it has in another way from runpy: its full name, for one."""
+    found: dict[str, Any] = json.loads(output)
+    found["argv"][0] = str(folder / found["argv"][0])
+    for name in ("__builtins__", "__cached__", "__loader__", "__package__"):
+        del found["names"][name]
+    return found
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_program_sees_what_it_sees_under_python(fake_torch: Python, folder: Path, way: str) -> None:
     expected = fake_torch.run(*WAYS[way], *ARGUMENTS, cwd=folder)
     actual = fake_torch.run("-m", "ringloader", "run", *WAYS[way], *ARGUMENTS, cwd=folder)
     assert json.loads(expected.stdout)["argv"][1:] == ARGUMENTS, "the program ran"
-    assert json.loads(actual.stdout) == json.loads(expected.stdout)
+    assert seen(actual.stdout, folder) == seen(expected.stdout, folder)
     assert (actual.stderr, actual.returncode) == ("", 0)
 
 
@@ -78,7 +88,7 @@ def test_a_program_sees_what_it_sees_under_python(fake_torch: Python, folder: Pa
 def test_safe_path(fake_torch: Python, folder: Path, program: str) -> None:
     expected = fake_torch.run("-P", program, cwd=folder)
     actual = fake_torch.run("-P", "-m", "ringloader", "run", program, cwd=folder)
-    assert json.loads(actual.stdout) == json.loads(expected.stdout)
+    assert seen(actual.stdout, folder) == seen(expected.stdout, folder)
 
 
 @pytest.mark.parametrize(

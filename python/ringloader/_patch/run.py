@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import builtins
-import importlib.machinery
-import importlib.util
-import io
 import os.path
+import runpy
 import sys
 import types
 import zipfile
 from collections.abc import Sequence
 from typing import Any
 
+_MAIN = "__main__"
 # The name of the main module in children that run it again. MIRRORS multiprocessing __init__.py.
 _IN_CHILDREN = "__mp_main__"
+
+
+class _ProgramsMain(types.ModuleType):
+    """Finds objects of the program's classes, which come back from its children by the name above."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules[_MAIN], name)
 
 
 def run_script(script: str, arguments: Sequence[str]) -> None:
@@ -25,22 +30,12 @@ def run_script(script: str, arguments: Sequence[str]) -> None:
         SystemExit: As the program; or when a folder has nothing to run.
     """
     sys.argv[:] = [script, *arguments]
-    if os.path.isdir(script) or zipfile.is_zipfile(script):  # noqa: PTH112
-        full = os.path.abspath(script)  # noqa: PTH100
-        _set_first_path(full, also_if_safe=True)
-        found = importlib.machinery.PathFinder.find_spec("__main__", [full])
-        if found is None:
-            sys.exit(f"{sys.executable}: can't find '__main__' module in {script!r}")
-        _run_found(found)
-        return
-    # Since 3.9 a program's own file has its full name in tracebacks too; sys.argv has what was given.
-    full = os.path.abspath(script)  # noqa: PTH100
-    with io.open_code(full) as file:
-        source = file.read()
-    _set_first_path(os.path.dirname(os.path.realpath(script)))  # noqa: PTH120
-    loader = importlib.machinery.SourceFileLoader("__main__", full)
-    module = _new_main(full, loader, None)
-    exec(compile(source, full, "exec", dont_inherit=True), module.__dict__)
+    if not sys.flags.safe_path:
+        # `python -m` has put the current folder there. runpy puts a folder or zip file there itself.
+        is_file = not (os.path.isdir(script) or zipfile.is_zipfile(script))  # noqa: PTH112
+        sys.path[:1] = [os.path.dirname(os.path.realpath(script))] if is_file else []  # noqa: PTH120
+    # Tracebacks have the full name, as under Python.
+    _run(runpy.run_path, os.path.abspath(script), run_name=_MAIN)  # noqa: PTH100
 
 
 def run_module(name: str, arguments: Sequence[str]) -> None:
@@ -50,54 +45,18 @@ def run_module(name: str, arguments: Sequence[str]) -> None:
         SystemExit: As the program; or when there is no such module.
     """
     sys.argv[:] = ["-m", *arguments]
-    found = _find(name)
-    if found is not None and found.submodule_search_locations is not None:
-        found = _find(f"{name}.__main__")
-        if found is None:
-            sys.exit(f"{sys.executable}: {name!r} is a package and has no __main__")
-    if found is None:
-        sys.exit(f"{sys.executable}: No module named {name}")
-    sys.argv[0] = found.origin or name
-    _run_found(found)
+    _run(runpy.run_module, name, run_name=_MAIN, alter_sys=True)
 
 
-def _find(name: str) -> importlib.machinery.ModuleSpec | None:
+def _run(run: Any, program: str, **how: Any) -> None:
+    sys.modules[_IN_CHILDREN] = _ProgramsMain(_IN_CHILDREN)
     try:
-        return importlib.util.find_spec(name)
-    except ModuleNotFoundError as error:
-        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
-            return None
-        raise
-
-
-def _run_found(found: Any) -> None:
-    code = found.loader.get_code(found.name)
-    if code is None:
-        sys.exit(f"{sys.executable}: No code object available for {found.name}")
-    module = _new_main(found.origin, found.loader, found.cached)
-    # Spawned children find the program again by these.
-    module.__spec__ = found
-    module.__package__ = found.parent
-    exec(code, module.__dict__)
-
-
-def _new_main(file: str | None, loader: object, cached: str | None) -> types.ModuleType:
-    """The ``__main__`` of a program that starts, for as long as the process lives."""
-    module = types.ModuleType("__main__")
-    vars(module).update(__file__=file, __loader__=loader, __builtins__=builtins)
-    # Python 3.15 has it no more.
-    if sys.version_info < (3, 15):
-        vars(module)["__cached__"] = cached
-    sys.modules["__main__"] = module
-    if _IN_CHILDREN in sys.modules:
-        # multiprocessing was imported before. Objects of the program's classes come back by this name.
-        sys.modules[_IN_CHILDREN] = module
-    return module
-
-
-def _set_first_path(folder: str, *, also_if_safe: bool = False) -> None:
-    """Puts a folder in place of the current one, which ``python -m`` has put there."""
-    if not sys.flags.safe_path:
-        sys.path[0] = folder
-    elif also_if_safe:
-        sys.path.insert(0, folder)
+        run(program, **how)
+    except ImportError as error:
+        last: Any = error.__traceback__
+        while last.tb_next is not None:
+            last = last.tb_next
+        if last.tb_frame.f_globals.get("__name__") != runpy.__name__:
+            raise
+        # The program has not begun: there is none.
+        sys.exit(f"{sys.executable}: {error}")
