@@ -67,7 +67,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def seen(output: str, folder: Path) -> dict[str, Any]:
-    """Returns what the program printed, but for what it has in another way from runpy: its full name, for one."""
+    """Returns what the program printed, but for what runpy gives it in another way."""
     found: dict[str, Any] = json.loads(output)
     found["argv"][0] = str(folder / found["argv"][0])
     for name in ("__builtins__", "__cached__", "__loader__", "__package__"):

@@ -13,7 +13,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
 from ringloader._options import conflicts, loader_options
-from ringloader._options.rule import broken
+from ringloader._options.conflict import broken
 from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import select_path
@@ -119,7 +119,7 @@ CASES = {
         {"restart_workers": 2, "worker_pool": ELSEWHERE},
         {},
         "restart_workers=2 and worker_pool=ringloader.WorkerPool(2) do not go together: lost workers of",
-        "say with retries= of the Workers how often",
+        "set retries= of Workers instead",
     ),
     ("sample_timeout", "with `Workers` on a cluster"): Case(
         {"sample_timeout": 2.0, "worker_pool": ELSEWHERE},
@@ -167,7 +167,7 @@ CASES = {
         {"max_errors": 3, "on_error": ringloader.Retry()},
         {},
         "max_errors=3 has no effect with on_error=Retry(times=3, backoff=0.1, then='raise')",
-        "what becomes of the others",
+        "pass on_error='skip', or Retry(then=...)",
     ),
     ("worker_pool", "with `persistent_workers`, unless with `prefetch_epochs`"): Case(
         {"worker_pool": POOL},

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch.utils.data
 
 from ringloader._common import ranks
-from ringloader._common.looking import has_method
+from ringloader._common.attributes import has_method
 
 _UNEVEN = ("keep", "drop", "pad")
 

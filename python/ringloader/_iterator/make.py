@@ -59,7 +59,7 @@ def make_iterator(
 def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
     workers = _workers_for(loader, options)
     if internals.is_in_worker():
-        # A loader that a dataset has. Workers have no device, and what they send is moved in the end.
+        # In a worker: this loader leaves its batches on the CPU, and the main process moves them.
         options = conflicts.in_worker(options)
     if not _native.SUPPORTED:
         options = conflicts.off_linux(options)
@@ -135,8 +135,8 @@ def make_as_far_as_it_fits(
 ) -> Any:
     """Returns an iterator as :func:`make_iterator` does, for options that were meant for all loaders.
 
-    How the workers of ``loader`` are started, and where its batches go, is its own to say: an option that
-    does not go with that is left aside, and the note says which and why.
+    What the program chose for this loader wins: options of ``install`` that conflict with it are left out,
+    and the report says so.
     """
     options, aside = conflicts.fitting(loader, options)
     made = make_iterator(loader, options, without_ours, fall_back)
@@ -155,19 +155,19 @@ def _torchs(
     _check_for_torchs(loader, options, reason.text)
     workers = loader.num_workers
     stages = parts.stages_of(loader, options, workers, parts.times_of(options, workers))
-    kept = states.of(loader)
-    epoch = None if kept is None else kept.begin_torchs(loader, reason.text, without_ours)
+    own_states = states.of(loader)
+    epoch = None if own_states is None else own_states.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
     if report.times(loader) != before:
-        # A hook further down has seen to it.
+        # An inner hook has recorded this iterator.
         return iterator
     if reason.warning is not None:
         select_path.log_once(reason.warning)
     for name in options.changed:
         if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
             select_path.log_once(f"{name} has no effect where torch's own loader runs")
-    if kept is not None and epoch is not None:
-        kept.has_begun(loader, epoch.epoch, None)
+    if own_states is not None and epoch is not None:
+        own_states.has_begun(loader, epoch.epoch, None)
     if epoch is not None or stages != Stages():
         iterator = TorchsIterator(iterator, stages, epoch)
     _record(loader, iterator, "torch", reason.text, stages)

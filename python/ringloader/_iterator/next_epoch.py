@@ -25,7 +25,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common import errors, states
-from ringloader._common.looking import stored
+from ringloader._common.attributes import stored
 from ringloader._options import epochs
 from ringloader._sources import inside
 from ringloader._torch import internals, select_path

@@ -100,12 +100,12 @@ def worker_options_of(
     # A torch without a private name that it needs has torch's path. In this form an import is cheap.
     import ringloader._options.handling as handling
 
-    kept = states.of(loader)
+    own_states = states.of(loader)
     return in_order(
         gather.option_for(loader),
         handling.option_for(options),
         epochs.option_for(loader, options),
-        None if kept is None else kept.worker_option(loader),
+        None if own_states is None else own_states.worker_option(loader),
         timed if options.stats else None,
         seeding.option_for(loader, options, workers),
     )

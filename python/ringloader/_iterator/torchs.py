@@ -82,9 +82,9 @@ class TorchsIterator(Pausing):
         self._remove_gate()
         self._stages.begin_recording()
         get_iterator = hook.beneath(internals.Loader._get_iterator)
-        kept = states.of(loader)
-        if kept is not None:
-            self._epoch = kept.begin_torchs(loader, "it began the epoch before", get_iterator, True)
+        own_states = states.of(loader)
+        if own_states is not None:
+            self._epoch = own_states.begin_torchs(loader, "it began the epoch before", get_iterator, True)
         if self._stages.moving is not None:
             self._stages.moving.abandon()
         self._stages.begin_epoch(loader)
@@ -96,8 +96,8 @@ class TorchsIterator(Pausing):
         else:
             self._epoch.attach(self)
             self._epoch.reset(self._iterator, loader)
-            assert kept is not None
-            kept.has_begun(loader, self._epoch.epoch, None)
+            assert own_states is not None
+            own_states.has_begun(loader, self._epoch.epoch, None)
         self._stages.has_begun()
 
     def _stop(self, message: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
-from ringloader._common.looking import is_of
+from ringloader._common.attributes import is_of
 from ringloader._common.text import shown
 from ringloader._late import overdue
 from ringloader._late.shared_words import SharedWords

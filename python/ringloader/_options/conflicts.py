@@ -13,7 +13,7 @@ from ringloader._common import states
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._options.about import About
 from ringloader._options.checks import THREAD
-from ringloader._options.rule import broken, checked_when, raise_first
+from ringloader._options.conflict import broken, checked_when, raise_first
 from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
@@ -52,8 +52,8 @@ class _Facts:
 
     @property
     def is_asked_for_states(self) -> bool:
-        kept = states.of(self.loader)
-        return kept is not None and kept.ask_dataset(self.loader)
+        own_states = states.of(self.loader)
+        return own_states is not None and own_states.ask_dataset(self.loader)
 
     @property
     def has_set_epoch(self) -> bool:

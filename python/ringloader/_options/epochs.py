@@ -12,7 +12,7 @@ from torch.utils.data import get_worker_info
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common import ranks, states
-from ringloader._common.looking import has_method, stored
+from ringloader._common.attributes import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path
@@ -244,8 +244,8 @@ def log_if_forgotten(loader: TorchLoader) -> None:
     # A subclass with an order of its own may count epochs in its own way.
     if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
         return
-    kept = states.of(loader)
-    is_resumed = kept is not None and kept.is_loaded(loader)
+    own_states = states.of(loader)
+    is_resumed = own_states is not None and own_states.is_loaded(loader)
     if _shuffled_last.get(loader) == sampler.epoch and not is_resumed:
         select_path.log_once(
             "a DistributedSampler begins another epoch with the same number, and gives the same order again: "

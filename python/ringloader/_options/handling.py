@@ -23,7 +23,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ringloader._common import errors as kept_errors
-from ringloader._common.looking import is_of
+from ringloader._common.attributes import is_of
 from ringloader._common.text import shown
 from ringloader._options import collecting
 from ringloader._options.table import Options

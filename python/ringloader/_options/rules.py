@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from ringloader._options.about import About, Never
 from ringloader._options.checks import AUTO, THREAD
-from ringloader._options.rule import Facts, Rule, of_loader, of_options
+from ringloader._options.conflict import Conflict, Facts, of_loader, of_options
 from ringloader.bad_samples import raises_first, retries
 
 _AS_THREADS = f'"{THREAD}"'
@@ -21,13 +21,13 @@ _AS_AUTO = '"auto"'
 Seeds = Literal["torch", "epoch", "sample", "batch"]
 
 
-def _with_dispatch(option: str, why: str) -> Rule:
+def _with_dispatch(option: str, why: str) -> Conflict:
     return of_loader(
         option, "with a `Dispatch`", lambda _, facts: facts.is_dispatch, "a Dispatch as dataset", why
     )
 
 
-def _with_threads(option: str, default: Any, why: str) -> Rule:
+def _with_threads(option: str, default: Any, why: str) -> Conflict:
     """Returns the rule for an option that is an error where workers are threads."""
     return of_options(
         "worker_method",
@@ -57,7 +57,7 @@ def _shares(options: Any) -> bool:
     return bool(options.worker_task == "sample")
 
 
-def _with_sharing(option: str, is_there: Callable[[Any], object], why: str) -> Rule:
+def _with_sharing(option: str, is_there: Callable[[Any], object], why: str) -> Conflict:
     """Returns the rule for an option that is an error where all workers make one batch."""
     return of_options(
         "worker_task",
@@ -97,7 +97,7 @@ _OF_OPTIONS = (
         "with `Workers` on a cluster",
         _has_remote_pool,
         "restart_workers={options.restart_workers} and worker_pool={options.worker_pool!r} do not go "
-        "together: lost workers of a cluster are always replaced; say with retries= of the Workers how often",
+        "together: lost workers of a cluster are always replaced; set retries= of Workers instead",
     ),
     of_options(
         "sample_timeout",
@@ -163,12 +163,12 @@ _OF_OPTIONS = (
         "without `on_error`",
         lambda options: raises_first(options.on_error),
         "max_errors={options.max_errors} has no effect with on_error={options.on_error!r}: the first error "
-        "is raised; say with on_error, or with Retry(then=...), what becomes of the others",
+        "is raised; to handle further errors pass on_error='skip', or Retry(then=...)",
     ),
 )
 
 _OF_LOADERS = (
-    Rule(
+    Conflict(
         "worker_pool",
         "with `persistent_workers`, unless with `prefetch_epochs`",
         "made",
@@ -181,7 +181,7 @@ _OF_LOADERS = (
         "that persists would keep the pool's processes; leave persistent_workers out, the pool keeps them",
         is_left_aside=True,
     ),
-    Rule(
+    Conflict(
         "worker_pool",
         "with `multiprocessing_context`",
         "made",
@@ -190,7 +190,7 @@ _OF_LOADERS = (
         "processes; pass start_method to WorkerPool instead",
         is_left_aside=True,
     ),
-    Rule(
+    Conflict(
         "worker_pool",
         "with more workers than it has",
         "made",
@@ -260,7 +260,7 @@ _OF_LOADERS = (
         "worker_task out, or pass snapshot_every_n_steps=None",
         _AS_SAMPLES,
     ),
-    Rule(
+    Conflict(
         "last_batch",
         "with `batch_size=None`",
         "made",
@@ -268,7 +268,7 @@ _OF_LOADERS = (
         "last_batch={options.last_batch!r} and batch_size=None do not go together: without batches there is "
         "no last one; pass a batch_size",
     ),
-    Rule(
+    Conflict(
         "last_batch",
         "with a `batch_sampler` that does otherwise",
         "made",
@@ -277,7 +277,7 @@ _OF_LOADERS = (
         "together: a batch sampler says itself what becomes of its last batch; leave last_batch out, or pass "
         "a ringloader.RolloverBatchSampler to roll over",
     ),
-    Rule(
+    Conflict(
         "last_batch",
         'with `drop_last`, unless `"discard"`',
         "made",
@@ -285,7 +285,7 @@ _OF_LOADERS = (
         "last_batch={options.last_batch!r} and drop_last={facts.loader.drop_last!r} do not go together: "
         "leave drop_last out",
     ),
-    Rule(
+    Conflict(
         "last_batch",
         "with an `IterableDataset`",
         "made",
@@ -360,7 +360,7 @@ _OF_LOADERS = (
 )
 
 
-def all_of(table: Mapping[str, About], defaults: Mapping[str, Any]) -> tuple[Rule, ...]:
+def all_of(table: Mapping[str, About], defaults: Mapping[str, Any]) -> tuple[Conflict, ...]:
     """Returns all rules: of the lists above, and of the columns of ``table``."""
     threads = [
         _with_threads(name, defaults[name], about.in_threads.why)

@@ -94,8 +94,8 @@ class Keys:
 
 def any_may_make(loader: TorchLoader) -> bool:
     """True if any worker may make any batch of a loader that seeds by places."""
-    kept = states.of(loader)
-    has_state = kept is not None and kept.ask_dataset(loader)
+    own_states = states.of(loader)
+    has_state = own_states is not None and own_states.ask_dataset(loader)
     return loader._dataset_kind != internals.ITERABLE and not has_state
 
 

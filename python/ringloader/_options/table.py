@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 import ringloader.bad_samples as bad_samples
 from ringloader._options import checks, rules
 from ringloader._options.about import About, Never, given_of
-from ringloader._options.rule import checked_when, raise_first
+from ringloader._options.conflict import checked_when, raise_first
 
 if TYPE_CHECKING:
     import torch

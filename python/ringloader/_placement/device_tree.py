@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ringloader._common.looking import has_method
+from ringloader._common.attributes import has_method
 
 
 def leaves(data: Any) -> list[Any]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, TypeGuard
 
 from ringloader._common import weak_registry
-from ringloader._common.looking import attribute
+from ringloader._common.attributes import attribute
 from ringloader._report import asked, tally
 from ringloader._report.tally import PathName
 from ringloader._torch import hook, internals

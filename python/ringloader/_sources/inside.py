@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ringloader._common.looking import class_has_method, stored
+from ringloader._common.attributes import class_has_method, stored
 
 # Levels of samplers inside samplers: more than real programs have.
 _MOST_LEVELS = 8

@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-from ringloader._common.looking import class_has_method
+from ringloader._common.attributes import class_has_method
 from ringloader._common.weak_registry import WeakRegistry
 
 # In place of an attribute that is not there.

@@ -11,7 +11,7 @@ import pickle
 import traceback
 from typing import Any, NamedTuple
 
-from ringloader._common.looking import is_of
+from ringloader._common.attributes import is_of
 from ringloader._options import generators
 from ringloader._state.positions import Snapshot, has_state
 from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront

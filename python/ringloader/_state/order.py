@@ -11,7 +11,7 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._common.looking import stored
+from ringloader._common.attributes import stored
 from ringloader._sources import inside, samplers
 from ringloader._state.saved import Saved
 from ringloader.rollover import RolloverBatchSampler

@@ -9,7 +9,7 @@ from typing import Annotated, Any, get_type_hints
 
 import torch
 
-from ringloader._common.looking import has_method
+from ringloader._common.attributes import has_method
 
 
 def has_state(thing: object) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset
 
-from ringloader._common.looking import has_method
+from ringloader._common.attributes import has_method
 
 
 def epoch_listeners(dataset: Any) -> list[Any]:

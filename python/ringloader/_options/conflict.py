@@ -50,7 +50,7 @@ class Facts(Protocol):
 
 
 @dataclasses.dataclass(frozen=True)
-class Rule:
+class Conflict:
     """One thing that an option does not go with.
 
     Attributes:
@@ -76,8 +76,8 @@ class Rule:
 
 def of_options(
     option: str, what: str, is_broken: Callable[[Any], object], text: str, value: str | None = None
-) -> Rule:
-    return Rule(option, what, "given", lambda options, _: is_broken(options), text, value=value)
+) -> Conflict:
+    return Conflict(option, what, "given", lambda options, _: is_broken(options), text, value=value)
 
 
 def of_loader(
@@ -87,7 +87,7 @@ def of_loader(
     with_: str,
     why: str,
     value: str | None = None,
-) -> Rule:
+) -> Conflict:
     """Returns a rule that is checked when epochs begin too, and for which ``install`` leaves options aside.
 
     Args:
@@ -99,17 +99,17 @@ def of_loader(
         value: The value that the option must have for it, for the pages.
     """
     text = f"{option}={{options.{option}!r}} and {with_} do not go together: {why}"
-    return Rule(option, what, "begun", is_broken, text, is_left_aside=True, value=value)
+    return Conflict(option, what, "begun", is_broken, text, is_left_aside=True, value=value)
 
 
-def checked_when(when: When, rules: Iterable[Rule]) -> tuple[Rule, ...]:
+def checked_when(when: When, rules: Iterable[Conflict]) -> tuple[Conflict, ...]:
     """Returns the rules that are checked first at that time."""
     return tuple(rule for rule in rules if rule.when == when)
 
 
 def broken(
-    rules: Iterable[Rule], options: Any, changed: Collection[str], facts: Facts | None = None
-) -> Iterator[Rule]:
+    rules: Iterable[Conflict], options: Any, changed: Collection[str], facts: Facts | None = None
+) -> Iterator[Conflict]:
     """Yields the rules that are broken.
 
     Args:
@@ -124,7 +124,7 @@ def broken(
 
 
 def raise_first(
-    rules: Iterable[Rule], options: Any, changed: Collection[str], facts: Facts | None = None
+    rules: Iterable[Conflict], options: Any, changed: Collection[str], facts: Facts | None = None
 ) -> None:
     """Raises a ``ValueError`` for the first rule that is broken. Takes the arguments of :func:`broken`."""
     for rule in broken(rules, options, changed, facts):

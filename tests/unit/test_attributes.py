@@ -6,7 +6,7 @@ from torch.utils.data import Dataset
 
 import ringloader
 from ringloader import CachedDataset
-from ringloader._common import looking
+from ringloader._common import attributes
 
 pytestmark = pytest.mark.rings_only
 
@@ -45,11 +45,11 @@ class Late(Dataset):
 
 def test_what_raises_is_not_there():
     fields = Fields(found=len)
-    assert looking.has_method(fields, "found") and looking.has(fields, "found")
-    assert not looking.has_method(fields, "other") and not looking.has(fields, "other")
-    assert looking.attribute(fields, "other", 3) == 3 and looking.attribute(fields, "found") is len
-    assert not looking.has_method(Late(), "set_epoch") and looking.has(Late(), "set_epoch")
-    assert looking.has_method(fields, "__getitem__")
+    assert attributes.has_method(fields, "found")
+    assert not attributes.has_method(fields, "other")
+    assert attributes.attribute(fields, "other", 3) == 3 and attributes.attribute(fields, "found") is len
+    assert not attributes.has_method(Late(), "set_epoch")
+    assert attributes.has_method(fields, "__getitem__")
 
 
 @pytest.mark.parametrize("dataset", [Fields(), Late()], ids=["__getattr__", "property"])

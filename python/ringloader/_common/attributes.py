@@ -39,12 +39,6 @@ def is_of(thing: object, cls: type[_T]) -> TypeGuard[_T]:
     return issubclass(type(thing), cls)
 
 
-def has(thing: object, name: str) -> bool:
-    """True if ``thing`` has an attribute of that name. A property of its class is not called."""
-    missing = object()
-    return any(attribute(one, name, missing) is not missing for one in (type(thing), thing))
-
-
 def has_method(thing: object, name: str) -> bool:
     """True if ``thing`` has a callable attribute of that name."""
     return callable(attribute(thing, name))
