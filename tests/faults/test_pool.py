@@ -211,15 +211,13 @@ def test_what_cannot_be_pickled_is_torchs_error(method):
             iter(DataLoader(bad, worker_pool=pool))
         # From 3.14 on, pickle's own notes come before it.
         *_, note = caught.value.__notes__
-        assert note.startswith("dataset.lines: <generator object")
+        assert note.startswith("<class 'generator'> cannot be pickled")
         bad.lines = multiprocessing.get_context("fork").Value("i")
         with pytest.raises(RuntimeError, match="created in a fork context") as caught:
             iter(DataLoader(bad, worker_pool=pool))
         *_, note = caught.value.__notes__
-        assert note.startswith("dataset.lines._lock: <RLock(")
-        assert note.endswith(
-            "cannot be pickled for worker processes: make it with multiprocessing.get_context('spawn')"
-        )
+        assert note.startswith("<class 'multiprocessing.synchronize.RLock'> cannot be pickled")
+        assert "make it with multiprocessing.get_context('spawn')" in note
         assert numbers(DataLoader(Numbers(4), worker_pool=pool)) == [0, 1, 2, 3]
 
 

@@ -21,7 +21,7 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._dispatch import dataset, stream
 from ringloader._dispatch.consumers import WHERE, Consumer
-from ringloader._start import fallback, guard, main_module, pickled, processes, spawn
+from ringloader._start import fallback, guard, pickled, processes, spawn
 from ringloader._torch import internals
 from ringloader._worker import entry
 
@@ -55,8 +55,10 @@ class Dispatching:
         try:
             arguments: tuple[Any, ...] = (source._source, theirs, workers, share, os.getpid())
             if context.get_start_method() != "fork":
-                look = main_module.look_for(context)
-                arguments = pickled.ForOne(source._source, look, fallback.WITHOUT_PICKLE), *arguments[1:]
+                sent = pickled.ForOne(
+                    source._source, fallback.WITHOUT_PICKLE, finds_main=fallback.main_is_found()
+                )
+                arguments = sent, *arguments[1:]
             made = context.Process(target=run_dispatcher, args=arguments)
             made.daemon = True
             self._process = spawn.by_server(made)

@@ -14,8 +14,7 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._pool.objects import PoolObjects, Record
 from ringloader._pool.process import Assigned, LostError, PoolProcess
-from ringloader._start import definitions, guard, spawn
-from ringloader._start.main_module import Look, look_for
+from ringloader._start import fallback, guard, spawn
 from ringloader._start.processes import Group, preload_fork_server
 
 if TYPE_CHECKING:
@@ -33,7 +32,7 @@ class Lease:
         crew: The processes of the pool.
         loader: The iterator's loader.
         record: The objects of the loader.
-        look: Looks through what is sent; None if there is nothing to look for.
+        finds_main: True if the processes have the main module.
     """
 
     # The argument by which they are forked, for people.
@@ -45,10 +44,10 @@ class Lease:
         crew: Crew,
         loader: TorchLoader,
         record: Record,
-        look: Look | None = None,
+        finds_main: bool,
     ) -> None:
         self._crew = crew
-        self.look = look
+        self.finds_main = finds_main
         self._loader = weakref.ref(loader)
         # The iterator may be all that has them. One that persists is its loader's.
         self._keeps_alive: tuple[object, ...] = (pool, None if loader.persistent_workers else loader)
@@ -78,7 +77,7 @@ class Lease:
             has_worked = bool(process.numbers)
             try:
                 assert self.record is not None, "it is not closed"
-                process.assign(self.record, work, self.look)
+                process.assign(self.record, work, self.finds_main)
                 return process
             except BaseException as error:
                 # Nothing was sent, or the process is about to find out: it ends.
@@ -221,14 +220,14 @@ class Crew:
         """
         context = self.context
         guard.refuse_in_import(context, Lease.fork)
-        look = look_for(context, Lease.fork)
         preload_fork_server(context)
         spawn.start_server(self, context)
         _look_up_torch()
         with self._held():
             self._check_open()
             record = self.objects.record_of(loader, self._add_gone)
-        lease = Lease(pool, self, loader, record, look)
+        finds_main = self._is_forked() or fallback.main_is_found()
+        lease = Lease(pool, self, loader, record, finds_main)
         self.fill(lease, loader, count)
         if self._is_forked():
             self._have_idle(lease, most - count)
@@ -254,22 +253,19 @@ class Crew:
         assert record is not None, "it is not closed"
         with self._held():
             self._check_open()
-            if len(self._serving(record)) < count and not self._may_start_for(record):
-                record = self.objects.renewed(loader, record)
         # Not under the lock: it calls the user's code.
-        made = None if record.is_ready() else record.made_ready(lease.look, self._is_forked())
+        made = None if record.is_ready() else record.made_ready(lease.finds_main)
         with self._held():
             self._check_open()
-            if made is not None:
+            if not record.is_ready():
                 record.set_ready(made)
             found = self._serving(record)[:count]
             holding = [process for process in found if record.number in process.numbers]
             if record.is_for_each and len(holding) < count:
                 # Each gets a pickle of its own, and all of them in one state.
                 record = self.objects.renewed(loader, record)
-                record.set_ready((None, definitions.of_now()))
+                record.set_ready(None)
                 found = self._serving(record)[:count]
-            self._end_for_new(record, count - len(found))
             while len(found) < count:
                 found.append(self._start())
             lease.record = record
@@ -287,18 +283,8 @@ class Crew:
         serving = [process for process in self._idle() if process.can_serve(record)]
         return sorted(serving, key=lambda process: record.number not in process.numbers)
 
-    def _may_start_for(self, record: Record) -> bool:
-        """True if a process that starts can serve a loader."""
-        return not self._is_forked() or definitions.are_in(record.named, definitions.of_now())
-
     def _is_forked(self) -> bool:
         return bool(self.context.get_start_method() == "fork")
-
-    def _end_for_new(self, record: Record, count: int) -> None:
-        """Ends up to ``count`` idle processes that cannot serve a loader: new ones take their places."""
-        unable = [process for process in reversed(self._idle()) if not process.can_serve(record)]
-        for process in unable[:count]:
-            self._end(process)
 
     def _start(self) -> PoolProcess:
         process = PoolProcess(self.context, [process.channel for process in self._processes], Lease.fork)

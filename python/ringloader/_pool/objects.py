@@ -9,11 +9,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringloader._options.loader_options import callables_of
-from ringloader._start import definitions, pickled, shared_reductions
-from ringloader._start.fallback import Arguments
+from ringloader._start import pickled, shared_reductions
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
+
+
+# Moments, in their order.
+moments = itertools.count()
 
 
 class Record:
@@ -33,13 +36,14 @@ class Record:
         self.pickled: pickled.Pickled | None = None
         # True if each process gets a pickle of its own.
         self.is_for_each = False
-        # The definitions of the main module without which a process cannot unpickle them.
-        self.named: definitions.Definitions = {}
+        self.made_at = next(moments)
+        # True if a process needs the main module to unpickle them, as far as is known.
+        self.names_main = True
 
-    def things(self) -> Arguments:
+    def things(self) -> dict[str, Any]:
         """Returns the objects that are still there."""
         found = ((name, find()) for name, find in self._find.items())
-        return Arguments((name, thing) for name, thing in found if thing is not None)
+        return {name: thing for name, thing in found if thing is not None}
 
     def is_of(self, things: Mapping[str, Any]) -> bool:
         """True if these are the same objects."""
@@ -51,33 +55,28 @@ class Record:
         """True if it can be sent."""
         return self.pickled is not None or self.is_for_each
 
-    def set_ready(self, made: tuple[pickled.Pickled | None, definitions.Definitions]) -> None:
-        """Takes what :meth:`made_ready` has returned; nothing where another thread was the first."""
-        if not self.is_ready():
-            self.pickled, self.named = made
-            self.is_for_each = self.pickled is None
+    def set_ready(self, made: pickled.Pickled | None) -> None:
+        """Takes what :meth:`made_ready` has returned."""
+        self.pickled = made
+        self.is_for_each = made is None
+        self.names_main = made is None or made.names_main()
 
-    def made_ready(
-        self, look: Callable[[Any], None] | None, is_forked: bool
-    ) -> tuple[pickled.Pickled | None, definitions.Definitions]:
+    def made_ready(self, finds_main: bool) -> pickled.Pickled | None:
         """Pickles the objects in their state of now. Calls the user's code, so hold no lock.
 
         Args:
-            look: Called with the pickle, and may raise; None if there is nothing to look for.
-            is_forked: True if processes have the definitions of their fork, and find no others.
+            finds_main: True if the processes have the main module.
 
         Returns:
-            The pickle, or None if each process must get its own, and the definitions that forked ones need.
+            The pickle, or None if each process must get its own.
 
         Raises:
-            BaseException: What pickling raises, and ``look``.
+            BaseException: What pickling raises.
         """
-        named: dict[str, weakref.ref[Any]] = {}
         try:
-            return pickled.for_all(self.things(), look, named if is_forked else None), named
+            return pickled.for_all(self.things(), finds_main=finds_main)
         except shared_reductions.NotForAllError:
-            # Each of these pickles may name any of them.
-            return None, definitions.of_now()
+            return None
 
 
 def _finder(thing: Any) -> Callable[[], Any]:

@@ -14,8 +14,8 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._pool import main as pooled
-from ringloader._pool.objects import Record
-from ringloader._start import definitions, guard, pickled, processes, spawn
+from ringloader._pool.objects import Record, moments
+from ringloader._start import guard, pickled, processes, spawn
 
 # Seconds between two looks whether a process that is waited for has left or ended.
 _LOOK = 0.05
@@ -37,8 +37,8 @@ class PoolProcess:
     def __init__(self, context: Any, others: Sequence[socket.socket], fork: str = guard.FORK) -> None:
         # Of the records that it holds.
         self.numbers: set[int] = set()
-        # The main module's that it has. None: it finds them itself.
-        self._definitions = definitions.of_now() if context.get_start_method() == "fork" else None
+        # A forked process has the main module of this moment; others run it again.
+        self._forked_at = next(moments) if context.get_start_method() == "fork" else None
         # True while an iterator has the process.
         self.is_lent = False
         # True if it has closed its end of the socket.
@@ -74,42 +74,38 @@ class PoolProcess:
         return not self.is_lent and bool(poll.poll(0))
 
     def can_serve(self, record: Record) -> bool:
-        """True if it has, or finds, the definitions that a pickle names."""
-        return self._definitions is None or definitions.are_in(record.named, self._definitions)
+        """True if it has, or finds, what a pickle names of the main module."""
+        is_newer = self._forked_at is None or self._forked_at > record.made_at
+        return is_newer or record.number in self.numbers or not record.names_main
 
-    def assign(
-        self, record: Record, work: tuple[Any, ...], look: Callable[[Any], None] | None = None
-    ) -> None:
+    def assign(self, record: Record, work: tuple[Any, ...], finds_main: bool = True) -> None:
         """Sends an assignment.
 
         Args:
             record: The objects of its loader, ready to be sent. They go first, if the process lacks them.
             work: The work that the process is to do.
-            look: Called with the pickles, and may raise; None if there is nothing to look for.
+            finds_main: True if the process has the main module.
 
         Raises:
             LostError: If the process has ended.
-            BaseException: What pickling raises, and ``look``.
+            BaseException: What pickling raises.
         """
         # The objects too: an address is theirs as long as they are there.
         things = record.things()
         keys = {id(thing): (record.number, name) for name, thing in things.items()}
         sent = None
         if record.number not in self.numbers:
-            sent = record.number, record.pickled or pickled.ForOne(things, look)
+            sent = record.number, record.pickled or pickled.ForOne(things, finds_main=finds_main)
         sending = _Sending()
         file = io.BytesIO()
         before = context.get_spawning_popen()
         context.set_spawning_popen(sending)  # type: ignore[arg-type]
         try:
             _Pickler(file, {}).dump(sent)
-            begin = file.tell()
             _Pickler(file, keys).dump(work)
         finally:
             context.set_spawning_popen(before)
         data = file.getvalue()
-        if look is not None:
-            look(data[begin:])
         if len(data) <= pooled.MOST_BYTES:
             self._send(pooled.ASSIGN + data, sending.fds)
         else:

@@ -1,6 +1,6 @@
 """A second attempt for objects that the ordinary pickle cannot send: by cloudpickle, where it is installed.
 
-If that fails too, the error names the object and its place.
+If that fails too, a note names the type.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import gc
 import importlib
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from multiprocessing import reduction
 from types import (
     CellType,
@@ -27,7 +27,6 @@ from types import (
 from typing import IO, Any, TypeVar
 
 from ringloader._common.text import shown
-from ringloader._start import definitions
 
 NewPickler = Callable[[IO[bytes]], pickle.Pickler]
 # Other ways for a loader that starts its own workers.
@@ -52,51 +51,100 @@ _PARTS = {
     TypeVar,
     getattr(dataclasses, "_FIELD_BASE", None),
 }
-# Objects that are searched for the place of one of them.
-_MOST_SEARCHED = 100_000
 
 
-def attempt(
-    thing: object, dump: Callable[[NewPickler], _T], ways: str = "", *, finds_main: bool = False
-) -> _T:
-    """Calls ``dump`` with the ordinary pickler, and if that cannot pickle ``thing``, with cloudpickle's.
+def main_is_found() -> bool:
+    """True if processes that do not fork run the main module again, and so have its functions and classes.
+
+    They cannot where it is a notebook, an interactive session or ``python -c``. MIRRORS multiprocessing
+    spawn.py::_fixup_main_from_name, which leaves out the ``__main__`` of a package.
+    """
+    main = sys.modules.get("__main__")
+    name = getattr(getattr(main, "__spec__", None), "name", None)
+    if name is None:
+        return getattr(main, "__file__", None) is not None
+    return bool(name.rpartition(".")[2] != "__main__")
+
+
+def attempt(dump: Callable[[NewPickler], _T], ways: str = "", *, finds_main: bool = True) -> _T:
+    """Calls ``dump`` with the ordinary pickler, and if that cannot pickle its object, with cloudpickle's.
 
     Args:
-        thing: The object. The names of its fields or keys begin the place that an error tells.
-        dump: Pickles it with a pickler that it makes. Called again, it begins anew.
+        dump: Pickles the object with a pickler that it makes. Called again, it begins anew.
         ways: Other ways to have workers, for people.
         finds_main: True if the processes have the main module. Its classes and functions are then sent by
-            name, so that they are the main process's, in batches too.
+            name, so that they are the main process's, in batches too. Else they go by cloudpickle.
 
     Raises:
         BaseException: What the first call raises, with a note, if both fail; else what a call raises.
     """
+    last: collections.deque[object] = collections.deque(maxlen=1)
+    module = None if finds_main else _cloudpickle()
+    if module is not None:
+        try:
+            return dump(functools.partial(_by_cloudpickle, module, finds_main, last))
+        except _ERRORS as error:
+            error.add_note(_explanation(last, error, ways))
+            raise
     try:
-        return dump(reduction.ForkingPickler)
+        return dump(reduction.ForkingPickler if finds_main else _WithoutMain)
+    except _CannotFindError as error:
+        raise RuntimeError(f"{error}, or pass {ways}" if ways else str(error)) from None
     except _ERRORS as error:
         module = _cloudpickle()
-        # The last object that the pickler came to. Needs no frame for each.
-        last: collections.deque[object] = collections.deque(maxlen=1)
+        if module is None:
+            remedy = (
+                "use functions and classes of modules, or install cloudpickle (pip install "
+                "ringloader[cloudpickle])"
+            )
+            error.add_note(_note("what worker processes are sent is pickled", remedy, ways))
+            raise
         try:
-            return dump(functools.partial(_recording_pickler, module, finds_main, last.append))
+            return dump(functools.partial(_by_cloudpickle, module, finds_main, last))
         except _ERRORS as again:
-            _explain(error, again if module is not None else None, thing, last, ways)
+            error.add_note(_explanation(last, again, ways))
         raise
 
 
-def by_value(dump: Callable[[NewPickler], _T]) -> _T | None:
-    """Calls ``dump`` with cloudpickle's pickler, which names nothing of the main module.
+def _explanation(last: collections.deque[object], again: BaseException, ways: str) -> str:
+    thing = last.pop() if last else None
+    kind = thing if isinstance(thing, (type, FunctionType)) else type(thing)
+    what = f"{shown(kind, 200)} cannot be pickled for worker processes, nor by cloudpickle ({again})"
+    if kind.__module__ == "multiprocessing.synchronize":
+        return _note(what, "make it with multiprocessing.get_context('spawn')", ways)
+    return _note(what, "let each worker make its own, at the first use", ways)
 
-    Returns:
-        What the call returns; None without cloudpickle, or if it cannot pickle the object.
-    """
-    module = _cloudpickle()
-    if module is None:
-        return None
-    try:
-        return dump(functools.partial(_recording_pickler, module, False, lambda _: None))
-    except _ERRORS:
-        return None
+
+def _note(what: str, remedy: str, ways: str) -> str:
+    return f"{what}: {remedy}" + (f", or pass {ways}" if ways else "")
+
+
+class _CannotFindError(Exception):
+    """A process would not find something of the main module."""
+
+
+class _WithoutMain(reduction.ForkingPickler):
+    """A pickler for processes that cannot run the main module again."""
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, (type, FunctionType)) and thing.__module__ == "__main__":
+            raise _CannotFindError(
+                f"workers that do not fork cannot find {thing.__qualname__} of the main module, which they "
+                "cannot run again (a notebook, an interactive session, python -c or python -m package). Put "
+                "it into a module and import it (in a notebook: %%writefile data.py), or install cloudpickle "
+                "(pip install ringloader[cloudpickle])"
+            )
+        return NotImplemented
+
+
+def _is_found_by_name(thing: Any) -> bool:
+    """True for a class or function of the main module that a process with this main module finds."""
+    found = sys.modules["__main__"]
+    if not isinstance(thing, (type, FunctionType)) or thing.__module__ != "__main__":
+        return False
+    for name in thing.__qualname__.split("."):
+        found = getattr(found, name, None)  # type: ignore[assignment]
+    return found is thing
 
 
 def _cloudpickle() -> Any:
@@ -132,104 +180,24 @@ def _reduce_view(view: Any) -> Any:
     return MappingProxyType, tuple(gc.get_referents(view))
 
 
-def _recording_pickler(
-    module: Any, finds_main: bool, record: Callable[[object], None], file: IO[bytes]
+def _by_cloudpickle(
+    module: Any, finds_main: bool, last: collections.deque[object], file: IO[bytes]
 ) -> pickle.Pickler:
-    pickler: pickle.Pickler = reduction.ForkingPickler(file)
-    if module is not None:
-        ours = pickler.dispatch_table
+    ours = reduction.ForkingPickler(file).dispatch_table
 
-        class Pickler(module.Pickler):  # type: ignore[misc]
-            # The table of cloudpickle's class hides the attribute that a pickler reads.
-            dispatch_table = vars(pickle.Pickler)["dispatch_table"]
+    class Pickler(module.Pickler):  # type: ignore[misc]
+        # The table of cloudpickle's class hides the attribute that a pickler reads.
+        dispatch_table = vars(pickle.Pickler)["dispatch_table"]
 
-            def reducer_override(self, thing: Any) -> Any:
-                if finds_main and definitions.is_found_by_name(thing):
-                    return NotImplemented
-                return super().reducer_override(thing)
+        def reducer_override(self, thing: Any) -> Any:
+            if finds_main and _is_found_by_name(thing):
+                return NotImplemented
+            return super().reducer_override(thing)
 
-        pickler = Pickler(file, pickle.DEFAULT_PROTOCOL)
-        pickler.dispatch_table = {**reducers_of(module.Pickler), **ours}
-    # The None that it returns means: pickle the object itself.
-    pickler.persistent_id = record  # type: ignore[method-assign]
+        def persistent_id(self, thing: Any) -> None:
+            # Called for each object: the last one is the one that cannot be pickled.
+            last.append(thing)
+
+    pickler: pickle.Pickler = Pickler(file, pickle.DEFAULT_PROTOCOL)
+    pickler.dispatch_table = {**reducers_of(module.Pickler), **ours}
     return pickler
-
-
-def _explain(
-    error: BaseException,
-    by_cloudpickle: BaseException | None,
-    thing: object,
-    last: collections.deque[object],
-    ways: str,
-) -> None:
-    if not last:
-        return
-    culprit = last.pop()
-    place = _place(culprit, thing)
-    where = "" if place is None else f"{place}: "
-    text = f"{where}{shown(culprit, 200)} cannot be pickled for worker processes"
-    if type(culprit).__module__ == "multiprocessing.synchronize":
-        text += ": make it with multiprocessing.get_context('spawn')"
-    elif by_cloudpickle is None:
-        text += (
-            ": use a function or class of a module, or install cloudpickle (pip install "
-            "ringloader[cloudpickle])"
-        )
-    else:
-        text += f", nor by cloudpickle ({by_cloudpickle}): let each worker make its own, at the first use"
-    error.add_note(text + (f", or pass {ways}" if ways else ""))
-
-
-def _place(culprit: object, thing: object) -> str | None:
-    """Returns the place of an object in another one; None if it is not found. Calls nothing of the user's."""
-    pending: collections.deque[tuple[str, object]] = collections.deque([("", thing)])
-    # The objects too: the address of one that goes might be another's.
-    seen: dict[int, object] = {}
-    while pending and len(seen) < _MOST_SEARCHED:
-        place, one = pending.popleft()
-        if one is culprit or type(one) is culprit:
-            return place or None
-        if id(one) not in seen:
-            seen[id(one)] = one
-            pending.extend((_joined(place, part), inner) for part, inner in _parts(one))
-    return None
-
-
-def _joined(place: str, part: str) -> str:
-    return place + part if place else part.removeprefix(".")
-
-
-def _parts(one: Any) -> Iterator[tuple[str, object]]:
-    kind = type(one)
-    if issubclass(kind, tuple) and hasattr(kind, "_fields"):
-        yield from ((f".{name}", inner) for name, inner in zip(kind._fields, tuple(one), strict=False))
-    elif kind in (list, tuple):
-        yield from ((f"[{index}]", inner) for index, inner in enumerate(one))
-    elif kind is dict:
-        yield from ((f"[{shown(key, 50)}]", inner) for key, inner in one.items())
-    elif kind is Arguments:
-        yield from ((f".{name}", inner) for name, inner in one.items())
-    elif kind is functools.partial:
-        yield ".func", one.func
-        yield from ((f".args[{index}]", inner) for index, inner in enumerate(one.args))
-        yield from ((f".keywords[{name!r}]", inner) for name, inner in one.keywords.items())
-    elif kind is MethodType:
-        yield ".__self__", one.__self__
-    elif kind is FunctionType:
-        for name, cell in zip(one.__code__.co_freevars, one.__closure__ or (), strict=False):
-            try:
-                yield f".{name}", cell.cell_contents
-            except ValueError:
-                # The cell has no value yet.
-                continue
-    elif not issubclass(kind, type):
-        try:
-            state = object.__getattribute__(one, "__dict__")
-        except AttributeError:
-            return
-        if isinstance(state, Mapping):
-            yield from ((f".{name}", inner) for name, inner in state.items())
-
-
-class Arguments(dict[str, Any]):
-    """Objects of a loader, by the names of its arguments."""

@@ -12,14 +12,13 @@ import io
 import mmap
 import os
 import pickle
-import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from multiprocessing import context, reduction
 from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import memory_file
-from ringloader._start import definitions, fallback, shared_reductions
+from ringloader._start import fallback, shared_reductions
 from ringloader._start.shared_reductions import AnyPopen, NotForAllError
 
 
@@ -32,19 +31,13 @@ class Pickled:
     Args:
         thing: The object. What it refers to twice is one object in the process.
         new_pickler: Makes the pickler.
-        named: Takes the definitions of the main module that the pickle names; None if they are not wanted.
 
     Raises:
         NotForAllError: If something holds for one process only.
         BaseException: What pickling raises.
     """
 
-    def __init__(
-        self,
-        thing: object,
-        new_pickler: fallback.NewPickler,
-        named: dict[str, weakref.ref[Any]] | None = None,
-    ) -> None:
+    def __init__(self, thing: object, new_pickler: fallback.NewPickler) -> None:
         if not pickles_as_usual():
             raise NotForAllError
         self._pickle, self._arrays = _new_memory(), _new_memory()
@@ -54,12 +47,7 @@ class Pickled:
         try:
             context.set_spawning_popen(stand_in)  # type: ignore[arg-type]
             with _open(self._pickle) as file, _open(self._arrays) as arrays:
-                pickler = shared_reductions.for_all(new_pickler(file), arrays, stand_in)
-                if named is not None:
-                    named.clear()
-                    override = getattr(pickler, "reducer_override", None)
-                    pickler.reducer_override = definitions.recorder(named, override)
-                pickler.dump(thing)
+                shared_reductions.for_all(new_pickler(file), arrays, stand_in).dump(thing)
                 self._has_arrays = arrays.tell() > 0
             # If one process changed a file, the objects of another would change.
             memory_file.seal_bytes(self._pickle.fd)
@@ -81,14 +69,10 @@ class Pickled:
         fds = {number: reduction.DupFd(fd) for number, fd in self._fds.items()}
         return _load, (reduction.DupFd(self._pickle.fd), arrays, fds)
 
-    def show(self, look: Callable[[mmap.mmap], None]) -> None:
-        """Calls ``look`` with the pickle. If that raises, this is closed."""
-        try:
-            with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
-                look(memory)
-        except BaseException:
-            self.close()
-            raise
+    def names_main(self) -> bool:
+        """True if it may name something of the main module."""
+        with mmap.mmap(self._pickle.fd, 0, mmap.MAP_PRIVATE, mmap.PROT_READ) as memory:
+            return memory.find(b"__main__") >= 0
 
     def close(self) -> None:
         """Gives back what the processes that were sent it hold themselves."""
@@ -98,41 +82,19 @@ class Pickled:
         self._kept.clear()
 
 
-def for_all(
-    thing: object,
-    look: Callable[[Any], None] | None = None,
-    named: dict[str, weakref.ref[Any]] | None = None,
-    ways: str = "",
-) -> Pickled:
+def for_all(thing: object, ways: str = "", *, finds_main: bool = True) -> Pickled:
     """Pickles an object for any number of processes.
 
     Args:
         thing: The object.
-        look: Called with the pickle; raises a ``RuntimeError`` for what a process cannot find, which is then
-            pickled by value where cloudpickle is installed. None if there is nothing to look for.
-        named: Takes the definitions of the main module that the pickle names; None if they are not wanted.
         ways: Other ways to have workers, for an error.
+        finds_main: True if the processes have the main module.
 
     Raises:
         NotForAllError: If something holds for one process only.
-        BaseException: What pickling raises, and ``look``.
+        BaseException: What pickling raises.
     """
-
-    def dump(new_pickler: fallback.NewPickler) -> Pickled:
-        return Pickled(thing, new_pickler, named)
-
-    pickled = fallback.attempt(thing, dump, ways, finds_main=look is None)
-    if look is None:
-        return pickled
-    try:
-        pickled.show(look)
-    except RuntimeError:
-        by_value = fallback.by_value(dump)
-        if by_value is None:
-            raise
-        pickled = by_value
-        pickled.show(look)
-    return pickled
+    return fallback.attempt(lambda new_pickler: Pickled(thing, new_pickler), ways, finds_main=finds_main)
 
 
 class ForOne:
@@ -140,29 +102,19 @@ class ForOne:
 
     Args:
         thing: The object.
-        look: Called with the pickle, and may raise.
         ways: Other ways to have workers, for an error.
+        finds_main: True if the process has the main module.
     """
 
-    def __init__(self, thing: object, look: Callable[[bytes], None] | None = None, ways: str = "") -> None:
+    def __init__(self, thing: object, ways: str = "", *, finds_main: bool = True) -> None:
         self._thing = thing
-        self._look = look
         self._ways = ways
+        self._finds_main = finds_main
 
     def __reduce__(self) -> tuple[Any, ...]:
         if not pickles_as_usual():
             return _itself, (self._thing,)
-        data = fallback.attempt(self._thing, self._dump, self._ways, finds_main=self._look is None)
-        if self._look is not None:
-            try:
-                self._look(data)
-            except RuntimeError:
-                by_value = fallback.by_value(self._dump)
-                if by_value is None:
-                    raise
-                data = by_value
-                self._look(data)
-        return pickle.loads, (data,)
+        return pickle.loads, (fallback.attempt(self._dump, self._ways, finds_main=self._finds_main),)
 
     def _dump(self, new_pickler: fallback.NewPickler) -> bytes:
         file = io.BytesIO()

@@ -81,11 +81,6 @@ def preload_fork_server(context: Any) -> None:
         context.set_forkserver_preload(_PRELOADED)
 
 
-def is_preload_the_programs() -> bool:
-    """True if the program has said what the fork server imports."""
-    return _preloaded() not in (["__main__"], _PRELOADED)
-
-
 def _preloaded() -> list[str] | None:
     return getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from multiprocessing import context
 from typing import Any
 
@@ -17,11 +16,11 @@ class Shared:
     So what pickling raises is raised where torch's pickling would.
 
     Args:
-        look: Called with each pickle, and may raise; None if there is nothing to look for.
+        finds_main: True if the processes have the main module.
     """
 
-    def __init__(self, look: Callable[[Any], None] | None = None) -> None:
-        self._look = look
+    def __init__(self, finds_main: bool) -> None:
+        self._finds_main = finds_main
         self._pickled: Pickled | None = None
         # True: what is still to start gets a pickle of its own.
         self._is_closed = False
@@ -30,10 +29,10 @@ class Shared:
         """Returns the work of all, pickled once from the first one, or what is pickled for each process."""
         if self._pickled is None and not self._is_closed and context.get_spawning_popen() is not None:
             try:
-                self._pickled = for_all(work, self._look, ways=fallback.WITHOUT_PICKLE)
+                self._pickled = for_all(work, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
             except NotForAllError:
                 self._is_closed = True
-        return self._pickled or ForOne(work, self._look, fallback.WITHOUT_PICKLE)
+        return self._pickled or ForOne(work, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
 
     def close(self) -> None:
         """Gives back what the workers that have started hold themselves."""

@@ -17,7 +17,7 @@ from ringloader._options import worker_task
 from ringloader._options.checks import AUTO
 from ringloader._options.table import Options
 from ringloader._pool.crew import Lease
-from ringloader._start import guard, main_module, processes, spawn
+from ringloader._start import guard, processes, spawn
 from ringloader._torch import internals
 from ringloader._transport import budget, sharing
 from ringloader._transport.processes import ProcessTransport
@@ -59,11 +59,8 @@ def make_transport(
     context = loader.multiprocessing_context or torch.multiprocessing
     held_memory.tell_of_forks()
     held_memory.drop_unread()
-    look = None
     if lease is None:
         guard.refuse_in_import(context)
-        # Before there is memory: it raises where no process can start.
-        look = main_module.look_for(context)
         processes.preload_fork_server(context)
         spawn.prepare(loader)
     shares = options.worker_task == "sample"
@@ -121,6 +118,5 @@ def make_transport(
         lease,
         watching,
         notes,
-        look,
         shared,
     )

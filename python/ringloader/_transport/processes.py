@@ -61,7 +61,6 @@ class ProcessTransport(Transport):
         lease: Lease | None = None,
         watching: Watchdog | None = None,
         sample_notes: SampleNotes | None = None,
-        look: Callable[[Any], None] | None = None,
         shared: SharedTasks | None = None,
     ) -> None:
         super().__init__(engine, options, watching)
@@ -83,11 +82,11 @@ class ProcessTransport(Transport):
         self._context = context if lease is None else lease.context
         self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
-        # Looks through what is sent. A pool does that itself, and a forked process is sent nothing.
-        self._look = look
+        self._finds_main = fallback.main_is_found()
+        # A pool pickles the work itself, and a forked process is sent nothing.
         self._shared: shared_work.Shared | None = None
         if lease is None and context.get_start_method() != "fork":
-            self._shared = shared_work.Shared(look)
+            self._shared = shared_work.Shared(self._finds_main)
         self._calls = threading.RLock()
         self._tag = 0
 
@@ -133,7 +132,7 @@ class ProcessTransport(Transport):
             return self._lease.worker(worker_end, work)
         args: tuple[Any, Any] = worker_end, work
         if self._shared is not None:
-            sent_end = pickled.ForOne(worker_end, self._look, fallback.WITHOUT_PICKLE)
+            sent_end = pickled.ForOne(worker_end, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
             args = sent_end, shared_work.SharedWork(self._shared, work)
         return spawn.by_server(self._context.Process(target=entry.run_worker, args=args))
 
