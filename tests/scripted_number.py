@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, get_worker_info
 from ringloader import DataLoader
 from ringloader._auto import numbers
 from ringloader._auto.controller import Controller, Decision
-from ringloader._iterator import changing
+from ringloader._iterator import auto_workers
 
 MOST = 5
 both_tasks = pytest.mark.parametrize("task", ["batch", "sample"])
@@ -68,7 +68,7 @@ class Scripted(Controller):
 
 def look_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the number change at any batch, up to :data:`MOST`."""
-    monkeypatch.setattr(changing, "_MOST_BETWEEN", 1)
+    monkeypatch.setattr(auto_workers, "_MOST_BETWEEN", 1)
     monkeypatch.setattr(numbers, "bound", lambda: 2)
     monkeypatch.setattr(numbers, "most", lambda: MOST)
 

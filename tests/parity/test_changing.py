@@ -20,7 +20,7 @@ from parity.describe import describe
 from ringloader import DataLoader, WorkerPool
 from ringloader._auto import numbers
 from ringloader._auto.controller import Controller, Decision
-from ringloader._iterator import changing
+from ringloader._iterator import auto_workers
 
 pytestmark = pytest.mark.rings_only
 
@@ -122,7 +122,7 @@ def epochs(loader: Any, take: int | None, kill: random.Random | None = None) -> 
     "number", [*range(8), *(pytest.param(number, marks=pytest.mark.slow) for number in range(8, 80))]
 )
 def test_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(changing, "_MOST_BETWEEN", 1)
+    monkeypatch.setattr(auto_workers, "_MOST_BETWEEN", 1)
     monkeypatch.setattr(numbers, "bound", lambda: 2)
     monkeypatch.setattr(numbers, "most", lambda: MOST)
     arguments, workers, is_killed, has_pool, take = program(number)

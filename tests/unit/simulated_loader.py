@@ -1,7 +1,7 @@
 """A loader with ``num_workers="auto"`` in simulated time: its workers, its caller, and other programs.
 
-:class:`SimulatedLoader` is the iterator that ``_iterator.changing`` sees, so the real counting and the real
-decisions run. Nothing sleeps and no process starts.
+:class:`SimulatedLoader` is the iterator that ``_iterator.auto_workers`` sees, so the real counting and the
+real decisions run. Nothing sleeps and no process starts.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 from ringloader._auto import measuring
 from ringloader._auto.controller import Controller, Measured
 from ringloader._auto.numbers import Limits
-from ringloader._iterator import changing
-from ringloader._iterator.changing import Changing
+from ringloader._iterator import auto_workers
+from ringloader._iterator.auto_workers import AutoWorkers
 
 PREFETCH_FACTOR = 2
 
@@ -107,17 +107,17 @@ class SimulatedLoader:
         self._scheduler = self._transport = self
         self.take: Callable[[Any], Any] = SimulatedLoader._take
         if controller is not None:
-            self.changing = Changing(Owner(), Limits(controller.bound, controller.most))
-            self.changing._controller = controller
-            self.changing._used = workers
-            self.changing._monotonic = lambda: self.now  # type: ignore[method-assign]
-            self.take = self.changing.around(self.take)
+            self.auto_workers = AutoWorkers(Owner(), Limits(controller.bound, controller.most))
+            self.auto_workers._controller = controller
+            self.auto_workers._used = workers
+            self.auto_workers._monotonic = lambda: self.now  # type: ignore[method-assign]
+            self.take = self.auto_workers.around(self.take)
         for _ in range(workers):
             self._workers.append(self.start_later(None))
         for _ in range(workers * PREFETCH_FACTOR):
             self._try_put_index()
 
-    # The iterator, its scheduler and its transport, as `Changing` calls them.
+    # The iterator, its scheduler and its transport, as `AutoWorkers` calls them.
 
     def waited(self) -> float:
         return self.waited_for
@@ -323,7 +323,7 @@ def simulated(
     """Returns an iterator whose measurements are those of the simulation."""
     found = SimulatedLoader(workload, seed, controller, workers)
     meter = type("Meter", (SimulatedMeter,), {"simulated": found})
-    monkeypatch.setattr(changing, "Meter", meter)
-    monkeypatch.setattr(changing, "_tasks_of", lambda iterator: [0] * len(iterator._workers))
-    monkeypatch.setattr(changing, "_has_memory", lambda *_: True)
+    monkeypatch.setattr(auto_workers, "Meter", meter)
+    monkeypatch.setattr(auto_workers, "_tasks_of", lambda iterator: [0] * len(iterator._workers))
+    monkeypatch.setattr(auto_workers, "_has_memory", lambda *_: True)
     return found

@@ -1,6 +1,6 @@
 """The number that ``num_workers="auto"`` finds, over many seeds of noisy workloads in simulated time.
 
-The counting of ``_iterator.changing`` and the decisions of ``_auto`` are the real ones.
+The counting of ``_iterator.auto_workers`` and the decisions of ``_auto`` are the real ones.
 """
 
 from __future__ import annotations

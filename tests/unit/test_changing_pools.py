@@ -90,7 +90,7 @@ def test_a_pool_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert numbers.limits(pool) == (1, 1)
         iterator = iter(loader)
         assert next(iterator)[2].tolist() == [1] * 4
-        assert iterator._changing._controller.most == 1
+        assert iterator._auto_workers._controller.most == 1
         del iterator
     # A loader that has found its number gets a smaller pool, or fewer processors.
     loader = auto()

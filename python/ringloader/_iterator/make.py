@@ -26,7 +26,7 @@ from ringloader._torch.select_path import Reason
 from ringloader._worker import gather
 
 if TYPE_CHECKING:
-    from ringloader._iterator.changing import Changing
+    from ringloader._iterator.auto_workers import AutoWorkers
     from ringloader._torch.protocols import TorchLoader
     from ringloader._transport.processes import ProcessTransport
     from ringloader._transport.protocol import Transport
@@ -79,7 +79,7 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
         why_not = select_path.reason_against_threads(loader, without_ours)
         if why_not is not None:
             raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
-        return _with_threads(loader, options, workers, _changing(loader, options))
+        return _with_threads(loader, options, workers, _auto_workers_of(loader, options))
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
         is_remote = options.worker_pool is not None and options.worker_pool._is_remote
@@ -89,7 +89,7 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
             # A start on other machines may take long, and needs no lock here.
             one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
             with one_at_a_time:
-                made = _with_processes(loader, options, workers, _changing(loader, options))
+                made = _with_processes(loader, options, workers, _auto_workers_of(loader, options))
             if not isinstance(made, Reason):
                 return made
             reason = made
@@ -215,17 +215,17 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
 _NO_WORKERS = "num_workers is 0"
 
 
-def _changing(loader: TorchLoader, options: Options) -> Changing | None:
+def _auto_workers_of(loader: TorchLoader, options: Options) -> AutoWorkers | None:
     """Returns the object that changes the number of an iterator's workers, if that may change."""
     if options.num_workers != AUTO or not seeding.any_may_make(loader):
         return None
-    from ringloader._iterator.changing import Changing
+    from ringloader._iterator.auto_workers import AutoWorkers
 
-    return Changing(loader, numbers.limits(options.worker_pool))
+    return AutoWorkers(loader, numbers.limits(options.worker_pool))
 
 
-def _with_threads(loader: TorchLoader, options: Options, workers: int, changing: Changing | None) -> Any:
-    workers, history = (workers, None) if changing is None else (changing.most, changing.history)
+def _with_threads(loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None) -> Any:
+    workers, history = (workers, None) if auto is None else (auto.most, auto.history)
     stages = parts.stages_of(loader, options, workers, parts.times_of(options, workers), history=history)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
@@ -242,14 +242,14 @@ def _with_threads(loader: TorchLoader, options: Options, workers: int, changing:
         keys=keys,
         next_epoch=parts.next_epoch_of(loader, options),
         counts_epochs=epochs.are_counted(loader, options),
-        changing=changing,
+        auto_workers=auto,
     )
-    return _noted(loader, made, transport, stages, _shown_workers(options, workers, changing))
+    return _noted(loader, made, transport, stages, _shown_workers(options, workers, auto))
 
 
-def _with_processes(loader: TorchLoader, options: Options, workers: int, changing: Changing | None) -> Any:
+def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
-    workers, history = (workers, None) if changing is None else (changing.most, changing.history)
+    workers, history = (workers, None) if auto is None else (auto.most, auto.history)
     times = parts.times_of(options, workers)
     from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
@@ -275,7 +275,7 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, changin
             if takes:
                 # Before the memory, which a process that is forked now would have too.
                 with budget.asking(OSError):
-                    number = workers if changing is None else changing.number
+                    number = workers if auto is None else auto.number
                     lease = options.worker_pool._lend(loader, number, workers)
             transport = make_transport(
                 loader, options, workers, worker_options, device_type, lease, in_turn=in_turn
@@ -293,7 +293,7 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, changin
             loader, options, workers, times, shared_bytes, transport.registrations, history
         )
         is_iterable = loader._dataset_kind == internals.ITERABLE
-        transport.starts_later = changing is not None
+        transport.starts_later = auto is not None
         restarting = transport.make_successors(is_iterable)
         if options.restart_workers or options.sample_timeout is not None:
             restarting = Restarting(options.restart_workers, is_iterable, transport)
@@ -308,25 +308,21 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, changin
             parts.next_epoch_of(loader, options),
             epochs.are_counted(loader, options),
             told,
-            changing,
+            auto,
         )
     except BaseException as error:
         # An iterator that was begun has closed it.
         transport.close()
         _explain_descriptors(error)
         raise
-    return _noted(loader, made, transport, stages, _shown_workers(options, workers, changing))
+    return _noted(loader, made, transport, stages, _shown_workers(options, workers, auto))
 
 
-def _shown_workers(options: Options, workers: int, changing: Changing | None) -> Callable[[], int] | None:
+def _shown_workers(options: Options, workers: int, auto: AutoWorkers | None) -> Callable[[], int] | None:
     """Returns what gives a report the number of workers, where the loader finds it."""
     if options.num_workers != AUTO:
         return None
-    return (
-        functools.partial(int, workers)
-        if changing is None
-        else functools.partial(getattr, changing, "number")
-    )
+    return functools.partial(int, workers) if auto is None else functools.partial(getattr, auto, "number")
 
 
 def _noted(

@@ -25,7 +25,7 @@ from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 
 if TYPE_CHECKING:
-    from ringloader._iterator.changing import Changing
+    from ringloader._iterator.auto_workers import AutoWorkers
     from ringloader._options.seeding import Keys
     from ringloader._torch.protocols import TorchLoader
 
@@ -52,7 +52,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         next_epoch: Begins the next epoch before ``iter`` does.
         counts_epochs: True if an option needs the numbers of epochs.
         told: The epoch that the dataset of a pool's workers is told.
-        changing: Changes how many workers run.
+        auto_workers: Changes how many workers run.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -83,7 +83,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         next_epoch: NextEpoch | None = None,
         counts_epochs: bool = False,
         told: int | None = None,
-        changing: Changing | None = None,
+        auto_workers: AutoWorkers | None = None,
     ) -> None:
         self._transport = transport
         self._stages = stages
@@ -92,12 +92,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._keys = keys
         self._next_epoch = next_epoch
         self._counts_epochs = counts_epochs
-        self._changing = changing
+        self._auto_workers = auto_workers
         self._workers: list[Any] = []
         self._workers_status = [True] * workers
         self._persistent_workers = loader.persistent_workers
         try:
-            if changing is None and not transport.is_remote:
+            if auto_workers is None and not transport.is_remote:
                 loader.check_worker_number_rationality()
             self._plan = self._decide(loader, told)
             self._init_base(loader)
@@ -122,7 +122,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     @property
     def _workers_to_begin_with(self) -> int:
         """The number of workers that get tasks when an epoch begins."""
-        return self._num_workers if self._changing is None else self._changing.running(self)
+        return self._num_workers if self._auto_workers is None else self._auto_workers.running(self)
 
     def _most_tasks_of(self, workers: int) -> int:
         """Returns the most tasks that may be out while ``workers`` get them."""
@@ -184,8 +184,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._stages.begin_epoch(loader)
             if self._restarting is not None:
                 self._restarting.begin_epoch()
-            if self._changing is not None:
-                self._changing.begin_epoch(self)
+            if self._auto_workers is not None:
+                self._auto_workers.begin_epoch(self)
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
             if source is not None:
@@ -261,8 +261,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             made.share_tasks(self._most_tasks_of(self._workers_to_begin_with))
         elif self._keys is not None and self._keys.balances:
             made.balance()
-        if self._changing is not None:
-            made.use_first(self._changing.number, self._most_tasks_of(self._changing.number))
+        if self._auto_workers is not None:
+            made.use_first(self._auto_workers.number, self._most_tasks_of(self._auto_workers.number))
         if self._stages.recording is not None:
             made.record(self._stages.recording.recorder, self._main_prefetch > 0)
         watchdog = self._transport.watchdog
@@ -278,7 +278,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             prepare = functools.partial(lookahead.prepare, self._placement)
             self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
             take = functools.partial(self._scheduler.next_placed, self._placement, prepare)
-        return take if self._changing is None else self._changing.around(take)
+        return take if self._auto_workers is None else self._auto_workers.around(take)
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
         dataset = self._dataset_states()

@@ -28,7 +28,7 @@ _MOST_BETWEEN = 1 << 12
 _MOST_CHANGES = 1000
 
 
-class Changing:
+class AutoWorkers:
     """Changes how many workers of an iterator run.
 
     INVARIANT: the first ones run, and the last of them ends first. The iterator lists them, and until it has
