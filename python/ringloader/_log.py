@@ -1,4 +1,4 @@
-"""The logger of the package: its lines say who speaks, and sizes in MiB."""
+"""The package's logger: prefixes lines with ``ringloader:``; ``mib`` formats sizes."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ _FEWEST = 10
 _KEEPS_UP = 0.1
 # The part of a time that stands out.
 _MOST = 0.5
-# The parts of the workers' time for which they wait for memory, and for tasks, that stand out.
+# Thresholds: the share of the workers' time spent waiting for memory, and for tasks.
 _ROOM, _IDLE = 0.15, 0.3
 # A fetch holds others up if it takes this many times as long as usual in the fastest worker.
 _UNEVEN = 2.0
