@@ -21,7 +21,7 @@ def _path(request):
 
 
 def keeps(loader):
-    return segment_cache._kept.get(loader) is not None
+    return segment_cache._warm.get(loader) is not None
 
 
 @pytest.mark.parametrize("how", ["exit", "exit 0", "kill"])

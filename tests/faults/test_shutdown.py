@@ -350,7 +350,7 @@ def test_without_workers_the_datasets_iterator_is_closed():
 
 def test_the_server_of_spawned_workers_ends_and_comes_back():
     gc.collect()
-    if spawn._kept:
+    if spawn._servers_of:
         pytest.skip("a loader of another test needs it")
     loader = DataLoader(Numbers(4), batch_size=None, num_workers=1, multiprocessing_context="spawn")
     assert spawn._running() is not None

@@ -320,7 +320,7 @@ def test_memory_that_another_thread_takes_meanwhile():
     """A count of it finds nothing, and no error."""
     loader = DataLoader(Numbers(8), num_workers=1, batch_size=None)
     iterate(loader, 1)
-    (_, segment, _) = segment_cache._kept.get(loader)
+    (_, segment, _) = segment_cache._warm.get(loader)
     assert segment.resident > 0
     engine = segment.take()
     assert segment.resident == 0

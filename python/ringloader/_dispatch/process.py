@@ -62,7 +62,7 @@ class Dispatching:
             made = context.Process(target=run_dispatcher, args=arguments)
             made.daemon = True
             self._process = spawn.by_server(made)
-            with guard.told(context):
+            with guard.explaining_missing_guard(context):
                 self._process.start()
             processes.record_start(self._process)
             del made, arguments

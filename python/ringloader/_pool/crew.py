@@ -298,7 +298,7 @@ class Crew:
             self._tidy_if_free()
 
     def discard(self, process: PoolProcess) -> None:
-        """Ends a process of which it is not known what it does."""
+        """Kills a process in an unknown state."""
         process.process.kill()
         with self._held():
             if process in self._processes:

@@ -39,7 +39,7 @@ LEFT = b"left"
 # The kernel takes at most 253 in one message.
 MOST_FDS = 250
 NUMBER = struct.Struct("q")
-# Bytes of an assignment that is sent in the message itself: an interrupt can lose no descriptor of it.
+# Assignments up to this size travel inline, so an interrupt cannot leak a descriptor.
 MOST_BYTES = 32 << 10
 # Numbers in one message that drops, at most.
 MOST_DROPPED = 512

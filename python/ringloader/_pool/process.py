@@ -18,7 +18,7 @@ from ringloader._pool.objects import Record, moments
 from ringloader._start import guard, pickled, processes, spawn
 
 # Seconds between two looks whether a process that is waited for has left or ended.
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 
 
 class LostError(RuntimeError):
@@ -50,7 +50,7 @@ class PoolProcess:
                 end = pooled.Assignments(theirs, parent, [*others, self.channel])
                 made = context.Process(target=pooled.main, args=(end,), daemon=True)
                 self.process = spawn.by_server(made)
-                with guard.told(context, fork):
+                with guard.explaining_missing_guard(context, fork):
                     self.process.start()
                 processes.record_start(self.process)
             except BaseException:
@@ -155,7 +155,7 @@ class PoolProcess:
         """Waits for the end of an assignment. True: the process has left its memory; None: it has ended."""
         until = None if timeout is None else time.monotonic() + timeout
         while True:
-            left = _LOOK if until is None else max(0.0, min(_LOOK, until - time.monotonic()))
+            left = _POLL_SECONDS if until is None else max(0.0, min(_POLL_SECONDS, until - time.monotonic()))
             is_open = self.channel.fileno() >= 0 and not self._has_closed
             # Another thread may find the process dead, and close its channel.
             with contextlib.suppress(ValueError):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 # Seconds between two looks whether an actor that is waited for has died.
-_LOOK = 0.1
+_POLL_SECONDS = 0.1
 
 
 class Settings(NamedTuple):
@@ -190,7 +190,7 @@ class RayTransport(Transport):
             self._crew.check_open()
             handle = self._handles[worker]
             handle.actor.check()
-            timeout = min(max(left(), 0.0), _LOOK)
+            timeout = min(max(left(), 0.0), _POLL_SECONDS)
             is_connected, lost = self._relay.standing(worker, self._numbers[worker], timeout)
             # Raises for other versions.
             birth = handle.actor.birth

@@ -88,7 +88,7 @@ def error_of(method: str, fork: str = FORK) -> RuntimeError:
 
 
 @contextlib.contextmanager
-def told(context: Any, fork: str = FORK) -> Iterator[None]:
+def explaining_missing_guard(context: Any, fork: str = FORK) -> Iterator[None]:
     """Raises our error where a block starts a process, and the fork server has ended without a guard.
 
     Args:

@@ -26,7 +26,7 @@ _starting = threading.RLock()
 # Modules that the fork server imports before it forks, so that not every worker must.
 _PRELOADED = ["__main__", "torch", "numpy.random", "ringloader._worker.entry"]
 # Seconds between two looks at processes that are waited for.
-_LOOK = 0.05
+_POLL_SECONDS = 0.05
 # Seconds in which processes that were killed have gone, all together.
 _KILLED_WITHIN = 1.0
 
@@ -151,10 +151,10 @@ class Group:
         if self._until is None:
             self._until = time.monotonic() + timeout
         until = self._until
-        process.join(max(min(until - time.monotonic(), _LOOK), 0.0))
+        process.join(max(min(until - time.monotonic(), _POLL_SECONDS), 0.0))
         while _is_left(process) and (left := until - time.monotonic()) > 0:
             resume(self._processes)
-            process.join(min(left, _LOOK))
+            process.join(min(left, _POLL_SECONDS))
 
     def terminate(self) -> None:
         """Terminates all that are left, the first time."""

@@ -64,7 +64,7 @@ _NOT_TOLD = 255
 _backends = functools.cache(functools.partial(importlib.metadata.entry_points, group="torch.backends"))
 _servers: weakref.WeakSet[_Server] = weakref.WeakSet()
 # Each loader keeps its server alive.
-_kept: WeakRegistry[_Server] = WeakRegistry()
+_servers_of: WeakRegistry[_Server] = WeakRegistry()
 # Why no server is asked any more.
 _failures: list[str] = []
 
@@ -297,12 +297,12 @@ def start_server(owner: Any, of: Any) -> None:
     """Starts the server if it may start a context's processes. It lives as long as ``owner``."""
     if _is_served(getattr(of, "Process", None)):
         with contextlib.suppress(OSError):
-            _kept.put(owner, _running() or _Server())
+            _servers_of.put(owner, _running() or _Server())
 
 
 def forget(loader: TorchLoader) -> None:
     """Lets the server go for this loader, until its next workers start."""
-    _kept.pop(loader)
+    _servers_of.pop(loader)
 
 
 def by_server(process_obj: Any) -> Any:

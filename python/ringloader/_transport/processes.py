@@ -118,7 +118,7 @@ class ProcessTransport(Transport):
         process.daemon = True
         # Before it starts: what an interrupt leaves is ended with the rest.
         self._processes[work.worker] = process
-        with guard.told(self._context, self._fork):
+        with guard.explaining_missing_guard(self._context, self._fork):
             process.start()
         if self._lease is None:
             processes.record_start(process)

@@ -35,7 +35,7 @@ class SegmentCache:
     def __init__(self, loader: TorchLoader, workers: int, plan: tuple[object, ...]) -> None:
         self._workers = workers
         self._plan = (_native.process_identity(), workers, *plan)
-        self._found = _kept.pop(loader)
+        self._found = _warm.pop(loader)
         if self._found is not None and self._found[0] != self._plan:
             self._found = None
         self._loader = weakref.ref(loader)
@@ -65,9 +65,9 @@ class SegmentCache:
         if loader is None or os.environ.get(SWITCH) == "0" or not _is_affordable(self._workers):
             engine.close()
             return False
-        _kept.pop(loader)
-        _kept.keep_newest(MOST_LOADERS - 1)
-        others = sum(segment.resident for _, segment, _ in _kept.values())
+        _warm.pop(loader)
+        _warm.keep_newest(MOST_LOADERS - 1)
+        others = sum(segment.resident for _, segment, _ in _warm.values())
         most = min(MOST_BYTES, _native.available_memory() // _PART)
         most = max(0, most - others)
         if registrations is not None and registrations.nbytes > most:
@@ -77,25 +77,25 @@ class SegmentCache:
         segment = engine.store(most)
         if segment is None:
             return False
-        _kept.put(loader, (self._plan, segment, registrations))
+        _warm.put(loader, (self._plan, segment, registrations))
         # Other threads may have put theirs meanwhile.
-        _kept.keep_newest(MOST_LOADERS)
+        _warm.keep_newest(MOST_LOADERS)
         return True
 
 
 def forget(loader: TorchLoader) -> None:
     """Gives back what is kept for the next epoch of a loader, if anything is. In a forked child nothing."""
-    found = _kept.get(loader)
+    found = _warm.get(loader)
     if found is None or found[0][0] != _native.process_identity():
         return
-    _kept.pop(loader)
+    _warm.pop(loader)
     _, _, registrations = found
     if registrations is not None:
         registrations.close()
 
 
-_Kept = tuple[tuple[object, ...], "_native.CachedSegment", "Registrations | None"]
-_kept: weak_registry.WeakRegistry[_Kept] = weak_registry.WeakRegistry()
+_Warm = tuple[tuple[object, ...], "_native.CachedSegment", "Registrations | None"]
+_warm: weak_registry.WeakRegistry[_Warm] = weak_registry.WeakRegistry()
 
 
 def _is_affordable(workers: int) -> bool:

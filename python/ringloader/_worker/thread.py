@@ -112,7 +112,7 @@ def _run(queues: _native.ThreadQueues, work: Work) -> None:
 class WorkerThread(threading.Thread):
     """A worker, as torch's iterator uses process objects.
 
-    It has neither the iterator nor the transport, so that these go when their last user does.
+    Holds no reference to iterator or transport, so that they can be collected.
 
     Args:
         queues: Where its tasks come from.
