@@ -140,9 +140,7 @@ def test_counters_begin_at_zero_again():
     assert segments() == before, "the second epoch had new memory"
 
 
-@pytest.mark.parametrize(
-    ("name", "value"), [("num_workers", 3), ("prefetch_factor", 4), ("max_shared_bytes", 40 * MEBI)]
-)
+@pytest.mark.parametrize(("name", "value"), [("num_workers", 3), ("prefetch_factor", 4)])
 def test_another_plan_has_other_memory(name, value):
     before = segments()
     loader = DataLoader(Numbers(12), num_workers=2, batch_size=None, max_shared_bytes=30 * MEBI)
