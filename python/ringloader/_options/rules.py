@@ -254,7 +254,7 @@ _OF_LOADERS = (
     of_loader(
         "worker_task",
         "with a dataset that has a `state_dict`",
-        lambda _, facts: facts.is_asked_for_states,
+        lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
         "a dataset with a state_dict",
         "which samples a worker has made depends on timing, and so would its dataset's state; leave "
         "worker_task out, or pass snapshot_every_n_steps=None",
@@ -345,7 +345,7 @@ _OF_LOADERS = (
     of_loader(
         "prefetch_epochs",
         "with a dataset that has a `state_dict`",
-        lambda _, facts: facts.is_asked_for_states,
+        lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
         "a dataset with a state_dict",
         "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
         "snapshot_every_n_steps=None",
