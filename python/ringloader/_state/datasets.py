@@ -62,26 +62,21 @@ def option_for(loader: TorchLoader) -> Snapshots | None:
 
 
 def state_for(
-    loader: TorchLoader,
-    iterator: OurIterator,
-    size: int,
-    is_resumed: bool,
-    begun: Workers | None = None,
+    loader: TorchLoader, iterator: OurIterator, begun: Saved, is_resumed: bool
 ) -> DatasetState | None:
     """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`.
 
     Args:
         loader: The loader.
         iterator: Its iterator.
-        size: The samples of a batch that is read again.
+        begun: The epoch's beginning, or the state from which it goes on.
         is_resumed: True if a state was loaded: a dataset that has gone on since goes back.
-        begun: The positions from which the epoch goes on; None: the beginning.
     """
     if not is_asked(loader):
         return None
     made = DatasetState if decides(loader) else MapDatasetState
     is_shared = share_dataset(loader) and has_state(loader.dataset)
-    return made(loader, iterator, _fresh(loader) if begun is None else begun, is_resumed, size, is_shared)
+    return made(loader, iterator, begun.workers or _fresh(loader), is_resumed, begun.batch_size, is_shared)
 
 
 def _fresh(loader: TorchLoader) -> Workers:

@@ -32,6 +32,7 @@ class Epoch:
         begun: The epoch's beginning, or the state from which it goes on.
         iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
         dataset: The states of the dataset, if it may have any.
+        seed: The seed of the workers, which the iterator then does not draw.
         why_not: The reason why the epoch has no state.
     """
 
@@ -40,13 +41,13 @@ class Epoch:
         begun: Saved,
         iterator: OurIterator | None,
         dataset: DatasetState | None = None,
+        seed: int | None = None,
         why_not: str | None = None,
     ) -> None:
         self.begun = begun
         self.dataset = dataset
         self.why_not = why_not
-        # The seed of the workers, which the iterator then does not draw.
-        self.given_seed = begun.base_seed
+        self.given_seed = seed
         # The loader's sampler, as the epoch knows it; None: the epoch does not know it.
         self.index_sampler: Any = None
         # Records what is read and handed out; None where workers' batches are counted.
@@ -180,6 +181,7 @@ class SampledEpoch(Epoch):
         iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
         order: The order of its samples.
         dataset: The states of the dataset, if it may have any.
+        seed: The seed of the workers, if the iterator does not draw it.
     """
 
     dataset: MapDatasetState | None
@@ -191,8 +193,9 @@ class SampledEpoch(Epoch):
         iterator: OurIterator | None,
         order: NativeOrder | ReadOrder,
         dataset: MapDatasetState | None,
+        seed: int | None,
     ) -> None:
-        super().__init__(begun, iterator, dataset)
+        super().__init__(begun, iterator, dataset, seed)
         self._order = order
         self.index_sampler = order.index_sampler
         self.ledger = order.begin(begun)
@@ -273,18 +276,9 @@ class _OfIterable(Epoch):
 
 
 class StreamedEpoch(_OfIterable):
-    """An epoch whose batches come with states of the workers.
-
-    Args:
-        begun: The epoch's beginning, or the state from which it goes on.
-        iterator: The iterator, which the epoch does not keep alive.
-        dataset: The states of the dataset.
-    """
+    """An epoch whose batches come with states of the workers."""
 
     dataset: DatasetState
-
-    def __init__(self, begun: Saved, iterator: OurIterator, dataset: DatasetState) -> None:
-        super().__init__(begun, iterator, dataset)
 
     def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
         return samplers.index_source(iterator._index_sampler, places)
@@ -300,12 +294,13 @@ class CountedEpoch(_OfIterable):
 
     Args:
         begun: The epoch's beginning, or the state from which it goes on.
+        seed: The seed of the workers, if the iterator does not draw it.
     """
 
     ledger: _native.Ledger
 
-    def __init__(self, begun: Saved) -> None:
-        super().__init__(begun, None)
+    def __init__(self, begun: Saved, seed: int | None) -> None:
+        super().__init__(begun, None, None, seed)
         self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
 
     def saved(self) -> Saved:

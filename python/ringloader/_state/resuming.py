@@ -29,25 +29,35 @@ def epoch_of(
     iterator: OurIterator | None,
     order: NativeOrder | ReadOrder | None,
     dataset: DatasetState | None,
+    seed: int | None,
 ) -> SampledEpoch | StreamedEpoch | CountedEpoch:
     """Begins an epoch of the class that its order, or its dataset, makes it."""
     if order is not None:
         assert dataset is None or isinstance(dataset, MapDatasetState)
-        return SampledEpoch(begun, iterator, order, dataset)
+        return SampledEpoch(begun, iterator, order, dataset, seed)
     if iterator is None or dataset is None:
-        return CountedEpoch(begun)
-    return StreamedEpoch(begun, iterator, dataset)
+        return CountedEpoch(begun, seed)
+    return StreamedEpoch(begun, iterator, dataset, seed)
 
 
 def resumed(
     loader: TorchLoader,
-    iterator: OurIterator | None,
-    number: int | None,
     order: NativeOrder | ReadOrder | None,
     loaded: Saved,
+    number: int | None,
     are_same: bool,
-) -> SampledEpoch | StreamedEpoch | CountedEpoch:
-    """Begins an epoch that goes on from a state."""
+    is_torchs: bool,
+) -> tuple[Saved, NativeOrder | ReadOrder | None, int | None]:
+    """Returns the beginning of an epoch that goes on from a state, its order, and the seed of its workers.
+
+    Args:
+        loader: The loader. Its generators, and its sampler, are put to where the epoch goes on.
+        order: The order of its samples, if it has one.
+        loaded: The state.
+        number: The number of the epoch, if an option counts epochs.
+        are_same: True if the workers are those of the epoch before.
+        is_torchs: True if torch's own loader runs, which knows no worker's state.
+    """
     named = None if order is None else order.named_epoch()
     _restore_generator(loader, loaded, are_same)
     if order is not None:
@@ -56,24 +66,15 @@ def resumed(
         if loaded.is_finished and order is not None:
             order.pass_epoch(loaded)
         order = None if order is None else order_of(loader, order.index_sampler)
-        begun = beginning(loader, order, number)
-        dataset = None
-        if iterator is not None:
-            dataset = datasets.state_for(loader, iterator, begun.batch_size, True)
-        epoch = epoch_of(begun, iterator, order, dataset)
-        if loaded.is_finished and loader.persistent_workers:
-            # Workers that had lived on would have their seed from before.
-            epoch.given_seed = loaded.base_seed
-        return epoch
+        # Workers that had lived on would have their seed from before.
+        seed = loaded.base_seed if loaded.is_finished and loader.persistent_workers else None
+        return beginning(loader, order, number), order, seed
     if order is None:
-        rest = _rest_of_dataset(loader, loaded, iterator is None)
+        rest = _rest_of_dataset(loader, loaded, is_torchs)
     else:
-        rest = _rest_of_order(order, loaded, named, iterator is None)
+        rest = _rest_of_order(order, loaded, named, is_torchs)
         rest = rest.but(batch_size=beginning(loader, order).batch_size)
-    dataset = None
-    if iterator is not None:
-        dataset = datasets.state_for(loader, iterator, rest.batch_size, True, rest.workers)
-    return epoch_of(rest, iterator, order, dataset)
+    return rest, order, rest.base_seed
 
 
 def _rest_of_order(

@@ -141,16 +141,15 @@ def begin(
     # Workers that live on keep their iterator, which has asked the loader for its sampler.
     order = order_of(loader, None if iterator is None or not are_same else iterator._index_sampler)
     if loaded is None:
-        begun, dataset = beginning(loader, order, number), None
+        begun, seed = beginning(loader, order, number), None
         if previous is None:
             set_last_epoch(loader, Epoch(begun, None))
-        if iterator is not None:
-            dataset = datasets.state_for(loader, iterator, begun.batch_size, False)
-        epoch = epoch_of(begun, iterator, order, dataset)
     else:
-        epoch = resumed(loader, iterator, number, order, loaded, are_same)
-    _log_states(loader, order, epoch.dataset)
-    return epoch
+        begun, order, seed = resumed(loader, order, loaded, number, are_same, iterator is None)
+    is_resumed = loaded is not None
+    dataset = None if iterator is None else datasets.state_for(loader, iterator, begun, is_resumed)
+    _log_states(loader, order, dataset)
+    return epoch_of(begun, iterator, order, dataset, seed)
 
 
 def begin_torchs(
