@@ -116,9 +116,20 @@ class ReadingAhead(Keeping):
         return {**super().state_dict(), "ahead": random.random()}
 
 
+class NoPlaceAtFirst(Keeping):
+    """Its state before its first epoch is no place to begin from, as that of some mixed streams."""
+
+    at = None
+
+    def __iter__(self):
+        if self.loaded is not None and self.loaded["at"] is None:
+            raise RuntimeError("it has no such place")
+        yield from super().__iter__()
+
+
 KEEPING = [
     *(Keeping, SetInConstructor, WithPart, Wrapping, NoStateBefore, RaisesBefore, Uncopyable),
-    *(ReadingAhead, Stream),
+    *(ReadingAhead, NoPlaceAtFirst, Stream),
 ]
 WAYS = {
     "none": {},

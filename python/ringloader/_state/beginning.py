@@ -81,10 +81,10 @@ class Beginning:
 
     def go_back(self, dataset: Any) -> None:
         """Brings the dataset to its first state, if it has one and has been used."""
-        is_used = self._is_used
+        if self._is_used and self._first is not None:
+            self.load(dataset, pickle.loads(self._first))
+        # One that keeps a loaded state begins by itself without it.
         self.begin()
-        if is_used and self._first is not None:
-            dataset.load_state_dict(pickle.loads(self._first))
 
 
 # Loaders that have the same dataset share its beginning.
