@@ -6,6 +6,7 @@ Nothing is drawn, started or allocated here.
 from __future__ import annotations
 
 import collections
+import functools
 import operator
 import os
 import sys
@@ -20,7 +21,6 @@ from torch.utils.data import dataloader as torch_dataloader
 import ringloader._native as _native
 from ringloader._log import logger
 from ringloader._torch import internals
-from ringloader._torch.replaced import Replaced, is_known, recovers, replaced
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -51,6 +51,13 @@ _WITH_WORKERS = (
 _WITHOUT_WORKERS = ("__init__", "_next_index", "_next_data")
 _DATALOADER = torch_dataloader.__name__
 _GET_ITERATOR = "torch.utils.data.DataLoader._get_iterator"
+# Functions that do what torch's do, in the place of torch's: the part, and the module that puts it there.
+_KNOWN = {
+    ("_BaseDataLoaderIter.__init__", "speechbrain.dataio.dataloader"),
+    ("_BaseDataLoaderIter._reset", "speechbrain.dataio.dataloader"),
+}
+# A loader with this attribute goes on within its next epoch: speechbrain's constructor passes over indices.
+_SKIPS_TO = "_speechbrain_recovery_skip_to"
 _RECOVERS = "speechbrain goes on within this epoch, by torch's own iterator"
 
 
@@ -121,7 +128,7 @@ def reason_against_own_iterator(loader: TorchLoader, get_iterator: Any) -> Reaso
     found = _replaced_without_workers(get_iterator)
     if found is not None:
         return Reason(f"num_workers is 0, and {found}")
-    return Reason(_RECOVERS) if recovers(loader) else None
+    return Reason(_RECOVERS) if _recovers(loader) else None
 
 
 def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = False) -> Reason | None:
@@ -141,7 +148,7 @@ def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = Fal
     found = found or _replaced_part(loader, get_iterator)
     if found is not None:
         return _surprising(str(found), f"; for ringloader's, {_WHAT_TO_DO}")
-    if recovers(loader):
+    if _recovers(loader):
         return Reason(_RECOVERS)
     if loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device():
         return Reason("torch's own thread pins for the device that pin_memory_device names")
@@ -173,16 +180,16 @@ def reason_against_threads(loader: TorchLoader, get_iterator: Any) -> str | None
     return None if found is None else found.text
 
 
-def _replaced_for_threads() -> Replaced | None:
+def _replaced_for_threads() -> _Replaced | None:
     """Returns the replaced part of torch that threads as workers cannot do without, or None."""
     function: Any = getattr(internals.worker_module, "get_worker_info", None)
     # Torch's, which reads what it is known to read; or ours already.
     if internals.is_torchs_own(function, "get_worker_info") and "_worker_info" in function.__code__.co_names:
         return None
-    return replaced(f"{internals.worker_module.__name__}.get_worker_info", function)
+    return _replaced(f"{internals.worker_module.__name__}.get_worker_info", function)
 
 
-def _replaced_part(loader: TorchLoader, get_iterator: Any) -> Replaced | None:
+def _replaced_part(loader: TorchLoader, get_iterator: Any) -> _Replaced | None:
     """Returns a replaced part of torch that ringloader mirrors for loaders with workers, or None.
 
     Args:
@@ -198,11 +205,11 @@ def _replaced_part(loader: TorchLoader, get_iterator: Any) -> Replaced | None:
     for module, name in functions:
         function = getattr(module, name, None)
         if not internals.is_torchs_own(function, name):
-            return replaced(f"{module.__name__}.{name}", function)
+            return _replaced(f"{module.__name__}.{name}", function)
     return None
 
 
-def _replaced_without_workers(get_iterator: Any) -> Replaced | None:
+def _replaced_without_workers(get_iterator: Any) -> _Replaced | None:
     """Returns a replaced part of torch that ringloader mirrors for loaders without workers, or None."""
     name, cls = "_SingleProcessDataLoaderIter", internals.SingleIterator
     return _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
@@ -213,13 +220,13 @@ def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None
     name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
     cls = getattr(torch_dataloader, name)
     if not (isinstance(cls, type) and issubclass(cls, internals.BaseIterator)):
-        return f"{replaced(f'{_DATALOADER}.{name}', cls)}, which may read the sampler in another way"
+        return f"{_replaced(f'{_DATALOADER}.{name}', cls)}, which may read the sampler in another way"
     if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return f"{replaced(_GET_ITERATOR, get_iterator)}, which may read the sampler in another way"
-    return _RECOVERS if recovers(loader) else None
+        return f"{_replaced(_GET_ITERATOR, get_iterator)}, which may read the sampler in another way"
+    return _RECOVERS if _recovers(loader) else None
 
 
-def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> Replaced | None:
+def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> _Replaced | None:
     parts = [
         get_iterator,
         getattr(torch_dataloader, name, None),
@@ -239,18 +246,18 @@ def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: A
 _own: dict[str, internals.TorchsOwn] = collections.defaultdict(internals.TorchsOwn)
 
 
-def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> Replaced | None:
+def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> _Replaced | None:
     # A class that was replaced before the import, perhaps under the same name, has torch's among its bases.
     of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
     found: Any = getattr(torch_dataloader, name)
     if found is not cls or of_that_name != [cls]:
-        return replaced(f"{_DATALOADER}.{name}", found)
+        return _replaced(f"{_DATALOADER}.{name}", found)
     if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return replaced(_GET_ITERATOR, get_iterator)
+        return _replaced(_GET_ITERATOR, get_iterator)
     base: Any = internals.BaseIterator
     found = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
     if found is not base:
-        return replaced(f"{_DATALOADER}._BaseDataLoaderIter", found)
+        return _replaced(f"{_DATALOADER}._BaseDataLoaderIter", found)
     owners: tuple[Any, ...] = (cls, base)
     for method in methods:
         for owner in owners:
@@ -258,7 +265,45 @@ def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: An
             if (
                 found is not None
                 and not internals.is_torchs_own(found, f"{owner.__name__}.{method}")
-                and not is_known(f"{owner.__name__}.{method}", found)
+                and not _is_known(f"{owner.__name__}.{method}", found)
             ):
-                return replaced(f"{owner.__name__}.{method}", found)
+                return _replaced(f"{owner.__name__}.{method}", found)
     return None
+
+
+class _Replaced(NamedTuple):
+    """A replaced part of torch.
+
+    Attributes:
+        name: The part.
+        by: The module that has its own in the place, if that is known.
+    """
+
+    name: str
+    by: str | None
+
+    def __str__(self) -> str:
+        return f"{self.name} was replaced by {self.by}" if self.by else f"{self.name} was replaced"
+
+
+def _replaced(name: str, found: Any) -> _Replaced:
+    """Returns a replaced part with the module of what was found in its place."""
+    while isinstance(found, functools.partial):
+        found = found.func
+    found = getattr(found, "__func__", found)
+    # Of a function, not its `__module__`, which functools.wraps copies.
+    module = getattr(found, "__globals__", {}).get("__name__")
+    if module is None:
+        module = (found if isinstance(found, type) else type(found)).__module__
+    is_named = isinstance(module, str) and module != "builtins" and module.partition(".")[0] != "torch"
+    return _Replaced(name, module if is_named else None)
+
+
+def _is_known(name: str, found: Any) -> bool:
+    """True for a function of the table above."""
+    return (name, getattr(found, "__globals__", {}).get("__name__")) in _KNOWN
+
+
+def _recovers(loader: TorchLoader) -> bool:
+    """True if speechbrain has the next epoch of a loader go on within it."""
+    return vars(loader).get(_SKIPS_TO) is not None
