@@ -205,10 +205,10 @@ def test_offsets_beyond_32_bits():
     # Sparse: what is never written takes no memory.
     end = 40 << 30
     fd = os.memfd_create("ringloader-items", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    text = b"\x07\x03far"
+    text = b"\x05\x03far"
     # An item, a hole, an item, and no keys.
     starts = [0, 2, end - 5, end, end]
-    for at, data in ((0, b"\x04\x05"), (end - 5, text)):
+    for at, data in ((0, b"\x03\x0a"), (end - 5, text)):
         os.pwrite(fd, data, at)
     os.pwrite(fd, struct.pack("<6Q", *starts, 4), end)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE)

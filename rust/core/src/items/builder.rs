@@ -48,6 +48,17 @@ impl Builder {
         &mut self.buffer
     }
 
+    /// Appends bytes of the next item.
+    ///
+    /// # Errors
+    /// [`Error::Allocation`] when there is no private memory for them.
+    pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
+        let len = bytes.len() as u64;
+        self.buffer.try_reserve(bytes.len()).map_err(|_| Error::Allocation { len })?;
+        self.buffer.extend_from_slice(bytes);
+        Ok(())
+    }
+
     /// Makes one item of all that was appended since the last call. Returns whether [`flush`](Self::flush) should
     /// follow.
     #[must_use]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `shared_items.rs` | the class |
 //! | `look.rs` | a look at an item, as a slot of the interpreter's |
-//! | `form.rs` | the form of an item: an object to bytes, and back |
+//! | `form.rs` | an item as bytes, and back |
 //! | `named.rs` | the items, and the keys of their dicts, which are written once |
 
 pub(crate) mod form;

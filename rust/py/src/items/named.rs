@@ -13,8 +13,6 @@ use ringloader_core::items::Items;
 
 use crate::objects;
 
-/// Keys of one list that have a number, at most.
-const KEYS: usize = 1024;
 /// Bytes of such a key, at most: its length is one byte.
 const KEY: usize = 64;
 
@@ -75,13 +73,16 @@ impl Named {
 pub(crate) struct KeyNumbers(HashMap<String, usize>);
 
 impl KeyNumbers {
+    /// Keys of one list that have a number, at most.
+    pub(crate) const MOST: u32 = 1024;
+
     /// The number of a key; `None` of one that is written out.
     pub(crate) fn of(&mut self, key: &str) -> Option<usize> {
         if let Some(&number) = self.0.get(key) {
             return Some(number);
         }
         let number = self.0.len();
-        if number == KEYS || key.len() > KEY {
+        if number == Self::MOST as usize || key.len() > KEY {
             return None;
         }
         self.0.insert(key.to_owned(), number);

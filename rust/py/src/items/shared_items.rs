@@ -9,8 +9,8 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
 use ringloader_core::items::{self, Builder, Items};
 
-use super::form::{read, read_plain, tag, write};
-use super::named::{KeyNumbers, Named};
+use super::form::{Writer, read, read_plain};
+use super::named::Named;
 use crate::gil::{exception, without_interpreter};
 use crate::objects;
 use crate::process::duplicate;
@@ -39,11 +39,7 @@ impl SharedItems {
     pub(super) fn plain<'py>(&self, py: Python<'py>, index: isize) -> Option<Bound<'py, PyAny>> {
         let index = if index < 0 { index + self.len as isize } else { index };
         let index = usize::try_from(index).ok().filter(|&index| index < self.len)?;
-        let bytes = self.item(index)?;
-        if bytes.first() == Some(&tag::PICKLE) {
-            return None;
-        }
-        read_plain(py, bytes, &self.items).ok()
+        read_plain(py, self.item(index)?, &self.items).ok()
     }
 
     /// The list of all that a builder has, with the keys.
@@ -81,18 +77,18 @@ impl SharedItems {
         }
         let py = iterable.py();
         let mut builder = Builder::new().map_err(exception)?;
-        let mut numbers = KeyNumbers::default();
+        let mut writer = Writer::default();
         for (position, item) in iterable.try_iter()?.enumerate() {
             let item = item?;
-            write(&item, &mut numbers, builder.buffer())
-                .map_err(|error| unpicklable(&item, position, error))?;
+            let bytes = writer.item(&item).map_err(|error| unpicklable(&item, position, error))?;
+            builder.add(bytes).map_err(exception)?;
             if builder.end_item() {
                 without_interpreter(py, || builder.flush()).map_err(exception)?;
                 // An iterator without Python code would go on to its end.
                 py.check_signals()?;
             }
         }
-        numbers.write(builder.buffer());
+        writer.numbers.write(builder.buffer());
         Self::finished(py, builder)
     }
 

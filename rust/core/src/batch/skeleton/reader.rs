@@ -33,6 +33,7 @@ pub struct SkeletonReader<'a> {
 
 impl<'a> SkeletonReader<'a> {
     /// Reads `bytes`, in which leaves are numbered below `leaf_count`.
+    #[inline]
     pub fn new(bytes: &'a [u8], leaf_count: u32) -> Self {
         Self { rest: bytes, owed: 1, memo: 0, leaves: leaf_count, classes: Vec::new(), position: 0 }
     }
@@ -56,6 +57,7 @@ impl<'a> SkeletonReader<'a> {
     ///
     /// # Errors
     /// [`Error::Corrupt`] if the token is bad, or the value is complete and nothing may follow.
+    #[inline]
     pub fn next_token(&mut self) -> Result<Token<'a>> {
         self.next().unwrap_or_else(|| Err(self.corrupt("a value is asked for after the last")))
     }
@@ -165,6 +167,7 @@ impl<'a> SkeletonReader<'a> {
         }
     }
 
+    #[inline]
     fn text(&mut self) -> Result<&'a str> {
         let blob = self.blob()?;
         std::str::from_utf8(blob).map_err(|error| self.corrupt(&format!("text is not UTF-8: {error}")))
@@ -179,6 +182,7 @@ impl<'a> SkeletonReader<'a> {
 impl<'a> Iterator for SkeletonReader<'a> {
     type Item = Result<Token<'a>>;
 
+    #[inline]
     fn next(&mut self) -> Option<Self::Item> {
         if self.owed == 0 {
             if self.rest.is_empty() {

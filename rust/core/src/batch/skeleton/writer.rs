@@ -3,6 +3,7 @@
 
 use super::{tag, width_of};
 use crate::batch::varint;
+use crate::{Error, Result};
 use std::ops::Range;
 
 /// Writes a skeleton token by token. What takes a memo number returns it.
@@ -33,6 +34,15 @@ impl SkeletonWriter {
         self.bytes.clear();
         self.memo = 0;
         self.classes.clear();
+    }
+
+    /// Makes room for the next token, with `len` bytes of text or content: it takes no memory then.
+    ///
+    /// # Errors
+    /// [`Error::Allocation`] when there is none.
+    pub fn reserve(&mut self, len: usize) -> Result<()> {
+        let error = |_| Error::Allocation { len: len as u64 };
+        self.bytes.try_reserve(len.saturating_add(16)).map_err(error)
     }
 
     /// Returns the bytes that were written so far.
