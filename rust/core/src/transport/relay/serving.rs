@@ -122,13 +122,14 @@ impl Serving {
 
     /// Does what was asked for. `false`: the relay is closed.
     fn take_commands(&mut self) -> bool {
-        let mut state = self.shared.lock();
-        if state.is_closed {
-            return false;
-        }
-        let commands = std::mem::take(&mut state.commands);
-        drop(state);
-        for command in commands {
+        loop {
+            // One after another: what is left when this thread panics is ended, too.
+            let mut state = self.shared.lock();
+            if state.is_closed {
+                return false;
+            }
+            let Some(command) = state.commands.pop_front() else { return true };
+            drop(state);
             match command {
                 Command::Expect { worker, link } => {
                     // The one before was lost: nothing else is succeeded.
@@ -141,7 +142,6 @@ impl Serving {
                 }
             }
         }
-        true
     }
 
     /// Returns how many callers may be here at once: none where no worker is expected.

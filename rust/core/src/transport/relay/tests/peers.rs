@@ -9,7 +9,7 @@ use crate::transport::relay::incoming::{Incoming, OF_FRAME, Step, TURN, Turn};
 use crate::transport::relay::peer_clock::PeerClock;
 
 /// Beats that the two ends of a test give each other.
-const BEATS: Beats = Beats { every: Duration::from_millis(20), lost_after: Duration::from_millis(400) };
+const BEATS: Beats = Beats { every: Duration::from_millis(20), lost_after: Duration::from_millis(600) };
 
 /// A relay with a connected peer for each worker.
 fn connected(engine: &Engine, workers: u32) -> (MainRelay, Vec<TcpStream>) {
@@ -173,7 +173,7 @@ fn a_main_process_without_room_is_not_silent() {
         assert_eq!(take(&port).seq, seq);
         answer(&port, seq, 1 << 20);
     }
-    std::thread::sleep(4 * BEATS.lost_after);
+    std::thread::sleep(3 * BEATS.lost_after);
     assert!(!worker.is_lost() && main.why_lost(0).is_none());
     for seq in 0..8 {
         assert!(bytes_of(&next(&engine)) == pattern(seq, 1 << 20), "batch {seq}");

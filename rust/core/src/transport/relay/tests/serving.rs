@@ -50,7 +50,7 @@ fn each_connection_has_its_own_answer_whatever_the_others_have() {
 
 #[test]
 fn a_panic_ends_all_connections_with_its_text() {
-    let engine = Engine::new(3, 4, SHARE).unwrap();
+    let engine = Engine::new(4, 4, SHARE).unwrap();
     let main = relay(&engine, None, Beats::default());
     let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
     let _connected = hello(&main, TOKEN, numbers[0]);
@@ -59,14 +59,17 @@ fn a_panic_ends_all_connections_with_its_text() {
     state.commands.push_back(Command::Lose { worker: 99, number: 1, why: String::new() });
     main.shared.bell.notify();
     drop(state);
-    let mut lost = [ended(&engine), ended(&engine)];
+    // It is told of this one after, or finds it closed.
+    let number = main.expect(&engine, 2, None).unwrap();
+    let mut lost = [ended(&engine), ended(&engine), ended(&engine)];
     lost.sort_unstable();
-    assert_eq!(lost, [0, 1]);
+    assert_eq!(lost, [0, 1, 2]);
     let text = main.failure(0).unwrap();
     assert!(text.contains("has panicked: index out of bounds"), "{text}");
     assert_eq!(main.standing(1, numbers[1], LONG), Standing::Lost(text.clone()));
+    assert_eq!(main.standing(2, number, LONG), Standing::Lost(text));
     // The engine waits for nobody who would never come.
-    main.expect(&engine, 2, None).unwrap();
-    assert_eq!(ended(&engine), 2);
-    assert_eq!(main.failure(2), Some(text));
+    main.expect(&engine, 3, None).unwrap();
+    assert_eq!(ended(&engine), 3);
+    assert!(main.failure(3).is_some());
 }
