@@ -25,6 +25,9 @@ mod extent;
 mod reader;
 mod writer;
 
+use zerocopy::little_endian::{U16, U32, U64};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use super::Dtype;
 
 pub use extent::check_tensor;
@@ -41,10 +44,45 @@ pub const STORAGE_ALIGN: u64 = 64;
 pub const MAX_NDIM: usize = 64;
 
 const MAGIC: [u8; 4] = *b"RLmb";
-const HEADER_BYTES: usize = 40;
-const STORAGE_BYTES: usize = 16;
-const LEAF_BYTES: usize = 32;
 const DIM_BYTES: usize = 8;
+
+/// The header, as it is in the block.
+#[derive(FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireHeader {
+    magic: [u8; 4],
+    version: U16,
+    zero: U16,
+    generation: U64,
+    storages: U32,
+    leaves: U32,
+    dims: U32,
+    tags: U32,
+    skeleton: U64,
+}
+
+/// A storage, as it is in the block.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireStorage {
+    offset: U64,
+    nbytes: U64,
+}
+
+/// A leaf, as it is in the block.
+#[derive(Debug, Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+struct WireLeaf {
+    kind: u8,
+    detail: u8,
+    ndim: u8,
+    zero: u8,
+    storage: U32,
+    byte_offset: U64,
+    first_dim: U32,
+    tag: U32,
+    itemsize: U64,
+}
 
 const KIND_TENSOR: u8 = 0;
 const KIND_ARRAY: u8 = 1;
@@ -58,6 +96,13 @@ pub struct StorageRecord {
     pub offset: u64,
     /// Length in bytes.
     pub nbytes: u64,
+}
+
+impl From<&WireStorage> for StorageRecord {
+    #[inline]
+    fn from(record: &WireStorage) -> Self {
+        Self { offset: record.offset.get(), nbytes: record.nbytes.get() }
+    }
 }
 
 /// The flags that numpy keeps for an array.

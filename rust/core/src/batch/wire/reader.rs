@@ -1,10 +1,12 @@
 #![forbid(unsafe_code)]
 //! Checking and reading a block.
 
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
 use super::extent::{array_extent, tensor_extent};
 use super::{
-    ArrayFlags, DIM_BYTES, HEADER_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION,
-    LEAF_BYTES, LeafKind, MAGIC, MAX_NDIM, STORAGE_ALIGN, STORAGE_BYTES, StorageRecord,
+    ArrayFlags, DIM_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION, LeafKind,
+    MAGIC, MAX_NDIM, STORAGE_ALIGN, StorageRecord, WireHeader, WireLeaf, WireStorage,
 };
 use crate::batch::{Dtype, SkeletonReader};
 use crate::{Error, Result};
@@ -19,8 +21,8 @@ use crate::{Error, Result};
 /// `Meta` reads the bytes again at each access, so they must not change while it lives. A shared slice promises this.
 #[derive(Debug, Clone, Copy)]
 pub struct Meta<'a> {
-    storages: &'a [[u8; STORAGE_BYTES]],
-    leaves: &'a [[u8; LEAF_BYTES]],
+    storages: &'a [WireStorage],
+    leaves: &'a [WireLeaf],
     dims: &'a [[u8; DIM_BYTES]],
     tags: &'a [u8],
     skeleton: &'a [u8],
@@ -36,7 +38,7 @@ impl<'a> Meta<'a> {
     pub fn parse(bytes: &'a [u8], expected_generation: u64, payload_len: u64) -> Result<Self> {
         let meta = Self::sections(bytes, expected_generation)?;
         for (index, record) in meta.storages.iter().enumerate() {
-            check_storage(index, storage_record(record), payload_len)?;
+            check_storage(index, record.into(), payload_len)?;
         }
         let mut next_dim = 0;
         for (index, record) in meta.leaves.iter().enumerate() {
@@ -52,28 +54,28 @@ impl<'a> Meta<'a> {
     }
 
     fn sections(bytes: &'a [u8], expected_generation: u64) -> Result<Self> {
-        let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
-            return Err(corrupt(format!("{} bytes are too few for a header of {HEADER_BYTES}", bytes.len())));
+        let Ok((header, body)) = WireHeader::ref_from_prefix(bytes) else {
+            let least = size_of::<WireHeader>();
+            return Err(corrupt(format!("{} bytes are too few for a header of {least}", bytes.len())));
         };
-        let (magic, version, zero) = (&header[..4], u16_at(header, 4), u16_at(header, 6));
-        if magic != MAGIC || version != LAYOUT_VERSION || zero != 0 {
+        let &WireHeader { magic, version, zero, generation, storages, leaves, dims, tags, skeleton } = header;
+        if magic != MAGIC || version.get() != LAYOUT_VERSION || zero.get() != 0 {
             return Err(corrupt(format!(
                 "magic {magic:?}, version {version}, reserved {zero}: expected {MAGIC:?}, {LAYOUT_VERSION}, 0"
             )));
         }
-        let generation = u64_at(header, 8);
-        if generation != expected_generation {
+        if generation.get() != expected_generation {
             return Err(corrupt(format!("generation {generation}: expected {expected_generation}")));
         }
-        let [storages, leaves, dims, tags] = [16, 20, 24, 28].map(|at| u32_at(header, at));
-        let skeleton = u64_at(header, 32);
+        let [storages, leaves, dims, tags] = [storages, leaves, dims, tags].map(|count| count.get() as usize);
+        let skeleton = skeleton.get();
         let mut rest = body;
         let meta = (|| {
             Some(Self {
                 storages: take_records(&mut rest, storages)?,
                 leaves: take_records(&mut rest, leaves)?,
                 dims: take_records(&mut rest, dims)?,
-                tags: rest.split_off(..usize::try_from(tags).ok()?)?,
+                tags: rest.split_off(..tags)?,
                 skeleton: rest.split_off(..usize::try_from(skeleton).ok()?)?,
             })
         })();
@@ -88,19 +90,21 @@ impl<'a> Meta<'a> {
 
     /// Checks one leaf, whose dims begin at `first_dim`, and returns where the next leaf's begin.
     #[inline]
-    fn check_leaf(&self, index: usize, record: &'a [u8; LEAF_BYTES], first_dim: usize) -> Result<usize> {
-        let [kind, detail, ndim, zero, ..] = *record;
-        let refuse = |what: &str| Err(corrupt(format!("leaf {index} has {what}; its record is {record:?}")));
-        let Some(storage) = self.storages.get(u32_at(record, 4) as usize).map(storage_record) else {
+    fn check_leaf(&self, index: usize, record: &WireLeaf, first_dim: usize) -> Result<usize> {
+        let &WireLeaf { kind, detail, ndim, zero, storage, byte_offset, tag, itemsize, .. } = record;
+        let refuse = |what: &str| {
+            Err(corrupt(format!("leaf {index} has {what}; its record is {:?}", record.as_bytes())))
+        };
+        let Some(storage) = self.storages.get(storage.get() as usize).map(StorageRecord::from) else {
             return refuse("no such storage");
         };
-        if zero != 0 || usize::from(ndim) > MAX_NDIM || u32_at(record, 16) as usize != first_dim {
+        if zero != 0 || usize::from(ndim) > MAX_NDIM || record.first_dim.get() as usize != first_dim {
             return refuse(
                 "a reserved byte, too many dimensions, or dims not next to those of the leaf before",
             );
         }
-        let (ndim, byte_offset) = (usize::from(ndim), u64_at(record, 8));
-        let (tag, itemsize) = (u32_at(record, 20), u64_at(record, 24));
+        let (ndim, byte_offset) = (usize::from(ndim), byte_offset.get());
+        let (tag, itemsize) = (tag.get(), itemsize.get());
         let used = if kind == KIND_TENSOR { 2 * ndim } else { ndim };
         let Some(dims) = self.dims.get(first_dim..first_dim + used) else {
             return refuse("dims beyond the end of the block");
@@ -119,7 +123,7 @@ impl<'a> Meta<'a> {
             }
             KIND_ARRAY => array_extent(itemsize, shape, byte_offset, storage.nbytes),
             KIND_STORAGE | KIND_BYTES
-                if record[8..16] == [0; 8] && record[20..] == [0; 12] && detail == 0 && ndim == 0 =>
+                if byte_offset == 0 && tag == 0 && itemsize == 0 && detail == 0 && ndim == 0 =>
             {
                 Ok(())
             }
@@ -148,12 +152,12 @@ impl<'a> Meta<'a> {
 
     /// One storage.
     pub fn storage(&self, index: u32) -> Option<StorageRecord> {
-        self.storages.get(index as usize).map(storage_record)
+        self.storages.get(index as usize).map(StorageRecord::from)
     }
 
     /// All storages, in the order of their indices.
     pub fn storages(&self) -> impl ExactSizeIterator<Item = StorageRecord> + Clone + use<'a> {
-        self.storages.iter().map(storage_record)
+        self.storages.iter().map(StorageRecord::from)
     }
 
     /// One leaf.
@@ -175,11 +179,13 @@ impl<'a> Meta<'a> {
 
 /// Returns true if `block` has this generation and otherwise equals an earlier block.
 pub fn repeats(block: &[u8], expected_generation: u64, earlier: &[u8]) -> bool {
-    let split = <[u8]>::split_first_chunk::<HEADER_BYTES>;
-    let (Some((header, body)), Some((before, body_before))) = (split(block), split(earlier)) else {
+    let split = WireHeader::ref_from_prefix;
+    let (Ok((header, body)), Ok((before, body_before))) = (split(block), split(earlier)) else {
         return false;
     };
-    u64_at(header, 8) == expected_generation
+    let generation = header.generation.get();
+    let (header, before) = (header.as_bytes(), before.as_bytes());
+    generation == expected_generation
         && header[..8] == before[..8]
         && header[16..] == before[16..]
         && body == body_before
@@ -189,16 +195,16 @@ pub fn repeats(block: &[u8], expected_generation: u64, earlier: &[u8]) -> bool {
 #[derive(Debug, Clone, Copy)]
 pub struct Leaf<'a> {
     meta: Meta<'a>,
-    record: &'a [u8; LEAF_BYTES],
+    record: &'a WireLeaf,
 }
 
 impl<'a> Leaf<'a> {
     /// Returns the kind of the leaf.
     pub fn kind(&self) -> LeafKind {
-        match self.record[0] {
+        match self.record.kind {
             // The codes were checked: the defaults are never taken.
-            KIND_TENSOR => LeafKind::Tensor(Dtype::from_code(self.record[1]).unwrap_or(Dtype::U8)),
-            KIND_ARRAY => LeafKind::Array(ArrayFlags::from_code(self.record[1]).unwrap_or_default()),
+            KIND_TENSOR => LeafKind::Tensor(Dtype::from_code(self.record.detail).unwrap_or(Dtype::U8)),
+            KIND_ARRAY => LeafKind::Array(ArrayFlags::from_code(self.record.detail).unwrap_or_default()),
             KIND_STORAGE => LeafKind::Storage,
             _ => LeafKind::Bytes,
         }
@@ -206,7 +212,7 @@ impl<'a> Leaf<'a> {
 
     /// Index of its storage.
     pub fn storage(&self) -> u32 {
-        u32_at(self.record, 4)
+        self.record.storage.get()
     }
 
     /// The record of its storage.
@@ -217,21 +223,21 @@ impl<'a> Leaf<'a> {
 
     /// Returns the offset of the leaf's first byte in its storage.
     pub fn byte_offset(&self) -> u64 {
-        u64_at(self.record, 8)
+        self.record.byte_offset.get()
     }
 
     /// Bytes of one element; 1 for whole storages and `bytes`.
     pub fn itemsize(&self) -> u64 {
         match self.kind() {
             LeafKind::Tensor(dtype) => dtype.itemsize() as u64,
-            LeafKind::Array { .. } => u64_at(self.record, 24),
+            LeafKind::Array { .. } => self.record.itemsize.get(),
             LeafKind::Storage | LeafKind::Bytes => 1,
         }
     }
 
     /// Number of dimensions.
     pub fn ndim(&self) -> usize {
-        usize::from(self.record[2])
+        usize::from(self.record.ndim)
     }
 
     /// Shape; empty for whole storages and `bytes`.
@@ -241,26 +247,26 @@ impl<'a> Leaf<'a> {
 
     /// Strides in elements; empty for all but tensors.
     pub fn strides(&self) -> Dims<'a> {
-        let ndim = if self.record[0] == KIND_TENSOR { self.ndim() } else { 0 };
+        let ndim = if self.record.kind == KIND_TENSOR { self.ndim() } else { 0 };
         self.dims(self.ndim(), ndim)
     }
 
     /// A tensor's shape, then its strides; the shape of any other leaf.
     pub fn all_dims(&self) -> Dims<'a> {
-        self.dims(0, if self.record[0] == KIND_TENSOR { 2 * self.ndim() } else { self.ndim() })
+        self.dims(0, if self.record.kind == KIND_TENSOR { 2 * self.ndim() } else { self.ndim() })
     }
 
     /// An array's dtype, as the sender gave it; empty for the other kinds.
     pub fn dtype_tag(&self) -> &'a [u8] {
-        if self.record[0] == KIND_ARRAY {
-            self.meta.tag(u32_at(self.record, 20)).unwrap_or_default()
+        if self.record.kind == KIND_ARRAY {
+            self.meta.tag(self.record.tag.get()).unwrap_or_default()
         } else {
             &[]
         }
     }
 
     fn dims(&self, skip: usize, length: usize) -> Dims<'a> {
-        let start = u32_at(self.record, 16) as usize + skip;
+        let start = self.record.first_dim.get() as usize + skip;
         Dims(self.meta.dims.get(start..start + length).unwrap_or_default())
     }
 }
@@ -293,34 +299,14 @@ fn check_storage(index: usize, record: StorageRecord, payload_len: u64) -> Resul
     )))
 }
 
-fn storage_record(bytes: &[u8; STORAGE_BYTES]) -> StorageRecord {
-    StorageRecord { offset: u64_at(bytes, 0), nbytes: u64_at(bytes, 8) }
-}
-
-/// Takes `count` records of `N` bytes off the front.
-fn take_records<'a, const N: usize>(bytes: &mut &'a [u8], count: u32) -> Option<&'a [[u8; N]]> {
-    let length = usize::try_from(count).ok()?.checked_mul(N)?;
-    Some(bytes.split_off(..length)?.as_chunks().0)
-}
-
-fn u16_at<const N: usize>(bytes: &[u8; N], at: usize) -> u16 {
-    u16::from_le_bytes(field(bytes, at))
-}
-
-fn u32_at<const N: usize>(bytes: &[u8; N], at: usize) -> u32 {
-    u32::from_le_bytes(field(bytes, at))
-}
-
-fn u64_at<const N: usize>(bytes: &[u8; N], at: usize) -> u64 {
-    u64::from_le_bytes(field(bytes, at))
-}
-
-/// A field of a record of fixed length: always called with constants, so the bounds are decided when compiled.
-#[inline(always)]
-fn field<const N: usize, const M: usize>(bytes: &[u8; N], at: usize) -> [u8; M] {
-    let mut out = [0; M];
-    out.copy_from_slice(&bytes[at..at + M]);
-    out
+/// Takes `count` records off the front.
+fn take_records<'a, T>(bytes: &mut &'a [u8], count: usize) -> Option<&'a [T]>
+where
+    T: FromBytes + Immutable + KnownLayout + Unaligned,
+{
+    let (records, rest) = <[T]>::ref_from_prefix_with_elems(bytes, count).ok()?;
+    *bytes = rest;
+    Some(records)
 }
 
 #[cold]

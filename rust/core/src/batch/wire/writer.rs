@@ -1,9 +1,11 @@
 #![forbid(unsafe_code)]
 //! Building a block.
 
+use zerocopy::{FromZeros, IntoBytes};
+
 use super::{
-    ArrayFlags, DIM_BYTES, HEADER_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION,
-    LEAF_BYTES, MAGIC, STORAGE_BYTES, StorageRecord,
+    ArrayFlags, DIM_BYTES, KIND_ARRAY, KIND_BYTES, KIND_STORAGE, KIND_TENSOR, LAYOUT_VERSION, MAGIC,
+    StorageRecord, WireHeader, WireLeaf, WireStorage,
 };
 use crate::batch::{Dtype, SkeletonWriter};
 
@@ -14,8 +16,8 @@ use crate::batch::{Dtype, SkeletonWriter};
 #[derive(Debug, Default)]
 pub struct MetaWriter {
     storages: Vec<StorageRecord>,
-    leaves: Vec<u8>,
-    dims: Vec<u8>,
+    leaves: Vec<WireLeaf>,
+    dims: Vec<[u8; DIM_BYTES]>,
     tags: Vec<u8>,
     /// Start of the last array's tag: the arrays of one batch mostly share their dtype.
     last_tag: Option<u32>,
@@ -72,10 +74,9 @@ impl MetaWriter {
         strides: &[i64],
     ) -> u32 {
         assert_eq!(shape.len(), strides.len(), "a tensor needs one stride for each dimension");
-        let leaf = self.push_leaf(KIND_TENSOR, dtype.code(), shape.len(), storage, byte_offset, 0, 0);
-        self.push_dims(shape);
-        self.push_dims(strides);
-        leaf
+        let byte_offset = byte_offset.into();
+        let leaf = self.leaf(KIND_TENSOR, dtype.code(), storage, shape);
+        self.push(WireLeaf { byte_offset, ..leaf }, [shape, strides])
     }
 
     /// Adds a contiguous array whose dtype is `dtype_tag`, bytes that mean something to both ends only, and returns
@@ -89,20 +90,22 @@ impl MetaWriter {
         flags: ArrayFlags,
         shape: &[i64],
     ) -> u32 {
-        let tag = self.push_tag(dtype_tag);
-        let leaf = self.push_leaf(KIND_ARRAY, flags.code(), shape.len(), storage, byte_offset, tag, itemsize);
-        self.push_dims(shape);
-        leaf
+        let (tag, byte_offset, itemsize) =
+            (self.push_tag(dtype_tag).into(), byte_offset.into(), itemsize.into());
+        let leaf = self.leaf(KIND_ARRAY, flags.code(), storage, shape);
+        self.push(WireLeaf { byte_offset, tag, itemsize, ..leaf }, [shape])
     }
 
     /// Adds a whole storage as a leaf of its own and returns the leaf's index.
     pub fn add_storage_leaf(&mut self, storage: u32) -> u32 {
-        self.push_leaf(KIND_STORAGE, 0, 0, storage, 0, 0, 0)
+        let leaf = self.leaf(KIND_STORAGE, 0, storage, &[]);
+        self.push(leaf, [])
     }
 
     /// Adds a `bytes` object whose content is the whole storage and returns the leaf's index.
     pub fn add_bytes(&mut self, storage: u32) -> u32 {
-        self.push_leaf(KIND_BYTES, 0, 0, storage, 0, 0, 0)
+        let leaf = self.leaf(KIND_BYTES, 0, storage, &[]);
+        self.push(leaf, [])
     }
 
     /// The tree around the leaves.
@@ -112,10 +115,10 @@ impl MetaWriter {
 
     /// Length of the block that [`finish`](Self::finish) would return now.
     pub fn encoded_len(&self) -> usize {
-        HEADER_BYTES
-            + self.storages.len() * STORAGE_BYTES
-            + self.leaves.len()
-            + self.dims.len()
+        size_of::<WireHeader>()
+            + self.storages.len() * size_of::<WireStorage>()
+            + size_of_val(&self.leaves[..])
+            + size_of_val(&self.dims[..])
             + self.tags.len()
             + self.skeleton.as_bytes().len()
     }
@@ -127,59 +130,43 @@ impl MetaWriter {
         let block = &mut self.block;
         block.clear();
         block.reserve(length);
-        block.extend_from_slice(&MAGIC);
-        block.extend_from_slice(&LAYOUT_VERSION.to_le_bytes());
-        block.extend_from_slice(&0u16.to_le_bytes());
-        block.extend_from_slice(&generation.to_le_bytes());
-        for n in [
-            self.storages.len(),
-            self.leaves.len() / LEAF_BYTES,
-            self.dims.len() / DIM_BYTES,
-            self.tags.len(),
-        ] {
-            block.extend_from_slice(&count(n).to_le_bytes());
+        let header = WireHeader {
+            magic: MAGIC,
+            version: LAYOUT_VERSION.into(),
+            zero: 0.into(),
+            generation: generation.into(),
+            storages: count(self.storages.len()).into(),
+            leaves: count(self.leaves.len()).into(),
+            dims: count(self.dims.len()).into(),
+            tags: count(self.tags.len()).into(),
+            skeleton: (skeleton.len() as u64).into(),
+        };
+        block.extend_from_slice(header.as_bytes());
+        for &StorageRecord { offset, nbytes } in &self.storages {
+            let record = WireStorage { offset: offset.into(), nbytes: nbytes.into() };
+            block.extend_from_slice(record.as_bytes());
         }
-        block.extend_from_slice(&(skeleton.len() as u64).to_le_bytes());
-        for record in &self.storages {
-            block.extend_from_slice(&record.offset.to_le_bytes());
-            block.extend_from_slice(&record.nbytes.to_le_bytes());
-        }
-        for section in [&self.leaves[..], &self.dims, &self.tags, skeleton] {
+        for section in [self.leaves.as_bytes(), self.dims.as_flattened(), &self.tags, skeleton] {
             block.extend_from_slice(section);
         }
         block
     }
 
-    #[expect(clippy::too_many_arguments, reason = "the fields of one record, in their order")]
-    fn push_leaf(
-        &mut self,
-        kind: u8,
-        detail: u8,
-        ndim: usize,
-        storage: u32,
-        byte_offset: u64,
-        tag: u32,
-        itemsize: u64,
-    ) -> u32 {
-        let index = count(self.leaves.len() / LEAF_BYTES);
-        let first_dim = count(self.dims.len() / DIM_BYTES);
-        let mut record = [0; LEAF_BYTES];
-        record[0] = kind;
-        record[1] = detail;
-        record[2] = u8::try_from(ndim).unwrap_or(u8::MAX);
-        record[4..8].copy_from_slice(&storage.to_le_bytes());
-        record[8..16].copy_from_slice(&byte_offset.to_le_bytes());
-        record[16..20].copy_from_slice(&first_dim.to_le_bytes());
-        record[20..24].copy_from_slice(&tag.to_le_bytes());
-        record[24..32].copy_from_slice(&itemsize.to_le_bytes());
-        self.leaves.extend_from_slice(&record);
-        index
+    /// Returns a record of the next leaf.
+    fn leaf(&self, kind: u8, detail: u8, storage: u32, shape: &[i64]) -> WireLeaf {
+        let ndim = u8::try_from(shape.len()).unwrap_or(u8::MAX);
+        let first_dim = count(self.dims.len()).into();
+        WireLeaf { kind, detail, ndim, storage: storage.into(), first_dim, ..WireLeaf::new_zeroed() }
     }
 
-    fn push_dims(&mut self, dims: &[i64]) {
-        for dim in dims {
-            self.dims.extend_from_slice(&dim.to_le_bytes());
+    /// Adds a leaf with its dims, and returns its index.
+    fn push<const N: usize>(&mut self, leaf: WireLeaf, dims: [&[i64]; N]) -> u32 {
+        let index = count(self.leaves.len());
+        self.leaves.push(leaf);
+        for dims in dims {
+            self.dims.extend(dims.iter().map(|dim| dim.to_le_bytes()));
         }
+        index
     }
 
     fn push_tag(&mut self, tag: &[u8]) -> u32 {
