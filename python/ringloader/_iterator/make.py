@@ -57,7 +57,7 @@ def make_iterator(
 
 
 def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
-    workers = _workers_for(loader, options)
+    workers = loader.num_workers if options.num_workers is None else _bound_for(loader, options)
     if internals.is_in_worker():
         # In a worker: this loader leaves its batches on the CPU, and the main process moves them.
         options = conflicts.in_worker(options)
@@ -102,13 +102,11 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
     return _torchs(loader, options, reason, without_ours, fall_back)
 
 
-def _workers_for(loader: TorchLoader, options: Options) -> int:
-    """Returns the number of workers of an iterator, or the bound for one that finds its number.
+def _bound_for(loader: TorchLoader, options: Options) -> int:
+    """Returns the bound of an iterator that finds its number of workers.
 
     A loader that was made or converted shows it. One that ``install`` reached keeps the program's number.
     """
-    if options.num_workers != AUTO:
-        return loader.num_workers
     # A worker process may have no children.
     workers = 0 if internals.is_in_worker() else numbers.limits(options.worker_pool).bound
     if workers == 1 and (why := numbers.reason_for_one()):
@@ -199,8 +197,8 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
     times = parts.times_of(options, 0)
     stages = parts.stages_of(loader, options, 0, times)
     timed = None
-    if times.recorder is not None:
-        timed = timing.TimingHere(times.recorder, loader._dataset_kind == internals.ITERABLE)
+    if times[0] is not None:
+        timed = timing.TimingHere(times[0], loader._dataset_kind == internals.ITERABLE)
     made = without_workers.IteratorWithOptions(
         loader,
         parts.worker_options_of(loader, options, 0, timed),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import states
@@ -22,22 +22,16 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 
-class Times(NamedTuple):
-    """The clocks of an iterator.
-
-    Attributes:
-        recorder: The clock of ``stats``.
-        clock: The clock of a report at exit.
-    """
-
-    recorder: _native.Recorder | None
-    clock: Clock | None
+# The clock of ``stats``, and that of a report at exit. A plain tuple: each `iter` makes one.
+Times = tuple[_native.Recorder | None, Clock | None]
 
 
 def times_of(options: Options, workers: int) -> Times:
     """Returns the clocks, and begins the first epoch: imports after it take the caller's time."""
-    recorder = _native.Recorder(max(workers, 1)) if options.stats else None
-    return Times(recorder, Clock() if asked.mode() else None)
+    return (
+        _native.Recorder(max(workers, 1)) if options.stats else None,
+        Clock() if asked.mode() else None,
+    )
 
 
 def stages_of(
@@ -60,9 +54,9 @@ def stages_of(
         registrations: Returns what is registered of the workers' memory, for a device type.
         history: Returns the number of workers, and its changes.
     """
-    recorder, clock = times
     if not options.changed:
-        return Stages(clock=clock)
+        return Stages(clock=times[1])
+    recorder, clock = times
     from ringloader._options import collecting
 
     device, transform = devices.resolve(options.device), options.device_transform

@@ -166,7 +166,8 @@ def record(
         _records.put(iterator, Kept(noted))
     if counted is not None:
         counted.begin(count)
-        counted.workers = workers
+        if workers is not None:
+            counted.workers = workers
         if asked.mode():
             asked.note_rank()
             counted.recording = recording
