@@ -49,8 +49,8 @@ impl Shared {
         })
     }
 
-    fn batch(&self) -> Batch<'_> {
-        Batch::new(&self.words)
+    fn batch(&self) -> &Batch {
+        Batch::over(&self.words)
     }
 
     fn lay_out(&self, seq: u64) {

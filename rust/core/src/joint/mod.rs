@@ -80,21 +80,11 @@ use crate::testing::fault::fault;
 /// The most runs of a batch: `made` has a bit for each. Models have few words.
 pub const MOST_RUNS: u32 = if cfg!(ringloader_loom) { 2 } else { u64::BITS };
 
-const SEQ: usize = 0;
-const SAMPLES: usize = 1;
-const PER_RUN: usize = 2;
-const KIND: usize = 3;
-const LEN: usize = 4;
-const WINDOW: usize = 5;
-const ROOM: usize = 6;
-const MADE: usize = 7;
-const CLAIMS: usize = 8;
-/// The collation's claim comes after those of the runs.
+/// The number of the collation's claim, after those of the runs.
 const COLLATION: u32 = MOST_RUNS;
-const PARTS: usize = CLAIMS + MOST_RUNS as usize + 1;
 
 /// Words of a batch. Zeroed memory is a place where nothing is laid out.
-pub const WORDS: usize = (PARTS + 2 * MOST_RUNS as usize).next_multiple_of(8);
+pub const WORDS: usize = size_of::<Batch>() / size_of::<AtomicU64>();
 
 const CLOSED: u64 = 0;
 const FREE: u64 = 1;
@@ -107,6 +97,14 @@ const GENERATION: u32 = 32;
 const UNSENT: u64 = u64::MAX;
 /// The length of a part whose samples lie in the batch's rows.
 const IN_ROWS: u64 = u64::MAX - 1;
+
+fn get(word: &AtomicU64) -> u64 {
+    word.load(Ordering::Relaxed)
+}
+
+fn set(word: &AtomicU64, value: u64) {
+    word.store(value, Ordering::Relaxed);
+}
 
 fn code(claim: u64) -> u64 {
     claim & ((1 << GENERATION) - 1)
@@ -144,60 +142,73 @@ pub enum Part {
     Unsent,
 }
 
-/// The words of one batch, borrowed.
-#[derive(Debug, Clone, Copy)]
-pub struct Batch<'a>(&'a [AtomicU64]);
+/// One batch, as it lies in the memory that all workers have.
+#[repr(C)]
+#[derive(Debug)]
+pub struct Batch {
+    seq: AtomicU64,
+    samples: AtomicU64,
+    per_run: AtomicU64,
+    kind: AtomicU64,
+    len: AtomicU64,
+    window: AtomicU64,
+    room: AtomicU64,
+    /// A bit for each run that is made.
+    made: AtomicU64,
+    /// Of the runs, and of the collation.
+    claims: [AtomicU64; MOST_RUNS as usize + 1],
+    /// By run: where its part begins, and its length.
+    parts: [[AtomicU64; 2]; MOST_RUNS as usize],
+    /// Batches begin at a cache line of their own.
+    _rest: [AtomicU64; 7],
+}
 
-impl<'a> Batch<'a> {
+impl Batch {
     /// The batch in `words`, of which there must be [`WORDS`].
     #[must_use]
-    pub fn new(words: &'a [AtomicU64]) -> Self {
-        Self(&words[..WORDS])
+    #[allow(unsafe_code, reason = "sees words as the fields of a structure")]
+    pub fn over(words: &[AtomicU64]) -> &Self {
+        let words = &words[..WORDS];
+        // SAFETY: the structure consists of as many atomics as `words` and of nothing else, so it has their size and
+        // their alignment, and every value is valid.
+        unsafe { &*words.as_ptr().cast() }
     }
 
-    fn get(&self, word: usize) -> u64 {
-        self.0[word].load(Ordering::Relaxed)
-    }
-
-    fn set(&self, word: usize, value: u64) {
-        self.0[word].store(value, Ordering::Relaxed);
-    }
-
-    fn claim_word(&self, run: u32) -> &'a AtomicU64 {
-        &self.0[CLAIMS + run as usize]
+    fn claim_word(&self, run: u32) -> &AtomicU64 {
+        &self.claims[run as usize]
     }
 
     /// The batch as it was laid out. Without a claim, a reader may see parts of two batches.
     #[must_use]
     pub fn plan(&self) -> Plan {
         Plan {
-            seq: self.get(SEQ),
-            samples: self.get(SAMPLES),
-            per_run: self.get(PER_RUN),
-            kind: self.get(KIND),
-            len: self.get(LEN),
-            window: self.get(WINDOW) as u32,
+            seq: get(&self.seq),
+            samples: get(&self.samples),
+            per_run: get(&self.per_run),
+            kind: get(&self.kind),
+            len: get(&self.len),
+            window: get(&self.window) as u32,
         }
     }
 
     /// Returns the number of the batch's task. See [`plan`](Self::plan).
     #[must_use]
     pub fn seq(&self) -> u64 {
-        self.get(SEQ)
+        get(&self.seq)
     }
 
     /// Lays a batch out, in the main process. Nothing is laid out here, or the batch here was [closed](Self::close).
     /// Its index is written. The window has `room` bytes.
     pub fn lay_out(&self, plan: &Plan, room: u64) {
-        self.set(SEQ, plan.seq);
-        self.set(SAMPLES, plan.samples);
-        self.set(PER_RUN, plan.per_run);
-        self.set(KIND, plan.kind);
-        self.set(LEN, plan.len);
-        self.set(WINDOW, plan.window.into());
-        self.set(ROOM, Room::of(room).0);
-        self.set(MADE, 0);
-        let generation = (self.get(CLAIMS + COLLATION as usize) >> GENERATION).wrapping_add(1) << GENERATION;
+        set(&self.seq, plan.seq);
+        set(&self.samples, plan.samples);
+        set(&self.per_run, plan.per_run);
+        set(&self.kind, plan.kind);
+        set(&self.len, plan.len);
+        set(&self.window, plan.window.into());
+        set(&self.room, Room::of(room).0);
+        set(&self.made, 0);
+        let generation = (get(self.claim_word(COLLATION)) >> GENERATION).wrapping_add(1) << GENERATION;
         self.claim_word(COLLATION).store(generation | CLOSED, Ordering::Relaxed);
         for run in 0..plan.runs() {
             // ORDERING joint-laid-out: what was laid out happens before the claim of a run.
@@ -219,13 +230,12 @@ impl<'a> Batch<'a> {
         self.free().next().is_some()
     }
 
-    fn free(&self) -> impl Iterator<Item = (u32, u64)> + 'a {
-        let this = *self;
-        let runs = this.plan().runs();
+    fn free(&self) -> impl Iterator<Item = (u32, u64)> + '_ {
+        let runs = self.plan().runs();
         std::iter::once(COLLATION).chain(0..runs).filter_map(move |run| {
             // ORDERING joint-laid-out: as above. ORDERING joint-made: the collation is free once `lose`, which has
             // acquired all parts, has released it.
-            let claim = this.claim_word(run).load(acquire_unless("joint_claim_relaxed"));
+            let claim = self.claim_word(run).load(acquire_unless("joint_claim_relaxed"));
             (code(claim) == FREE).then_some((run, claim))
         })
     }
@@ -250,12 +260,12 @@ impl<'a> Batch<'a> {
     #[must_use]
     pub fn room(&self) -> Room {
         // ORDERING joint-rows: the form is written before it is seen where it lies.
-        Room(self.0[ROOM].load(acquire_unless("joint_rows_load_relaxed")))
+        Room(self.room.load(acquire_unless("joint_rows_load_relaxed")))
     }
 
     fn set_room(&self, room: Room, to: Room, success: Ordering) -> Result<(), Room> {
         // ORDERING joint-rows: as above.
-        let found = self.0[ROOM].compare_exchange(room.0, to.0, success, Ordering::Acquire);
+        let found = self.room.compare_exchange(room.0, to.0, success, Ordering::Acquire);
         found.map(drop).map_err(Room)
     }
 
@@ -286,7 +296,7 @@ impl<'a> Batch<'a> {
     pub fn begin_last(&self, claim: Claim) -> bool {
         let Some(run) = claim.run else { return true };
         // ORDERING joint-made: the parts of all runs whose bits are seen were written before.
-        let made = self.0[MADE].load(acquire_unless("joint_last_relaxed")) | 1 << run;
+        let made = self.made.load(acquire_unless("joint_last_relaxed")) | 1 << run;
         made == self.all() && self.take_collation(claim)
     }
 
@@ -298,12 +308,13 @@ impl<'a> Batch<'a> {
             Part::Rows => (0, IN_ROWS),
             Part::Unsent => (0, UNSENT),
         };
-        self.set(PARTS + 2 * run as usize, offset);
-        self.set(PARTS + 2 * run as usize + 1, len);
+        let [at, bytes] = &self.parts[run as usize];
+        set(at, offset);
+        set(bytes, len);
         failpoint("joint-written");
         // ORDERING joint-made: the part is written before its bit is seen; whoever sets the last bit sees all parts.
         let order = if fault("joint_made_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
-        let made = self.0[MADE].fetch_or(1 << run, order) | 1 << run;
+        let made = self.made.fetch_or(1 << run, order) | 1 << run;
         failpoint("joint-made");
         made == self.all() && self.take_collation(claim)
     }
@@ -338,10 +349,10 @@ impl<'a> Batch<'a> {
     /// The part of a run that is made; `None` of one that is not. For the worker that collates.
     #[must_use]
     pub fn part(&self, run: u32) -> Option<Part> {
-        if self.get(MADE) & 1 << run == 0 {
+        if get(&self.made) & 1 << run == 0 {
             return None;
         }
-        let (offset, len) = (self.get(PARTS + 2 * run as usize), self.get(PARTS + 2 * run as usize + 1));
+        let [offset, len] = self.parts[run as usize].each_ref().map(get);
         Some(match len {
             UNSENT => Part::Unsent,
             IN_ROWS => Part::Rows,
@@ -353,7 +364,7 @@ impl<'a> Batch<'a> {
     /// has ended, and all its results were taken.
     pub fn lose(&self, worker: u32) {
         // ORDERING joint-made: what the dead worker had acquired, or this process sees, is acquired by the next.
-        let made = self.0[MADE].load(Ordering::Acquire);
+        let made = self.made.load(Ordering::Acquire);
         let is_made = made == self.all();
         let word = self.claim_word(COLLATION);
         let claim = word.load(Ordering::Relaxed);
@@ -379,16 +390,15 @@ impl<'a> Batch<'a> {
 
     /// The worker of each run. For the main process, which has the batch's result and has not
     /// [closed](Self::close) it.
-    pub fn makers(&self) -> impl Iterator<Item = u32> + 'a {
-        let this = *self;
-        let of = move |run| code(this.claim_word(run).load(Ordering::Relaxed)).checked_sub(FIRST_WORKER);
+    pub fn makers(&self) -> impl Iterator<Item = u32> + '_ {
+        let of = |run| code(self.claim_word(run).load(Ordering::Relaxed)).checked_sub(FIRST_WORKER);
         (0..self.plan().runs()).filter_map(of).map(|worker| worker as u32)
     }
 
     /// Returns true if `worker` has a claim of the batch: of a run that is not made, or of the collation.
     #[must_use]
     pub fn is_with(&self, worker: u32) -> bool {
-        let made = self.get(MADE);
+        let made = get(&self.made);
         let is_mine = |run| code(self.claim_word(run).load(Ordering::Relaxed)) == of_worker(worker);
         is_mine(COLLATION) || (0..self.plan().runs()).any(|run| made & 1 << run == 0 && is_mine(run))
     }

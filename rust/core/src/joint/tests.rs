@@ -8,7 +8,7 @@ fn plan(seq: u64, samples: u64, per_run: u64) -> Plan {
     Plan { seq, samples, per_run, kind: 3, len: 10, window: 5 }
 }
 
-fn claim(batch: &Batch<'_>, worker: u32) -> Option<Claim> {
+fn claim(batch: &Batch, worker: u32) -> Option<Claim> {
     batch.claim(worker, |_| true)
 }
 
@@ -21,7 +21,7 @@ const PART: Part = Part::Bytes { offset: 64, len: 5 };
 #[test]
 fn nothing_is_claimed_of_zeroed_memory() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     assert!(!batch.is_open());
     assert_eq!(claim(&batch, 0), None);
 }
@@ -29,7 +29,7 @@ fn nothing_is_claimed_of_zeroed_memory() {
 #[test]
 fn the_last_worker_collates() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(7, 5, 2), 1000);
     assert_eq!(batch.plan(), plan(7, 5, 2));
     let claims: Vec<_> = (0..3).map(|worker| claim(&batch, worker).unwrap()).collect();
@@ -53,7 +53,7 @@ fn a_batch_without_samples_has_one_run_and_many_samples_fit_the_bits() {
     assert_eq!(plan(0, 64, 1).runs(), 64);
     assert_eq!(plan(0, 65, 2).runs(), 33);
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 64, 1), 1000);
     let claims: Vec<_> = (0..64).map(|_| claim(&batch, 0).unwrap()).collect();
     assert_eq!(claims.iter().filter(|&&claim| batch.finish(claim, PART)).count(), 1);
@@ -62,7 +62,7 @@ fn a_batch_without_samples_has_one_run_and_many_samples_fit_the_bits() {
 #[test]
 fn what_a_dead_worker_had_is_made_again() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 3, 1), 1000);
     let [first, second, _third] = [0, 1, 0].map(|worker| claim(&batch, worker).unwrap());
     assert!(!batch.finish(first, PART));
@@ -78,7 +78,7 @@ fn what_a_dead_worker_had_is_made_again() {
 #[test]
 fn a_collation_that_was_lost_is_done_again() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     // The part of the last run was written, and then its worker died, before or after it had the collation.
     for has_it in [true, false] {
         batch.lay_out(&plan(0, 1, 1), 1000);
@@ -86,7 +86,7 @@ fn a_collation_that_was_lost_is_done_again() {
         if has_it {
             assert!(batch.finish(found, PART));
         } else {
-            batch.0[MADE].fetch_or(1, Ordering::Relaxed);
+            batch.made.fetch_or(1, Ordering::Relaxed);
         }
         batch.lose(0);
         let again = claim(&batch, 1);
@@ -109,11 +109,11 @@ fn a_collation_that_was_lost_is_done_again() {
 #[test]
 fn a_worker_that_was_stopped_takes_no_collation_of_another_batch() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 1, 1), 1000);
     let slow = claim(&batch, 0).unwrap();
     // It sets the last bit and stops there. Another one dies, so the collation is free for any.
-    batch.0[MADE].fetch_or(1, Ordering::Relaxed);
+    batch.made.fetch_or(1, Ordering::Relaxed);
     batch.lose(1);
     assert_eq!(run(claim(&batch, 2)), None);
     assert!(!batch.take_collation(slow));
@@ -126,7 +126,7 @@ fn a_worker_that_was_stopped_takes_no_collation_of_another_batch() {
 #[test]
 fn nothing_is_claimed_of_a_task_that_is_not_wanted() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(7, 1, 1), 1000);
     assert_eq!(batch.claim(0, |seq| seq < 7), None);
     assert_eq!(run(batch.claim(1, |seq| seq == 7)), Some(0));
@@ -135,7 +135,7 @@ fn nothing_is_claimed_of_a_task_that_is_not_wanted() {
 #[test]
 fn a_batch_is_left_until_it_is_sent_or_its_result_is_taken() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     assert!(!batch.is_left());
     for is_noted in [true, false] {
         batch.lay_out(&plan(0, 2, 1), 1000);
@@ -162,7 +162,7 @@ fn a_batch_is_left_until_it_is_sent_or_its_result_is_taken() {
 #[test]
 fn a_lost_collation_is_left() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 1, 1), 1000);
     let lost = claim(&batch, 0).unwrap();
     assert!(batch.finish(lost, PART));
@@ -178,7 +178,7 @@ fn a_lost_collation_is_left() {
 #[test]
 fn parts_and_rows_have_bytes_of_their_own() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 1, 1), 1000);
     let empty = batch.room();
     assert_eq!((empty.top(), empty.form(), empty.before_top(65)), (960, None, Some(832)));
@@ -222,7 +222,7 @@ fn samples_that_cost_much_to_send_stay_with_their_worker() {
 #[test]
 fn a_run_is_in_rows_or_in_a_part() {
     let words = words();
-    let batch = Batch::new(&words);
+    let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 2, 1), 1000);
     let [first, last] = [0, 1].map(|worker| claim(&batch, worker).unwrap());
     assert!(!batch.finish(first, Part::Rows));

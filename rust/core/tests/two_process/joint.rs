@@ -43,8 +43,8 @@ fn made(seq: u64, from: u64, to: u64) -> u64 {
 struct Memory(WordFile);
 
 impl Memory {
-    fn batch(&self, place: usize) -> Batch<'_> {
-        Batch::new(&self.0.words()[place * OF_PLACE..])
+    fn batch(&self, place: usize) -> &Batch {
+        Batch::over(&self.0.words()[place * OF_PLACE..])
     }
 
     fn part(&self, place: usize, run: u32) -> &AtomicU64 {

@@ -125,8 +125,8 @@ impl SharedTasks {
         &self.words.words()[word]
     }
 
-    fn batch(&self, place: usize) -> Batch<'_> {
-        Batch::new(&self.words.words()[words_before(self.places) + place * WORDS..])
+    fn batch(&self, place: usize) -> &Batch {
+        Batch::over(&self.words.words()[words_before(self.places) + place * WORDS..])
     }
 
     /// Bytes of a window that an index of `len` bytes takes.
@@ -361,7 +361,8 @@ impl SharedTasks {
 
 /// Returns the number of words before those of the batches.
 fn words_before(places: u32) -> usize {
-    HEADER + windows_for(places) as usize * OF_WINDOW
+    // Batches begin at a cache line.
+    (HEADER + windows_for(places) as usize * OF_WINDOW).next_multiple_of(8)
 }
 
 fn words_for(places: u32, timed: bool) -> usize {
