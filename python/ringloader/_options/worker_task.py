@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
 # The `prefetch_factor` of a loader with workers that was given none.
 _TORCHS_DEFAULT = 2
+# The most batches under way. Each worker looks through the places of all for samples to make.
+_MOST = 1024
 # The attribute of a loader with the default that was set as its `prefetch_factor`.
 _DEFAULT = "_ringloader_default_prefetch"
 
@@ -25,7 +27,7 @@ def most_tasks(loader: TorchLoader) -> Callable[[int], int]:
     if is_torchs or (factor is not None and factor == vars(loader).get(_DEFAULT)):
         return _default_prefetch(loader)
     # torch's constructor refuses anything else that stands there, and has drawn by then.
-    given = max(factor, 1) if isinstance(factor, int) else 1
+    given = min(max(factor, 1), _MOST) if isinstance(factor, int) else 1
     return lambda _: given
 
 
@@ -40,7 +42,7 @@ def set_default_prefetch(loader: TorchLoader) -> None:
 def _default_prefetch(loader: TorchLoader) -> Callable[[int], int]:
     # A batch sampler's batches may be of any size.
     samples = 1 if keeps_whole(loader) else loader.batch_size
-    return lambda workers: 4 if samples is None else max(4, -(-2 * workers // samples))
+    return lambda workers: 4 if samples is None else min(max(4, -(-2 * workers // samples)), _MOST)
 
 
 def keeps_whole(loader: TorchLoader) -> bool:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 _PAGE = 1 << 12
-# The most batches under way. Each worker looks through the places of all for samples to make.
-_MOST_PLACES = 1024
 
 
 class SharedTasks:
@@ -30,7 +28,8 @@ class SharedTasks:
     def __init__(
         self, loader: TorchLoader, engine: _native.Engine, workers: int, nbytes: int, timed: bool
     ) -> None:
-        self._most_tasks = worker_task.most_tasks(loader)
+        # Returns the most tasks that may be out while a number of workers share them.
+        self.most_tasks = worker_task.most_tasks(loader)
         places = self.most_tasks(workers)
         # All windows have as many bytes as the slots: those of the batches under way, of as many that the
         # caller keeps, and of the one on its way to him.
@@ -38,10 +37,6 @@ class SharedTasks:
         whole = worker_task.keeps_whole(loader)
         self.engine = _native.SharingEngine(engine, workers, places, window, whole, timed)
         self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)
-
-    def most_tasks(self, workers: int) -> int:
-        """Returns the most tasks that may be out while ``workers`` share them."""
-        return min(self._most_tasks(workers), _MOST_PLACES)
 
 
 def share_of_slots(share: int) -> int:

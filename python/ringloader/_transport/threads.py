@@ -160,7 +160,7 @@ def make_transport(
     made = ThreadTransport(workers, worker_options, watching)
     if shares:
         made.shared_tasks = worker_task.most_tasks(loader)
-        made.engine.share_tasks(not whole)
+        made.engine.share_tasks(made.shared_tasks(loader.num_workers), not whole)
     if clocks:
         made.engine.time(clocks)
     return made

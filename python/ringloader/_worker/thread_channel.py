@@ -95,12 +95,12 @@ class SharingThreadChannel(ThreadChannel):
 
     def finish_without(self, run: _native.ThreadRun) -> bool:
         self._taken = None
-        return run.finish_without()
+        return self._queues.finish(self._worker, run, None)
 
     def collated(self, run: _native.ThreadRun, own: Any) -> None:
         """Returns None: samples of threads stay where they are."""
 
-    def parts(self, run: _native.ThreadRun, own: Any) -> list[Any]:  # noqa: ARG002
+    def parts(self, run: _native.ThreadRun, own: Any) -> list[Any] | None:  # noqa: ARG002
         return self._queues.parts(self._worker, run)
 
 

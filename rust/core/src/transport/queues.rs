@@ -1,11 +1,11 @@
 //! A transport between threads of one process: queues of what they hand to each other. Nothing is copied.
 //!
 //! If workers share tasks, a worker is told of another epoch by [`Request::Epoch`]. It takes that request, and
-//! then tasks of the epoch, once all tasks before have their replies, or nobody wants them any more.
+//! then tasks of the epoch, once all tasks before have their replies, or nobody wants them any more. Tasks are claimed as
+//! between processes ([`joint`](crate::joint)), and samples stay where they are.
 //!
 //! INVARIANT: no value is dropped while the lock is held, for the end of one may run any code.
 
-mod shared_task;
 mod sharing;
 mod state;
 mod transport;
@@ -13,7 +13,7 @@ mod transport;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use self::shared_task::{SharedTask, TaskRun};
+pub use self::sharing::TaskRun;
 
 use self::sharing::Sharing;
 use self::state::{State, Worker};
@@ -143,10 +143,6 @@ impl<I, R> Queues<I, R> {
         if let Some(Request::Epoch { number, .. }) = &request {
             taker.entered = *number;
         }
-        // The worker has made its last run, and answered all its tasks.
-        let made = matches!(request, Some(Request::End)).then(|| taker.in_hand.take());
-        drop(state);
-        drop(made);
         Ok(request)
     }
 
@@ -167,16 +163,16 @@ impl<I, R> Queues<I, R> {
         }
         sender.batches[(sender.epoch % 2) as usize] += u64::from(is_batch);
         let (kind, seq) = (reply.kind, reply.seq);
-        let answered = sender.in_hand.take_if(|run| run.task.seq == seq);
+        let sent = sender.collating.take_if(|claimed| kind == ResultKind::Batch && claimed.plan.seq == seq);
         sender.replies.push_back(reply);
-        let was_awaited = kind == ResultKind::Batch
-            && state.sharing.as_mut().is_some_and(|sharing| sharing.unanswered.remove(&seq));
+        if let (Some(sharing), Some(sent)) = (&state.sharing, &sent) {
+            sharing.claims().note_sent(sent);
+        }
         // Others may wait for it to begin an epoch.
-        let may_begin = was_awaited && state.workers.iter().any(|worker| !worker.requests.is_empty());
+        let may_begin = sent.is_some() && state.workers.iter().any(|worker| !worker.requests.is_empty());
         self.notify_of(worker, state);
-        drop(answered);
         if may_begin {
-            self.requested.iter().for_each(Condvar::notify_one);
+            self.wake_workers();
         }
         Ok(None)
     }
@@ -287,8 +283,7 @@ impl<I, R> Queues<I, R> {
         let runs = state.sharing.take();
         let take = |worker: &mut Worker<I, R>| Worker {
             requests: std::mem::take(&mut worker.requests),
-            in_hand: worker.in_hand.take(),
-            has_made: worker.has_made,
+            collating: worker.collating.take(),
             replies: std::mem::take(&mut worker.replies),
             epoch: worker.epoch,
             batches: worker.batches,

@@ -152,129 +152,130 @@ fn what_is_dropped_at_the_end_is_dropped_outside_of_the_lock() {
     assert_eq!(Arc::strong_count(&queues), 1);
 }
 
+fn batch<R>(seq: u64, content: R) -> Reply<R> {
+    Reply { seq, kind: ResultKind::Batch, content }
+}
+
 #[test]
 fn a_worker_begins_an_epoch_once_all_tasks_before_are_answered() {
     let queues = Queues::<(), ()>::new(2);
-    queues.share_tasks(None).unwrap();
+    queues.share_tasks(8, None).unwrap();
     let of = |epoch: u64, task: u64| epoch << EPOCH_SHIFT | task;
     let begin = |worker, number| queues.put(worker, Request::Epoch { number, message: () }).unwrap();
     let begins = |worker| matches!(queues.take_request(worker).unwrap(), Some(Request::Epoch { .. }));
-    let run = |worker| queues.take_run(worker).unwrap().map(|run| run.task.seq);
-    let answer = |worker, seq| {
-        let reply = Reply { seq, kind: ResultKind::Batch, content: () };
-        assert!(queues.reply(worker, reply, true).unwrap().is_none());
+    let run = |worker| queues.take_run(worker).unwrap();
+    let seq = |worker| run(worker).map(|run| run.seq());
+    let answer = |worker, run| {
+        assert!(queues.finish(worker, &run, None).unwrap());
+        assert!(queues.reply(worker, batch(run.seq(), ()), true).unwrap().is_none());
     };
     (0..2).for_each(|task| queues.put_task(0, task, ()).unwrap());
     (0..2).for_each(|worker| begin(worker, 1));
     (0..2).for_each(|task| queues.put_task(0, of(1, task), ()).unwrap());
     assert!(!begins(0));
-    assert_eq!([run(0), run(1)], [Some(0), Some(1)]);
+    let [first, second] = [0, 1].map(|worker| run(worker).unwrap());
+    assert_eq!([first.seq(), second.seq()], [0, 1]);
     assert_eq!([begins(0), begins(1)], [false; 2]);
-    assert_eq!([run(0), run(1)], [None; 2]);
-    answer(1, 1);
+    assert_eq!([seq(0), seq(1)], [None; 2]);
+    answer(1, second);
     assert!(!begins(1));
-    answer(0, 0);
-    assert_eq!((begins(0), run(0), run(1)), (true, Some(of(1, 0)), None));
+    answer(0, first);
+    assert_eq!((begins(0), seq(0), seq(1)), (true, Some(of(1, 0)), None));
     // Nobody wants that epoch any more.
     (0..2).for_each(|worker| begin(worker, 2));
     queues.put_task(0, of(2, 0), ()).unwrap();
     assert_eq!([begins(0), begins(1), begins(1)], [false, true, false]);
     Transport::begin_epoch(&queues, 2);
     assert_eq!([begins(0), begins(1)], [true; 2]);
-    assert_eq!([run(1), run(0)], [Some(of(2, 0)), None]);
+    let stale = run(1).unwrap();
+    assert_eq!((stale.seq(), stale.is_stale), (of(1, 1), true));
+    answer(1, stale);
+    assert_eq!([seq(1), seq(0)], [Some(of(2, 0)), None]);
     // The end comes past an epoch that cannot begin.
     begin(0, 3);
     queues.put(0, Request::End).unwrap();
     assert!(matches!(queues.take_request(0).unwrap(), Some(Request::End)));
 }
 
-/// A worker that ends while it collates has taken the samples of all: each run is made again.
 #[test]
-fn runs_that_a_lost_worker_has_taken_are_made_again() {
-    let queues = Queues::<u64, u32>::new(2);
-    queues.share_tasks(Some(|&samples| samples)).unwrap();
+fn more_tasks_than_places_wait() {
+    let queues = Queues::<(), ()>::new(1);
+    queues.share_tasks(1, None).unwrap();
+    (0..2).for_each(|task| queues.put_task(0, task, ()).unwrap());
+    for seq in 0..2 {
+        let run = queues.take_run(0).unwrap().unwrap();
+        assert_eq!(run.seq(), seq);
+        assert!(queues.finish(0, &run, None).unwrap() && queues.take_run(0).unwrap().is_none());
+        assert!(queues.reply(0, batch(seq, ()), true).unwrap().is_none());
+        assert!(queues.take_run(0).unwrap().is_none());
+        assert!(queues.try_next().unwrap().is_some());
+    }
+}
+
+/// A worker that ends while it collates has taken the samples of all: the next one has none of them.
+#[test]
+fn samples_that_a_lost_worker_has_taken_are_made_again() {
+    let queues = Queues::<u64, u32>::new(3);
+    queues.share_tasks(2, Some(|&samples| samples)).unwrap();
     queues.put_task(0, 7, 4).unwrap();
     let take = |worker| queues.take_run(worker).unwrap();
     let (first, second) = (take(0).unwrap(), take(1).unwrap());
     assert_eq!([first.samples(), second.samples()], [0..2, 2..4]);
-    assert!(!first.finish(1));
-    assert!(second.finish(2));
-    assert_eq!(second.task.take_parts(), [1, 2]);
+    assert!(!queues.finish(0, &first, Some(1)).unwrap());
+    assert!(queues.finish(1, &second, Some(2)).unwrap());
+    assert_eq!(queues.take_parts(&second).unwrap(), Some(vec![1, 2]));
     queues.lose(1);
-    let again = [take(0).unwrap(), take(0).unwrap()];
-    assert_eq!([again[0].samples(), again[1].samples()], [0..2, 2..4]);
-    assert!(!again[0].finish(1));
-    // Lost before anything was taken: only this run.
-    queues.lose(0);
-    let again = take(1).unwrap();
-    assert_eq!(again.samples(), 2..4);
-    assert!(again.finish(2));
-    assert_eq!(again.task.take_parts(), [1, 2]);
+    let again = take(0).unwrap();
+    assert!(again.is_collation() && queues.finish(0, &again, None).unwrap());
+    assert_eq!(queues.take_parts(&again).unwrap(), None);
 }
 
 /// Another worker has the samples of a run that was made, or has answered its task.
 #[test]
 fn a_run_that_was_made_is_not_made_again_when_its_worker_is_lost() {
     let queues = Queues::<u64, u32>::new(3);
-    queues.share_tasks(Some(|&samples| samples)).unwrap();
+    queues.share_tasks(2, Some(|&samples| samples)).unwrap();
     queues.put_task(0, 7, 3).unwrap();
     let take = |worker| queues.take_run(worker).unwrap();
+    let finish = |worker, run, part| queues.finish(worker, run, Some(part)).unwrap();
     let [first, second, third] = [0, 1, 2].map(|worker| take(worker).unwrap());
-    assert!(!first.finish(1));
+    assert!(!finish(0, &first, 1));
     queues.lose(0);
     assert!(take(0).is_none(), "its samples are there");
-    assert!(!second.finish(2));
-    assert!(third.finish(3));
-    // Lost before it has taken them: the one that makes its run again collates.
+    assert!(!finish(1, &second, 2));
+    // Lost before it is made: the one that makes it collates.
     queues.lose(2);
     let again = take(2).unwrap();
-    assert_eq!(again.samples(), 2..3);
-    assert!(again.finish(3));
-    assert_eq!(again.task.take_parts(), [1, 2, 3]);
+    assert_eq!(again.samples(), third.samples());
+    assert!(finish(2, &again, 3));
+    assert_eq!(queues.take_parts(&again).unwrap(), Some(vec![1, 2, 3]));
     queues.lose(1);
     assert!(take(1).is_none(), "another worker has taken its samples");
-
-    queues.put_task(0, 8, 3).unwrap();
-    let [first, second, third] = [0, 1, 2].map(|worker| take(worker).unwrap());
-    assert!(!first.finish(1) && !second.finish(2) && third.finish(3));
-    assert_eq!(third.task.take_parts(), [1, 2, 3]);
-    let reply = Reply { seq: 8, kind: ResultKind::Batch, content: 6 };
-    assert!(queues.reply(2, reply, true).unwrap().is_none());
+    assert!(queues.reply(2, batch(7, 6), true).unwrap().is_none());
     queues.lose(0);
     assert!(take(0).is_none(), "the task is answered");
-}
-
-/// Nobody wants the run of an epoch that was given up.
-#[test]
-fn a_run_of_an_epoch_before_is_not_made_again() {
-    let queues = Queues::<(), ()>::new(1);
-    queues.share_tasks(None).unwrap();
-    queues.put_task(0, 0, ()).unwrap();
-    assert!(queues.take_run(0).unwrap().is_some());
-    Transport::begin_epoch(&queues, 1);
-    queues.lose(0);
-    assert!(queues.take_run(0).unwrap().is_none());
 }
 
 /// A batch is cut for the workers that run, and a worker is told when it has made something.
 #[test]
 fn tasks_are_cut_for_the_workers_that_share_them() {
     let queues = Queues::<u64, u32>::new(4);
-    queues.share_tasks(Some(|&samples| samples)).unwrap();
+    queues.share_tasks(4, Some(|&samples| samples)).unwrap();
     queues.share_among(1);
     queues.put_task(0, 0, 8).unwrap();
     assert!(!queues.is_open(), "the newest may not be seen yet");
     queues.share_among(2);
     queues.put_task(0, 1, 8).unwrap();
     assert!(queues.is_open());
-    assert_eq!(queues.take_run(0).unwrap().unwrap().samples(), 0..8);
-    assert!(queues.has_claim(0) && queues.has_made(0));
+    let run = queues.take_run(0).unwrap().unwrap();
+    assert_eq!(run.samples(), 0..8);
+    assert!(queues.has_claim(0) && !queues.has_made(0));
     assert_eq!(queues.take_run(1).unwrap().unwrap().samples(), 0..4);
-    assert!(queues.has_made(1) && !queues.has_made(2));
-    // One that is told to end has made what it took.
-    queues.put(1, Request::End).unwrap();
-    assert!(matches!(queues.take_request(1).unwrap(), Some(Request::End)));
-    assert!(!queues.has_claim(1));
+    assert!(queues.finish(0, &run, None).unwrap());
+    assert!(queues.reply(0, batch(0, 6), true).unwrap().is_none());
+    assert!(!queues.has_claim(0), "it is answered");
+    assert!(queues.try_next().unwrap().is_some());
+    assert!(queues.has_made(0) && !queues.has_made(1));
     queues.share_among(1);
     queues.share_among(2);
     assert!(queues.has_made(0) && !queues.has_made(1));
@@ -284,7 +285,7 @@ fn tasks_are_cut_for_the_workers_that_share_them() {
 #[test]
 fn a_worker_that_begins_in_a_later_epoch_makes_its_tasks() {
     let queues = Queues::<(), ()>::new(2);
-    queues.share_tasks(None).unwrap();
+    queues.share_tasks(4, None).unwrap();
     let first = 2 << EPOCH_SHIFT;
     (0..2).for_each(|task| queues.put_task(0, first + task, ()).unwrap());
     assert!(queues.take_run(1).unwrap().is_none());
@@ -292,7 +293,7 @@ fn a_worker_that_begins_in_a_later_epoch_makes_its_tasks() {
     queues.put(1, Request::End).unwrap();
     assert!(matches!(queues.take_request(1).unwrap(), Some(Request::End)));
     queues.begin_worker(1, 2).unwrap();
-    assert_eq!(queues.take_run(1).unwrap().map(|run| run.task.seq), Some(first));
+    assert_eq!(queues.take_run(1).unwrap().map(|run| run.seq()), Some(first));
     Transport::begin_epoch(&queues, 3);
     assert!(queues.take_request(1).unwrap().is_none());
 }

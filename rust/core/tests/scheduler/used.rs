@@ -2,6 +2,7 @@
 
 use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::Poll;
+use ringloader_core::transport::queues::TaskRun;
 
 use crate::fleet::{Backend, Fleet};
 use crate::queues::ThreadQueues;
@@ -126,23 +127,26 @@ fn a_worker_has_begun_with_its_first_answer<B: Backend>() {
 #[test]
 fn the_end_of_a_worker_that_shares() {
     let mut fleet = Fleet::<ThreadQueues>::new(3, 1, ResultOrder::InOrder);
-    fleet.backend.transport().share_tasks(None).unwrap();
+    fleet.backend.transport().share_tasks(3, None).unwrap();
     fleet.scheduler.share_tasks(3);
     fleet.scheduler.use_first(fleet.backend.transport(), 2, 3);
     fleet.fill();
-    let take_run = |fleet: &Fleet<ThreadQueues>, worker| {
-        fleet.backend.transport().take_run(worker).unwrap().map(|run| run.task.seq)
+    let take_run = |fleet: &Fleet<ThreadQueues>, worker| fleet.backend.transport().take_run(worker).unwrap();
+    let commit = |fleet: &Fleet<ThreadQueues>, worker, run: &TaskRun<()>| {
+        assert!(fleet.backend.transport().finish(worker, run, None).unwrap());
+        fleet.backend.commit(worker, run.seq(), 0);
     };
     let unanswered =
         |fleet: &Fleet<ThreadQueues>| fleet.scheduler.unanswered(fleet.backend.transport()).to_vec();
     assert_eq!(unanswered(&fleet), [1, 1, 0], "all but the newest is open");
-    assert_eq!([0, 1].map(|worker| take_run(&fleet, worker)), [Some(0), Some(1)]);
+    let [first, second] = [0, 1].map(|worker| take_run(&fleet, worker).unwrap());
+    assert_eq!([first.seq(), second.seq()], [0, 1]);
     assert_eq!(unanswered(&fleet), [1, 1, 0]);
-    fleet.backend.commit(0, 0, 0);
+    commit(&fleet, 0, &first);
     assert_eq!(unanswered(&fleet), [0, 1, 0], "the newest one is open, and the first idle");
     fleet.scheduler.use_first(fleet.backend.transport(), 1, 3);
     assert!(!fleet.scheduler.retire(fleet.backend.transport(), 1), "it has begun a task");
-    fleet.backend.commit(1, 1, 0);
+    commit(&fleet, 1, &second);
     fleet.backend.end(1);
     assert!(fleet.scheduler.retire(fleet.backend.transport(), 1));
     assert_eq!(take(&mut fleet), 2);
@@ -151,15 +155,15 @@ fn the_end_of_a_worker_that_shares() {
     fleet.scheduler.begin_worker(1);
     fleet.scheduler.use_first(fleet.backend.transport(), 2, 3);
     assert!(!fleet.scheduler.has_begun(fleet.backend.transport()));
-    assert_eq!(take_run(&fleet, 1), Some(2));
-    assert!(fleet.scheduler.has_begun(fleet.backend.transport()));
+    assert_eq!(take_run(&fleet, 1).map(|run| run.seq()), Some(2));
+    assert!(!fleet.scheduler.has_begun(fleet.backend.transport()), "nothing of it is there");
     fleet.scheduler.use_first(fleet.backend.transport(), 1, 3);
     assert!(fleet.scheduler.has_begun(fleet.backend.transport()), "nothing more is awaited of it");
     fleet.backend.end(1);
     assert!(!fleet.scheduler.retire(fleet.backend.transport(), 1));
     assert!(matches!(fleet.poll(), Poll::Lost { worker: 1 }));
     fleet.scheduler.leave_to_others(fleet.backend.transport(), 1);
-    assert_eq!(take_run(&fleet, 0), Some(2), "what it had is for the others");
+    assert_eq!(take_run(&fleet, 0).map(|run| run.seq()), Some(2), "what it had is for the others");
     // Tasks are counted for workers that do not run. Nobody waits for them when the last one has gone.
     fleet.backend.end(0);
     assert!(matches!(fleet.poll(), Poll::Lost { worker: 0 }));

@@ -382,8 +382,8 @@ impl ParentEnd for ThreadQueues {
     }
 
     fn all_in_hand(core: &CoreQueues, py: Python<'_>) -> Option<Vec<(u32, u64, Index)>> {
-        let runs = core.runs_in_hand().ok().flatten()?;
-        Some(runs.iter().map(|(worker, run)| (*worker, run.task.seq, run.task.index.clone_ref(py))).collect())
+        let tasks = core.all_in_hand().ok().flatten()?;
+        Some(tasks.iter().map(|(worker, seq, index)| (*worker, *seq, index.clone_ref(py))).collect())
     }
 
     fn is_elsewhere(_core: &CoreQueues, _worker: u32) -> bool {

@@ -94,10 +94,10 @@ impl ThreadQueues {
         let _ = self.clocks.set(clocks);
     }
 
-    /// Lets all workers share all tasks from now on. `cuts`: each makes some of a task's samples, of which `get` then
-    /// gives a `ThreadRun`.
-    fn share_tasks(&self, cuts: bool) -> PyResult<()> {
-        self.core()?.share_tasks(cuts.then_some(samples_of)).map_err(exception)
+    /// Lets all workers share all tasks from now on, of which `places` are under way at a time. `cuts`: each makes some of
+    /// a task's samples, of which `get` then gives a `ThreadRun`.
+    fn share_tasks(&self, places: u32, cuts: bool) -> PyResult<()> {
+        self.core()?.share_tasks(places, cuts.then_some(samples_of)).map_err(exception)
     }
 
     /// In a worker: notes the seconds that the samples of a run took.
@@ -107,35 +107,42 @@ impl ThreadQueues {
         core.note_time((seconds * 1e9 / samples) as u64).map_err(exception)
     }
 
-    /// In a worker: gives the run's samples to the thread that will collate. Returns whether that is the caller.
-    fn finish(&self, worker: u32, run: &ThreadRun, samples: Py<PyAny>) -> bool {
+    /// In a worker: gives the run's samples to the thread that will collate; None: they are not for others. Returns
+    /// whether the caller answers for the batch.
+    fn finish(&self, worker: u32, run: &ThreadRun, samples: Option<Py<PyAny>>) -> PyResult<bool> {
         // A whole batch has moments of its own.
         let clock = self.clock(worker).filter(|_| !run.0.is_whole());
-        let stamps = clock.map(|clock| Box::new((worker, clock.run_sent())));
-        let is_last = run.0.finish(Made { stamps, ..Made::plain(samples) });
-        if let Some(clock) = clock.filter(|_| is_last) {
+        let made = samples.map(|samples| {
+            let stamps = clock.map(|clock| Box::new((worker, clock.run_sent())));
+            Made { stamps, ..Made::plain(samples) }
+        });
+        let is_noted = made.is_some();
+        let Ok(core) = self.core() else { return Ok(false) };
+        let is_last = core.finish(worker, &run.0, made).map_err(exception)?;
+        if let Some(clock) = clock.filter(|_| is_last && is_noted) {
             clock.note_last();
         }
-        is_last
+        Ok(is_last)
     }
 
-    /// In a worker: takes the samples of all runs of a batch, run by run.
-    fn parts(&self, worker: u32, run: &ThreadRun) -> Vec<Py<PyAny>> {
-        let task = &run.0.task;
+    /// In a worker: takes the samples of all runs of a batch, run by run; None if some are not there.
+    fn parts(&self, worker: u32, run: &ThreadRun) -> PyResult<Option<Vec<Py<PyAny>>>> {
+        let Ok(core) = self.core() else { return Ok(None) };
+        let Some(made) = core.take_parts(&run.0).map_err(exception)? else { return Ok(None) };
         let mut runs = Vec::new();
         let mut parts = Vec::new();
-        for (number, Made { object, stamps, .. }) in (0..).zip(task.take_parts()) {
+        for (number, Made { object, stamps, .. }) in (0..).zip(made) {
             parts.push(object);
             runs.extend(stamps.map(|made| TimedRun {
                 worker: made.0,
                 stamps: made.1,
-                samples: task.samples_of(number),
+                samples: run.0.samples_of(number),
             }));
         }
         if !runs.is_empty() {
             self.runs_of(worker, |kept| *kept = runs);
         }
-        parts
+        Ok(Some(parts))
     }
 
     /// Tells the workers that nothing more is wanted.
@@ -241,25 +248,28 @@ fn samples_of(index: &Index) -> u64 {
     }
 }
 
-/// A run of a task's samples, which one thread makes.
+/// A thread's claim of a task: a run of samples, or the collation.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct ThreadRun(TaskRun<Index, Made>);
+pub(crate) struct ThreadRun(TaskRun<Index>);
 
 #[pymethods]
 impl ThreadRun {
-    /// A run of an epoch that was given up is dropped before a thread takes it.
-    #[classattr]
-    #[pyo3(name = "is_stale")]
-    const STALE: bool = false;
-    /// A thread that collates has made a run.
-    #[classattr]
-    #[pyo3(name = "is_collation")]
-    const COLLATION: bool = false;
+    /// True for a task of an epoch that was given up: nobody wants it.
+    #[getter]
+    fn is_stale(&self) -> bool {
+        self.0.is_stale
+    }
+
+    /// True for the collation of a task whose samples others have made.
+    #[getter]
+    fn is_collation(&self) -> bool {
+        self.0.is_collation()
+    }
 
     /// The number of the task.
     #[getter]
     fn seq(&self) -> u64 {
-        self.0.task.seq
+        self.0.seq()
     }
 
     /// True if the run is the whole batch.
@@ -275,7 +285,7 @@ impl ThreadRun {
 
     /// The index of the whole batch, with the places of its samples, as a task has it.
     fn whole_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.0.task.index.decode(py)
+        self.0.index.decode(py)
     }
 
     /// The index of the run, as that of a batch.
@@ -283,19 +293,14 @@ impl ThreadRun {
         if self.0.is_whole() {
             return self.whole_index(py);
         }
-        let Index::Placed(index, places) = &self.0.task.index else { return Err(without_places()) };
+        let Index::Placed(index, places) = &*self.0.index else { return Err(without_places()) };
         part(index.plain(py)?, places, self.0.samples())
     }
 
     /// The samples of the batch in place of its index, with their places.
     fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let Index::Placed(_, places) = &self.0.task.index else { return Err(without_places()) };
+        let Index::Placed(_, places) = &*self.0.index else { return Err(without_places()) };
         placed(samples, places)
-    }
-
-    /// Finishes the run without samples. Returns whether the caller answers for the batch.
-    fn finish_without(&self, py: Python<'_>) -> bool {
-        self.0.finish(Made::plain(py.None()))
     }
 }
 

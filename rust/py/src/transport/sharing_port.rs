@@ -82,7 +82,7 @@ impl SharingPort {
         let deadline = Deadline::after(timeout)?;
         let port = self.port.get();
         let is_wanted = |seq: u64| !is_before(epoch, epoch_of(seq));
-        let may_begin = || next.is_some_and(|next| self.tasks.are_over_before(next));
+        let may_begin = || next.is_some_and(|next| self.tasks.claims().are_over_before(next));
         let mut nap = FIRST_NAP;
         loop {
             if let Some(message) = port.get(py, Some(0.0))? {
@@ -91,14 +91,15 @@ impl SharingPort {
             if port.parent_ended() {
                 return Ok(None);
             }
-            if let Some(claimed) = self.tasks.claim(port.core().worker(), is_wanted) {
+            if let Some(claimed) = self.tasks.claims().claim(port.core().worker(), is_wanted) {
                 port.core().begin_task();
                 if let Some(clock) = port.clock() {
                     clock.note_task();
                 }
                 let index = self.tasks.index(&claimed).map_err(exception)?;
                 let seq = claimed.plan.seq;
-                let claimed = Claimed { core: claimed, index, seq, is_stale: self.tasks.is_stale(seq) };
+                let claimed =
+                    Claimed { core: claimed, index, seq, is_stale: self.tasks.claims().is_stale(seq) };
                 return Ok(Some(Bound::new(py, claimed)?.into_any()));
             }
             let Some(mut left) = deadline.left().filter(|_| !may_begin()) else { return Ok(None) };
@@ -106,7 +107,7 @@ impl SharingPort {
                 left = left.min(nap);
                 nap = LONGEST_NAP.min(2 * nap);
             }
-            let is_open = || self.tasks.is_open(is_wanted) || may_begin();
+            let is_open = || self.tasks.claims().is_open(is_wanted) || may_begin();
             if detached(py, || port.core().wait_for_any(left, is_open))? == Wake::ParentEnded {
                 port.note_parent_ended();
             }
@@ -115,17 +116,17 @@ impl SharingPort {
 
     /// Returns true if no batch that anybody wants is left to be made of the epochs before `epoch`.
     fn are_over_before(&self, epoch: u64) -> bool {
-        self.tasks.are_over_before(epoch)
+        self.tasks.claims().are_over_before(epoch)
     }
 
     /// Says that the batch's result was sent by this worker, which has collated it.
     fn note_sent(&self, claimed: &Claimed) {
-        self.tasks.note_sent(&claimed.core);
+        self.tasks.claims().note_sent(&claimed.core);
     }
 
     /// Takes the collation of a batch if the samples of all other runs are there. The caller then collates.
     fn begin_last(&self, claimed: &Claimed) -> bool {
-        let is_last = self.has_claims() && self.tasks.begin_last(&claimed.core);
+        let is_last = self.has_claims() && self.tasks.claims().begin_last(&claimed.core);
         if is_last {
             self.note_made(claimed);
         }
@@ -135,7 +136,7 @@ impl SharingPort {
     /// Says that the run's samples lie in rows of the batch. Returns whether the caller is the worker that collates.
     fn finish_rows(&self, claimed: &Claimed) -> bool {
         // The copy is the batch's own.
-        self.tasks.note_sending(0);
+        self.tasks.claims().note_sending(0);
         self.finish(claimed, Part::Rows)
     }
 
@@ -158,7 +159,7 @@ impl SharingPort {
         let written = written?;
         // To read them takes about as long.
         let each = 2 * monotonic().saturating_sub(begun) / (claimed.__len__().max(1) as u64);
-        self.tasks.note_sending(each);
+        self.tasks.claims().note_sending(each);
         let (offset, len) = written;
         Ok(self.finish(claimed, Part::Bytes { offset, len }))
     }
@@ -199,12 +200,12 @@ impl SharingPort {
     /// Notes the seconds that the run's samples took, by which later batches are cut.
     fn note_time(&self, claimed: &Claimed, seconds: f64) {
         let samples = claimed.__len__().max(1) as f64;
-        self.tasks.note_making((seconds * 1e9 / samples) as u64);
+        self.tasks.claims().note_making((seconds * 1e9 / samples) as u64);
     }
 
     /// Notes that samples could not be sent. Returns true when it has happened so often that batches are cut no more.
     fn note_unsent(&self) -> bool {
-        self.tasks.note_unsent()
+        self.tasks.claims().note_unsent()
     }
 }
 
@@ -249,7 +250,7 @@ impl SharingPort {
         if let Some(clock) = clock {
             self.note_times(claimed, &clock.run_sent());
         }
-        let is_last = self.tasks.finish(&claimed.core, part);
+        let is_last = self.tasks.claims().finish(&claimed.core, part);
         if let Some(clock) = clock.filter(|_| is_last) {
             clock.note_last();
         }
@@ -270,7 +271,7 @@ impl SharingPort {
                 parts.push(own.clone());
                 continue;
             }
-            match self.tasks.part(&claimed.core, run) {
+            match self.tasks.claims().part(&claimed.core, run) {
                 Some(Part::Bytes { offset, len }) => parts.push(self.read(py, claimed, offset, len)?),
                 Some(Part::Rows) => parts.push(self.read_rows(py, claimed, run)?),
                 Some(Part::Unsent) | None => return Ok(None),

@@ -1,83 +1,192 @@
-//! Tasks that all workers share: which runs are left, and who has which.
+//! Tasks that all threads share: their claims lie in memory of this process, and samples stay where they are.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::sync::Condvar;
 
 use super::Queues;
-use super::shared_task::{SharedTask, TaskRun};
 use crate::error::Result;
-use crate::joint::{self, Cost};
-use crate::sync::{Arc, Ordering};
+use crate::joint::Part;
+use crate::sync::{Arc, AtomicU64, Ordering};
+use crate::transport::shared_tasks::{Claimed, Claims, LaidOut, Tasks};
+use crate::transport::task_number::{epoch_of, is_before};
 
 /// The tasks that workers share.
 #[derive(Debug)]
 pub(super) struct Sharing<I, R> {
-    /// Runs that no worker has taken, in the order of their tasks.
-    pub(super) runs: VecDeque<TaskRun<I, R>>,
-    /// Tasks that have no reply.
-    pub(super) unanswered: BTreeSet<u64>,
+    words: Box<[AtomicU64]>,
+    places: u32,
     /// Returns the number of an index's samples; `None`: a task is never cut.
-    pub(super) samples_of: Option<fn(&I) -> u64>,
-    /// The number of workers that make the tasks: the first ones.
-    pub(super) sharers: u32,
-    /// The task that was sent last.
-    pub(super) newest: u64,
-    /// The time that a sample takes; 0: not known.
-    pub(super) nanoseconds: u64,
+    samples_of: Option<fn(&I) -> u64>,
+    /// With the samples of each run that is made.
+    pub(super) tasks: Tasks<Arc<I>, Vec<Option<R>>>,
+}
+
+/// A thread's claim of a task: a run of its samples, or the collation.
+#[derive(Debug)]
+pub struct TaskRun<I> {
+    pub(super) claimed: Claimed,
+    /// The index that the task asks for.
+    pub index: Arc<I>,
+    /// True if nobody wants the batch any more: its epoch was given up.
+    pub is_stale: bool,
+}
+
+impl<I> TaskRun<I> {
+    /// Returns the number of the task.
+    #[must_use]
+    pub fn seq(&self) -> u64 {
+        self.claimed.plan.seq
+    }
+
+    /// The samples of the run, as a range of the task's; all for the collation.
+    #[must_use]
+    pub fn samples(&self) -> Range<u64> {
+        self.claimed.samples()
+    }
+
+    /// The samples of another run.
+    #[must_use]
+    pub fn samples_of(&self, run: u32) -> Range<u64> {
+        self.claimed.samples_of(run)
+    }
+
+    /// Returns true if the task has one run.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.claimed.is_whole()
+    }
+
+    /// Returns true for the collation of a task whose samples others have made.
+    #[must_use]
+    pub fn is_collation(&self) -> bool {
+        self.claimed.claim.run.is_none()
+    }
+}
+
+impl<I, R> Sharing<I, R> {
+    fn new(places: u32, workers: u32, samples_of: Option<fn(&I) -> u64>) -> Self {
+        Self {
+            words: (0..Claims::words(places)).map(|_| AtomicU64::new(0)).collect(),
+            places,
+            samples_of,
+            tasks: Tasks::new(places, workers, samples_of.is_none()),
+        }
+    }
+
+    pub(super) fn claims(&self) -> Claims<'_> {
+        Claims::over(&self.words, self.places)
+    }
+
+    fn claim(&mut self, worker: u32, entered: u64) -> Option<TaskRun<I>> {
+        let claims = Claims::over(&self.words, self.places);
+        let claimed = claims.claim(worker, |seq| !is_before(entered, epoch_of(seq)))?;
+        let index = self.tasks.of(&claimed)?.index.clone();
+        Some(TaskRun { claimed, index, is_stale: claims.is_stale(claimed.plan.seq) })
+    }
+
+    /// Returns the samples that are kept for nobody, and whether the caller answers the task.
+    fn finish(&mut self, claimed: &Claimed, mut part: Option<R>) -> (Option<R>, bool) {
+        let made = if part.is_some() { Part::Rows } else { Part::Unsent };
+        if let (Some(run), false) = (claimed.claim.run, claimed.is_whole())
+            && let Some(LaidOut { kept, .. }) = self.tasks.of(claimed)
+        {
+            let run = run as usize;
+            kept.resize_with(kept.len().max(run + 1), || None);
+            part = std::mem::replace(&mut kept[run], part);
+        }
+        (part, self.claims().finish(claimed, made))
+    }
+
+    fn lay_out(&mut self) -> bool {
+        let claims = Claims::over(&self.words, self.places);
+        self.tasks.lay_out(claims, 0, |_, _| Ok(Some(([0; 2], 0, Vec::new())))).unwrap_or(false)
+    }
+
+    /// Takes the task that has its result. Returns true if workers are to be woken.
+    pub(super) fn answered(&mut self, seq: u64) -> (Option<LaidOut<Arc<I>, Vec<Option<R>>>>, bool) {
+        let claims = Claims::over(&self.words, self.places);
+        let Some(place) = self.tasks.place_of(seq) else { return (None, false) };
+        (self.tasks.close(claims, place), self.lay_out())
+    }
+
+    pub(super) fn begin_epoch(&mut self, epoch: u64) -> VecDeque<(u64, Arc<I>, u64)> {
+        self.tasks.begin_epoch(Claims::over(&self.words, self.places), epoch)
+    }
 }
 
 impl<I, R> Queues<I, R> {
-    /// Lets all workers share all tasks from now on. `samples_of` returns the number of an index's samples; without it,
-    /// a task is never cut.
+    /// Lets all workers share all tasks from now on, of which `places` are under way at a time. `samples_of` returns the
+    /// number of an index's samples; without it, a task is never cut.
     ///
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
-    pub fn share_tasks(&self, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
+    pub fn share_tasks(&self, places: u32, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
         let mut state = self.lock()?;
-        let sharers = state.workers.len() as u32;
-        state.sharing = Some(Sharing {
-            runs: VecDeque::new(),
-            unanswered: BTreeSet::new(),
-            samples_of,
-            sharers,
-            newest: 0,
-            nanoseconds: 0,
-        });
+        state.sharing = Some(Sharing::new(places, state.workers.len() as u32, samples_of));
         drop(state);
         self.shares.store(true, Ordering::Relaxed);
         Ok(())
     }
 
-    /// A worker takes the next run that no other has taken, of the earliest task. It has no request of its own.
+    /// A worker claims something of the earliest task of which something is free. It has no request of its own.
     ///
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
-    pub fn take_run(&self, worker: u32) -> Result<Option<TaskRun<I, R>>> {
+    pub fn take_run(&self, worker: u32) -> Result<Option<TaskRun<I>>> {
         if !self.shares.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let mut state = self.lock()?;
-        let is_there = state.is_run_for(worker);
-        let found = state.sharing.as_mut().filter(|_| is_there).and_then(|sharing| sharing.runs.pop_front());
-        let taker = &mut state.workers[worker as usize];
-        taker.has_made |= found.is_some();
-        let before = std::mem::replace(&mut taker.in_hand, found.clone());
-        drop(state);
-        drop(before);
-        Ok(found)
+        let entered = state.workers[worker as usize].entered;
+        Ok(state.sharing.as_mut().and_then(|sharing| sharing.claim(worker, entered)))
     }
 
-    /// Returns the run that each worker took last, if it has not looked for another; `None` where each task is one
-    /// worker's.
+    /// A worker has made a run, without samples where these are not for others. Returns true if it answers the task.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
+    pub fn finish(&self, worker: u32, run: &TaskRun<I>, part: Option<R>) -> Result<bool> {
+        let mut state = self.lock()?;
+        let Some(sharing) = &mut state.sharing else { return Ok(false) };
+        let (unused, is_last) = sharing.finish(&run.claimed, part);
+        if is_last {
+            state.workers[worker as usize].collating = Some(run.claimed);
+        }
+        drop(state);
+        drop(unused);
+        Ok(is_last)
+    }
+
+    /// Gives the worker that answers a task the samples of all runs, in their order; `None` if some are not there: made
+    /// for nobody, or taken by a worker that has ended since.
+    ///
+    /// # Errors
+    /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
+    pub fn take_parts(&self, run: &TaskRun<I>) -> Result<Option<Vec<R>>> {
+        let mut state = self.lock()?;
+        let task = state.sharing.as_mut().and_then(|sharing| sharing.tasks.of(&run.claimed));
+        let parts = task.map(|task| std::mem::take(&mut task.kept)).unwrap_or_default();
+        drop(state);
+        if parts.len() != run.claimed.plan.runs() as usize {
+            return Ok(None);
+        }
+        Ok(parts.into_iter().collect())
+    }
+
+    /// Returns the task that each worker makes samples of; `None` where each task is one worker's.
     ///
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     #[expect(clippy::type_complexity, reason = "a list")]
-    pub fn runs_in_hand(&self) -> Result<Option<Vec<(u32, TaskRun<I, R>)>>> {
+    pub fn all_in_hand(&self) -> Result<Option<Vec<(u32, u64, Arc<I>)>>> {
         let state = self.lock()?;
-        let workers = (0..).zip(&state.workers);
-        let runs = workers.filter_map(|(number, worker)| Some((number, worker.in_hand.clone()?)));
-        Ok(state.sharing.is_some().then(|| runs.collect()))
+        let Some(sharing) = &state.sharing else { return Ok(None) };
+        let of = |worker| {
+            let task = sharing.tasks.in_hand(sharing.claims(), worker)?;
+            Some((worker, task.seq, task.index.clone()))
+        };
+        Ok(Some((0..state.workers.len() as u32).filter_map(of).collect()))
     }
 
     /// Notes the time that a sample took.
@@ -85,8 +194,8 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn note_time(&self, nanoseconds: u64) -> Result<()> {
-        if let Some(sharing) = &mut self.lock()?.sharing {
-            sharing.nanoseconds = joint::mean(sharing.nanoseconds, nanoseconds);
+        if let Some(sharing) = &self.lock()?.sharing {
+            sharing.claims().note_making(nanoseconds);
         }
         Ok(())
     }
@@ -100,14 +209,16 @@ impl<I, R> Queues<I, R> {
             return Ok(());
         };
         let samples = sharing.samples_of.map_or(1, |samples_of| samples_of(&index));
-        let cost = Cost { making: sharing.nanoseconds, sending: 0 };
-        let per_run = joint::per_run(samples, sharing.sharers, cost);
-        sharing.newest = seq;
-        let task = Arc::new(SharedTask::new(seq, index, samples, per_run));
-        sharing.runs.extend(SharedTask::all_runs(&task));
-        sharing.unanswered.insert(seq);
+        sharing.tasks.add(seq, Arc::new(index), samples);
+        let is_laid_out = sharing.lay_out();
         drop(state);
-        self.requested.iter().for_each(Condvar::notify_one);
+        if is_laid_out {
+            self.wake_workers();
+        }
         Ok(())
+    }
+
+    pub(super) fn wake_workers(&self) {
+        self.requested.iter().for_each(Condvar::notify_one);
     }
 }

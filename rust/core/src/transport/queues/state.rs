@@ -2,19 +2,17 @@
 
 use std::collections::VecDeque;
 
-use super::shared_task::TaskRun;
 use super::sharing::Sharing;
 use super::{Reply, Request};
+use crate::transport::shared_tasks::Claimed;
 use crate::transport::task_number::{epoch_of, is_before};
 
 /// The queues of one worker.
 #[derive(Debug)]
 pub(super) struct Worker<I, R> {
     pub(super) requests: VecDeque<Request<I>>,
-    /// The run that it took last, until it answers the task, or looks for another.
-    pub(super) in_hand: Option<TaskRun<I, R>>,
-    /// True if it has taken a run since it began to make tasks.
-    pub(super) has_made: bool,
+    /// The claim of the task that it answers next.
+    pub(super) collating: Option<Claimed>,
     pub(super) replies: VecDeque<Reply<R>>,
     /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last
     /// odd one.
@@ -48,8 +46,7 @@ impl<I, R> State<I, R> {
     pub(super) fn new(workers: u32) -> Self {
         let worker = |_| Worker {
             requests: VecDeque::new(),
-            in_hand: None,
-            has_made: false,
+            collating: None,
             replies: VecDeque::new(),
             epoch: 0,
             batches: [0; 2],
@@ -82,16 +79,15 @@ impl<I, R> State<I, R> {
 
     pub(super) fn is_run_for(&self, worker: u32) -> bool {
         let entered = self.workers[worker as usize].entered;
-        let first = self.sharing.as_ref().and_then(|sharing| sharing.runs.front());
-        first.is_some_and(|run| !is_before(entered, epoch_of(run.task.seq)))
+        let is_wanted = |seq| !is_before(entered, epoch_of(seq));
+        self.sharing.as_ref().is_some_and(|sharing| sharing.claims().is_open(is_wanted))
     }
 
     /// The place of the first request that a worker may take: one that begins an epoch has to wait.
     pub(super) fn request_for(&self, worker: u32) -> Option<usize> {
-        let unanswered = self.sharing.as_ref().map(|sharing| &sharing.unanswered);
         self.workers[worker as usize].requests.iter().position(|request| match request {
             Request::Epoch { number, .. } => {
-                unanswered.is_none_or(|all| all.iter().all(|&seq| !is_before(epoch_of(seq), *number)))
+                self.sharing.as_ref().is_none_or(|sharing| sharing.claims().are_over_before(*number))
             }
             _ => true,
         })

@@ -1,15 +1,43 @@
 //! The queues as the [`Transport`] of a scheduler.
 
-use std::collections::VecDeque;
-use std::sync::Condvar;
-
 use super::sharing::Sharing;
-use super::{Queues, Reply, Request, TaskRun};
+use super::{Queues, Reply, Request};
 use crate::error::Result;
 use crate::sync::Ordering;
 use crate::transport::interface::Transport;
 use crate::transport::message::ResultKind;
-use crate::transport::task_number::{epoch_of, is_before};
+
+impl<I, R> Queues<I, R> {
+    fn of_tasks(&self, ask: impl FnOnce(&Sharing<I, R>) -> bool) -> bool {
+        self.lock().is_ok_and(|state| state.sharing.as_ref().is_some_and(ask))
+    }
+
+    /// Takes the next reply of one of these workers.
+    fn take_reply(&self, workers: impl FnOnce(usize, usize) -> (usize, usize)) -> Result<Option<Reply<R>>> {
+        let mut state = self.lock()?;
+        let count = state.workers.len();
+        let (from, looked_at) = workers(state.turn, count);
+        let found = (from..from + looked_at)
+            .find_map(|at| Some((at, state.workers[at % count].replies.pop_front()?)));
+        let Some((at, reply)) = found else { return Ok(None) };
+        if looked_at > 1 {
+            state.turn = at % count + 1;
+        }
+        let answered = state
+            .sharing
+            .as_mut()
+            .filter(|_| reply.kind == ResultKind::Batch)
+            .map(|sharing| sharing.answered(reply.seq));
+        drop(state);
+        if let Some((task, is_laid_out)) = answered {
+            drop(task);
+            if is_laid_out {
+                self.wake_workers();
+            }
+        }
+        Ok(Some(reply))
+    }
+}
 
 impl<I, R> Transport for Queues<I, R> {
     type Index = I;
@@ -27,20 +55,11 @@ impl<I, R> Transport for Queues<I, R> {
     }
 
     fn try_next(&self) -> Result<Option<Reply<R>>> {
-        let state = &mut *self.lock()?;
-        let count = state.workers.len();
-        let from = state.turn;
-        for at in (from..from + count).map(|at| at % count) {
-            if let Some(reply) = state.workers[at].replies.pop_front() {
-                state.turn = at + 1;
-                return Ok(Some(reply));
-            }
-        }
-        Ok(None)
+        self.take_reply(|turn, count| (turn, count))
     }
 
     fn try_next_of(&self, worker: u32) -> Result<Option<Reply<R>>> {
-        Ok(self.lock()?.workers[worker as usize].replies.pop_front())
+        self.take_reply(|_, _| (worker as usize, 1))
     }
 
     fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
@@ -52,17 +71,11 @@ impl<I, R> Transport for Queues<I, R> {
             return;
         }
         let Ok(mut state) = self.lock() else { return };
-        let mut stale = VecDeque::new();
-        if let Some(sharing) = &mut state.sharing {
-            // Nobody waits for what an epoch that was given up has left.
-            sharing.unanswered.retain(|&seq| !is_before(epoch_of(seq), epoch));
-            (stale, sharing.runs) = std::mem::take(&mut sharing.runs)
-                .into_iter()
-                .partition(|run| is_before(epoch_of(run.task.seq), epoch));
-        }
+        // Nobody waits for what an epoch that was given up has left.
+        let stale = state.sharing.as_mut().map(|sharing| sharing.begin_epoch(epoch));
         drop(state);
         drop(stale);
-        self.requested.iter().for_each(Condvar::notify_one);
+        self.wake_workers();
     }
 
     fn there_of(&self, worker: u32) -> Result<u64> {
@@ -75,37 +88,31 @@ impl<I, R> Transport for Queues<I, R> {
 
     fn lose(&self, worker: u32) {
         let Ok(mut state) = self.lock() else { return };
-        let lost = state.workers[worker as usize].in_hand.take();
-        if let (Some(sharing), Some(run)) = (&mut state.sharing, &lost)
-            && sharing.unanswered.contains(&run.task.seq)
-        {
-            for lost in run.task.lost_with(run.run).rev() {
-                sharing.runs.push_front(TaskRun { task: run.task.clone(), run: lost });
-            }
+        state.workers[worker as usize].collating = None;
+        if let Some(sharing) = &state.sharing {
+            sharing.tasks.lose(sharing.claims(), worker);
         }
         drop(state);
-        drop(lost);
-        self.requested.iter().for_each(Condvar::notify_one);
+        self.wake_workers();
     }
 
     fn share_among(&self, workers: u32) {
-        let Ok(mut state) = self.lock() else { return };
-        let Some(sharing) = &mut state.sharing else { return };
-        let before = std::mem::replace(&mut sharing.sharers, workers).min(workers);
-        state.workers[before as usize..].iter_mut().for_each(|worker| worker.has_made = false);
+        if let Ok(mut state) = self.lock()
+            && let Some(sharing) = &mut state.sharing
+        {
+            sharing.tasks.share_among(workers);
+        }
     }
 
     fn has_claim(&self, worker: u32) -> bool {
-        self.lock().is_ok_and(|state| state.workers[worker as usize].in_hand.is_some())
+        self.of_tasks(|sharing| sharing.tasks.has_claim(sharing.claims(), worker))
     }
 
     fn is_open(&self) -> bool {
-        let is_open =
-            |sharing: &Sharing<I, R>| sharing.runs.front().is_some_and(|run| run.task.seq != sharing.newest);
-        self.lock().is_ok_and(|state| state.sharing.as_ref().is_some_and(is_open))
+        self.of_tasks(|sharing| sharing.tasks.is_open(sharing.claims()))
     }
 
     fn has_made(&self, worker: u32) -> bool {
-        self.lock().is_ok_and(|state| state.workers[worker as usize].has_made)
+        self.of_tasks(|sharing| sharing.tasks.has_made(worker))
     }
 }

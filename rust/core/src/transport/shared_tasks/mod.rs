@@ -9,8 +9,10 @@
 //! ([`windows`]), and lays the next batch out in another one meanwhile. A window has no owner among the workers, so no
 //! worker's death loses one.
 
+mod claims;
 mod rows;
 mod sharing;
+mod tasks;
 pub mod windows;
 
 use std::mem::MaybeUninit;
@@ -18,12 +20,14 @@ use std::ops::Range;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
+pub use self::claims::Claims;
 pub use self::rows::Rows;
 pub use self::sharing::TaskSharing;
+pub(crate) use self::tasks::{LaidOut, Tasks};
 
 use self::windows::Windows;
 use crate::error::{Error, Result};
-use crate::joint::{Batch, Claim, Cost, Part, Pending, Plan, WORDS, mean, per_run};
+use crate::joint::{Claim, Plan};
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::page::page_size;
@@ -32,20 +36,8 @@ use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::timing::Stamps;
 use crate::transport::message::{TaskIndex, TaskKind};
 use crate::transport::run_times;
-use crate::transport::task_number::{epoch_of, is_before};
 
-/// Words before those of the windows.
-const HEADER: usize = 8;
-/// The two words of a [`Cost`].
-const MAKING: usize = 0;
-const SENDING: usize = 1;
-/// Runs whose samples could not be sent.
-const UNSENT: usize = 2;
-/// The epoch of which the main process awaits batches. Batches of earlier epochs are thrown away.
-const AWAITED: usize = 3;
-/// The word of [`Pending`].
-const PENDING: usize = 4;
-/// Words of a window, after those before the batches': how many of its bytes were written, from each of its [`End`]s.
+/// Words of a window, after those of the claims: how many of its bytes were written, from each of its [`End`]s.
 const OF_WINDOW: usize = 2;
 
 /// The two ends from which a window is filled.
@@ -59,9 +51,6 @@ enum End {
 
 /// The most bytes of an index. One of a place may lie this far from the one of the next, in the file of the words.
 const MOST_INDEX: u64 = 1 << 28;
-
-/// After this many runs that cannot be sent, batches are cut no more.
-const FEW: u64 = 4;
 
 /// The memory of shared tasks, in any process.
 #[derive(Debug)]
@@ -121,12 +110,10 @@ impl SharedTasks {
         self.words.fd()
     }
 
-    fn word(&self, word: usize) -> &AtomicU64 {
-        &self.words.words()[word]
-    }
-
-    fn batch(&self, place: usize) -> &Batch {
-        Batch::over(&self.words.words()[words_before(self.places) + place * WORDS..])
+    /// The claims.
+    #[must_use]
+    pub fn claims(&self) -> Claims<'_> {
+        Claims::over(self.words.words(), self.places)
     }
 
     /// Bytes of a window that an index of `len` bytes takes.
@@ -148,10 +135,18 @@ impl SharedTasks {
         self.bytes.copy_in(self.start(window), bytes)
     }
 
+    /// Gives the memory of an index back that has no window.
+    fn forget_index(&self, place: usize, len: u64) {
+        if self.len_in_window(len) == 0 {
+            self.words.file().punch(self.index_at(place), len);
+        }
+    }
+
     /// Asks for the pages that are still cold among the first `len` bytes of a window, from one of its ends. The caller
     /// writes them next.
     fn warm(&self, window: u32, end: End, len: u64, probe: &MemoryProbe) -> Result<()> {
-        let touched = self.word(HEADER + window as usize * OF_WINDOW + end as usize);
+        let at = Claims::words(self.places) + window as usize * OF_WINDOW;
+        let touched = &self.words.words()[at + end as usize];
         let len = len.checked_next_multiple_of(page_size()).unwrap_or(len);
         // Relaxed: it publishes nothing. A worker that dies before it writes has counted too much.
         let cold = len.saturating_sub(touched.load(Ordering::Relaxed));
@@ -174,55 +169,8 @@ impl SharedTasks {
         }
     }
 
-    fn places(&self) -> Range<usize> {
-        0..self.places as usize
-    }
-
     fn start(&self, window: u32) -> u64 {
         u64::from(window) * self.window
-    }
-
-    /// Returns true if nobody wants the batch of a task any more: its epoch was given up.
-    #[must_use]
-    pub fn is_stale(&self, seq: u64) -> bool {
-        // Relaxed: what is made of such a batch is only thrown away.
-        is_before(epoch_of(seq), self.word(AWAITED).load(Ordering::Relaxed))
-    }
-
-    /// Returns true if no batch is left to be made of the epochs before `epoch` that anybody wants, so that a worker may
-    /// begin it, which was told so after their last task was sent.
-    #[must_use]
-    pub fn are_over_before(&self, epoch: u64) -> bool {
-        let pending = self.pending().first();
-        let is_over = |place| {
-            let batch = self.batch(place);
-            let seq = batch.seq();
-            !is_before(epoch_of(seq), epoch) || self.is_stale(seq) || !batch.is_left()
-        };
-        pending.is_none_or(|pending| !is_before(pending, epoch)) && self.places().all(is_over)
-    }
-
-    fn pending(&self) -> Pending<'_> {
-        Pending::new(self.word(PENDING))
-    }
-
-    /// Returns true if `worker` may claim something of a task that `is_wanted`.
-    pub fn is_open(&self, is_wanted: impl Fn(u64) -> bool) -> bool {
-        self.places().map(|place| self.batch(place)).any(|batch| is_wanted(batch.seq()) && batch.is_open())
-    }
-
-    /// Claims something of the earliest batch of which something is free, if its task `is_wanted`.
-    pub fn claim(&self, worker: u32, is_wanted: impl Fn(u64) -> bool) -> Option<Claimed> {
-        loop {
-            let open = self.places().filter(|&place| self.batch(place).is_open());
-            let place = open
-                .filter(|&place| is_wanted(self.batch(place).seq()))
-                .min_by_key(|&place| self.batch(place).seq())?;
-            let batch = self.batch(place);
-            if let Some(claim) = batch.claim(worker, &is_wanted) {
-                return Some(Claimed { place, plan: batch.plan(), claim });
-            }
-        }
     }
 
     /// The index of a task, as it was sent.
@@ -252,17 +200,12 @@ impl SharedTasks {
         self.start(claimed.plan.window)
     }
 
-    /// Takes the collation of a batch whose other runs are made. See [`Batch::begin_last`].
-    pub fn begin_last(&self, claimed: &Claimed) -> bool {
-        self.batch(claimed.place).begin_last(claimed.claim)
-    }
-
     /// Reserves bytes for a part, and returns where they begin in the batch; `None`: there is no room.
     ///
     /// # Errors
     /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
     pub fn reserve(&self, claimed: &Claimed, len: u64, probe: &MemoryProbe) -> Result<Option<u64>> {
-        let batch = self.batch(claimed.place);
+        let batch = self.claims().batch(claimed.place);
         let mut room = batch.room();
         loop {
             let rows = room.form().map(|at| self.rows_at(claimed, at)).transpose()?;
@@ -311,62 +254,11 @@ impl SharedTasks {
         }
         Ok(self.start(window) + offset)
     }
-
-    /// The run was made, and its part is written, or its rows are. Returns true if this worker is to collate the batch.
-    pub fn finish(&self, claimed: &Claimed, part: Part) -> bool {
-        self.batch(claimed.place).finish(claimed.claim, part)
-    }
-
-    /// The batch's result is committed by this worker, which has collated it.
-    pub fn note_sent(&self, claimed: &Claimed) {
-        self.batch(claimed.place).note_sent(claimed.claim);
-    }
-
-    /// The part of a run; `None` of one that is not made.
-    #[must_use]
-    pub fn part(&self, claimed: &Claimed, run: u32) -> Option<Part> {
-        self.batch(claimed.place).part(run)
-    }
-
-    /// Notes the nanoseconds that each sample of a run took to make.
-    pub fn note_making(&self, nanoseconds: u64) {
-        self.note(MAKING, nanoseconds);
-    }
-
-    /// Notes the nanoseconds that each sample of a run took to send.
-    pub fn note_sending(&self, nanoseconds: u64) {
-        self.note(SENDING, nanoseconds);
-    }
-
-    /// Publishes nothing: of two notes at once, one may be lost.
-    fn note(&self, word: usize, nanoseconds: u64) {
-        let word = self.word(word);
-        word.store(mean(word.load(Ordering::Relaxed), nanoseconds), Ordering::Relaxed);
-    }
-
-    /// Notes that a run cannot be sent. Returns true once it has happened so often that batches are cut no more.
-    pub fn note_unsent(&self) -> bool {
-        self.word(UNSENT).fetch_add(1, Ordering::Relaxed) + 1 == FEW
-    }
-
-    /// Returns the samples of a run, for a batch of `samples` that `workers` make.
-    fn per_run(&self, samples: u64, workers: u32) -> u64 {
-        let word = |word| self.word(word).load(Ordering::Relaxed);
-        if word(UNSENT) >= FEW {
-            return samples;
-        }
-        per_run(samples, workers, Cost { making: word(MAKING), sending: word(SENDING) })
-    }
-}
-
-/// Returns the number of words before those of the batches.
-fn words_before(places: u32) -> usize {
-    // Batches begin at a cache line.
-    (HEADER + windows_for(places) as usize * OF_WINDOW).next_multiple_of(8)
 }
 
 fn words_for(places: u32, timed: bool) -> usize {
-    words_before(places) + places as usize * (WORDS + if timed { run_times::WORDS } else { 0 })
+    let times = if timed { places as usize * run_times::WORDS } else { 0 };
+    Claims::words(places) + windows_for(places) as usize * OF_WINDOW + times
 }
 
 /// Returns the number of windows: for the batches under way, for as many that the user keeps, and for one in between.
@@ -425,6 +317,7 @@ mod tests {
     use super::*;
     use crate::batch::Dtype;
     use crate::batch::rows::{Column, ColumnKind, Form};
+    use crate::joint::Part;
 
     const WINDOW: u64 = 1 << 22;
 
@@ -458,11 +351,11 @@ mod tests {
         let memory = tasks.memory();
         let made = |seq, form: &Form, probe: &MemoryProbe| {
             tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();
-            let claimed = memory.claim(0, |_| true).unwrap();
+            let claimed = memory.claims().claim(0, |_| true).unwrap();
             let found = memory.columns_of(&claimed, form, probe).map(|places| places.is_some());
             let after =
                 memory.rows(&claimed).unwrap().map(|rows| memory.after_rows(&claimed, rows.end, 512, probe));
-            memory.finish(&claimed, Part::Rows);
+            memory.claims().finish(&claimed, Part::Rows);
             tasks.answered(seq, false).unwrap();
             (found, after.is_some_and(|start| matches!(start, Ok(Some(_)))))
         };
@@ -482,9 +375,9 @@ mod tests {
         let memory = tasks.memory();
         let reserved = |seq, len, probe: &MemoryProbe| {
             tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();
-            let claimed = memory.claim(0, |_| true).unwrap();
+            let claimed = memory.claims().claim(0, |_| true).unwrap();
             let found = memory.reserve(&claimed, len, probe);
-            memory.finish(&claimed, Part::Unsent);
+            memory.claims().finish(&claimed, Part::Unsent);
             tasks.answered(seq, false).unwrap();
             found
         };

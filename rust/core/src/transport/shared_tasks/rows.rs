@@ -41,7 +41,7 @@ impl SharedTasks {
         else {
             return Ok(None);
         };
-        let batch = self.batch(claimed.place);
+        let batch = self.claims().batch(claimed.place);
         let mut written = None;
         let mut room = batch.room();
         let at = loop {
@@ -77,7 +77,7 @@ impl SharedTasks {
     /// # Errors
     /// [`Error::Corrupt`] for what no worker writes.
     pub fn rows(&self, claimed: &Claimed) -> Result<Option<Rows>> {
-        self.batch(claimed.place).room().form().map(|at| self.rows_at(claimed, at)).transpose()
+        self.claims().batch(claimed.place).room().form().map(|at| self.rows_at(claimed, at)).transpose()
     }
 
     pub(super) fn rows_at(&self, claimed: &Claimed, at: u64) -> Result<Rows> {
@@ -106,7 +106,7 @@ impl SharedTasks {
         probe: &MemoryProbe,
     ) -> Result<Option<u64>> {
         let start = end.next_multiple_of(ALIGNMENT);
-        let top = self.batch(claimed.place).room().top();
+        let top = self.claims().batch(claimed.place).room().top();
         let Some(end) = start.checked_add(len).filter(|&end| end <= top) else { return Ok(None) };
         self.warm(claimed.plan.window, End::Front, end, probe)?;
         Ok(Some(start))
