@@ -110,7 +110,7 @@ def shared_bytes(loader: DataLoader[Any]) -> float:
     iterator: Any = iter(loader)
     transport = iterator._transport
     fds = [transport.engine.segment]
-    if transport.shared_tasks:
+    if transport.joint_tasks:
         fds.append(transport.scheduled.fds()[1])
     most = 0
     for _ in iterator:

@@ -18,6 +18,9 @@ __all__ = [
     "FirstOf",
     "Gather",
     "IndexSource",
+    "JointEngine",
+    "JointPort",
+    "JointScheduler",
     "Kept",
     "Layout",
     "Leaves",
@@ -40,9 +43,6 @@ __all__ = [
     "Scheduler",
     "SharedItems",
     "SharedSequence",
-    "SharingEngine",
-    "SharingPort",
-    "SharingScheduler",
     "SlotMemory",
     "Stream",
     "ThreadQueues",
@@ -213,12 +213,12 @@ class Port:
     def parent_ended(self) -> bool: ...
 
 @final
-class SharingEngine:
+class JointEngine:
     """The parent's end of an engine whose workers share all tasks."""
 
     def __new__(
         cls, engine: Engine, workers: int, places: int, window: int, keeps_whole: bool, timed: bool
-    ) -> SharingEngine: ...
+    ) -> JointEngine: ...
     def fds(self) -> tuple[int, int]: ...
     def close(self) -> None: ...
 
@@ -242,12 +242,12 @@ class Claimed:
     def with_samples(self, samples: object) -> Placed: ...
 
 @final
-class SharingPort:
+class JointPort:
     """A worker's end of the tasks that all share, beside its port."""
 
     def __new__(
         cls, port: Port, words: int, bytes: int, places: int, window: int, timed: bool
-    ) -> SharingPort: ...
+    ) -> JointPort: ...
     def get(
         self, timeout: float | None, epoch: int, next: int | None = None
     ) -> tuple[Any] | Claimed | None: ...
@@ -350,8 +350,8 @@ class SampleRows:
     """Makes batches of which all workers write the rows, as ``collate`` would make them."""
 
     def __new__(cls, collate: Collate) -> SampleRows: ...
-    def write_rows(self, port: SharingPort, claimed: Claimed, samples: object) -> bool: ...
-    def over_rows(self, port: SharingPort, claimed: Claimed, own: object | None) -> Any: ...
+    def write_rows(self, port: JointPort, claimed: Claimed, samples: object) -> bool: ...
+    def over_rows(self, port: JointPort, claimed: Claimed, own: object | None) -> Any: ...
 
 @final
 class Convert:
@@ -687,19 +687,19 @@ class Scheduler(_Scheduling):
     ) -> Scheduler: ...
 
 @final
-class SharingScheduler(_Scheduling):
+class JointScheduler(_Scheduling):
     """As ``Scheduler``, for tasks that all worker processes share."""
 
     def __new__(
         cls,
-        engine: SharingEngine,
+        engine: JointEngine,
         source: IndexSource,
         workers: int,
         prefetch_factor: int,
         order: Order,
         iterable: bool,
         timeout: float,
-    ) -> SharingScheduler: ...
+    ) -> JointScheduler: ...
 
 @final
 class ThreadScheduler(_Scheduling):

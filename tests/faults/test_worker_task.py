@@ -24,7 +24,7 @@ from faults.test_watchdog import SECONDS, collected
 from parity.describe import describe
 from ringloader import DataLoader, Retry, WorkerPool
 from ringloader._transport import make
-from ringloader._transport.sharing import SharedTasks
+from ringloader._transport.joint import JointMemory
 from small_datasets import Made
 
 pytestmark = [
@@ -53,13 +53,13 @@ def test_nothing_is_left_where_the_limit_of_a_sample_cannot_be_kept(monkeypatch)
     made = []
 
     def noted(*args):
-        made.append(SharedTasks(*args))
+        made.append(JointMemory(*args))
         return made[-1]
 
     def refused(*_):
         raise OSError("no descriptor is left")
 
-    monkeypatch.setattr(make, "SharedTasks", noted)
+    monkeypatch.setattr(make, "JointMemory", noted)
     monkeypatch.setattr(make, "SampleNotes", refused)
     with pytest.raises(OSError, match="no descriptor is left"):
         iter(timed(Hangs()))

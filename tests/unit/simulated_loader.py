@@ -82,7 +82,7 @@ class SimulatedLoader:
     _shutdown = False
     _next_epoch = None
     # Each task is one worker's.
-    shared_tasks = None
+    joint_tasks = None
 
     def __init__(
         self, workload: Workload, seed: int, controller: Controller | None = None, workers: int = 1

@@ -232,7 +232,7 @@ class AutoWorkers:
 
     def _has_ended(self, iterator: OurWorkersIterator, unanswered: list[int]) -> bool:
         """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
-        shares = iterator._transport.shared_tasks is not None
+        shares = iterator._transport.joint_tasks is not None
         transport = iterator._transport
         while len(iterator._workers) > self.number:
             last = len(iterator._workers) - 1

@@ -57,7 +57,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
     _torch_utils = internals.utils_module
-    _scheduler: _native.Scheduler | _native.SharingScheduler | _native.ThreadScheduler
+    _scheduler: _native.Scheduler | _native.JointScheduler | _native.ThreadScheduler
     # No type: torch declares None too, which a loader with workers does not have.
     _prefetch_factor: Any
     # Brings batches to where they are needed.
@@ -126,7 +126,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _most_tasks_of(self, workers: int) -> int:
         """Returns the most tasks that may be out while ``workers`` get them."""
-        shared = self._transport.shared_tasks
+        shared = self._transport.joint_tasks
         return self._prefetch_factor * workers if shared is None else shared(workers)
 
     def _start_workers(self) -> None:
@@ -257,7 +257,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         )
         if self._restarting is not None:
             made.keep_sent()
-        if self._transport.shared_tasks is not None:
+        if self._transport.joint_tasks is not None:
             made.share_tasks(self._most_tasks_of(self._workers_to_begin_with))
         elif self._keys is not None and self._keys.balances:
             made.balance()
@@ -383,7 +383,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if successor is None:
             return False
         self._workers[worker_id] = successor
-        if self._next_epoch is not None and self._transport.shared_tasks is not None:
+        if self._next_epoch is not None and self._transport.joint_tasks is not None:
             self._next_epoch.tell(self, worker_id)
         return True
 

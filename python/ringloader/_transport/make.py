@@ -19,10 +19,10 @@ from ringloader._options.table import Options
 from ringloader._pool.crew import Lease
 from ringloader._start import guard, processes, spawn
 from ringloader._torch import internals
-from ringloader._transport import budget, sharing
+from ringloader._transport import budget, joint
+from ringloader._transport.joint import JointMemory
 from ringloader._transport.processes import ProcessTransport
 from ringloader._transport.segment_cache import SegmentCache
-from ringloader._transport.sharing import SharedTasks
 from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
@@ -75,14 +75,14 @@ def make_transport(
         sharers = min(numbers.limits(options.worker_pool).bound, workers)
     share = budget.share_per_worker(sharers, options.max_shared_bytes, available)
     if shares:
-        share = sharing.share_of_slots(share)
+        share = joint.share_of_slots(share)
     with budget.asking(OSError, ValueError):
         engine, registrations = cache.take(share) or (_native.Engine(workers, most_tasks, share), None)
     notes = shared = None
     try:
         if shares:
             with budget.asking(OSError, ValueError):
-                shared = SharedTasks(loader, engine, workers, sharers * share, options.stats)
+                shared = JointMemory(loader, engine, workers, sharers * share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
         dispatching = dispatching_for(loader, context, workers, share)
         restarts = options.restart_workers and loader._dataset_kind != internals.ITERABLE

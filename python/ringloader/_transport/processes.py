@@ -21,9 +21,9 @@ from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
 from ringloader._start import fallback, guard, pickled, processes, shared_work, spawn
 from ringloader._torch import internals
+from ringloader._transport.joint import JointMemory
 from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
-from ringloader._transport.sharing import SharedTasks
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
@@ -44,7 +44,7 @@ class ProcessTransport(Transport):
     engine: _native.Engine
     path = "native"
     about = "native scheduling over shared-memory rings"
-    scheduler: type[_native.Scheduler | _native.SharingScheduler] = _native.Scheduler
+    scheduler: type[_native.Scheduler | _native.JointScheduler] = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _group = processes.Group
     _join_seconds = internals.JOIN_SECONDS
@@ -61,13 +61,13 @@ class ProcessTransport(Transport):
         lease: Lease | None = None,
         watching: Watchdog | None = None,
         sample_notes: SampleNotes | None = None,
-        shared: SharedTasks | None = None,
+        shared: JointMemory | None = None,
     ) -> None:
         super().__init__(engine, options, watching)
-        self._shared_tasks = shared
+        self._joint = shared
         if shared is not None:
-            self.shared_tasks = shared.most_tasks
-            self.scheduler = _native.SharingScheduler
+            self.joint_tasks = shared.most_tasks
+            self.scheduler = _native.JointScheduler
         self.sample_notes = sample_notes
         self._dispatching = dispatching
         self._registrations = registrations
@@ -92,7 +92,7 @@ class ProcessTransport(Transport):
 
     @property
     def scheduled(self) -> Any:
-        return self.engine if self._shared_tasks is None else self._shared_tasks.engine
+        return self.engine if self._joint is None else self._joint.engine
 
     def start(self, work: Work) -> Any:
         """Starts the process of a worker."""
@@ -273,8 +273,8 @@ class ProcessTransport(Transport):
         self._group(list(self._processes.values())).kill()
         if self._dispatching is not None:
             self._dispatching.close()
-        if self._shared_tasks is not None:
-            self._shared_tasks.engine.close()
+        if self._joint is not None:
+            self._joint.engine.close()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
             self._report_left()

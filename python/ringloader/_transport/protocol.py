@@ -74,11 +74,11 @@ class Transport(abc.ABC):
         sound: False once an iteration has ended as it should not.
         is_remote: True if its workers run on other machines.
         scheduler: The class of the native scheduler for this end.
-        shared_tasks: Returns the most tasks that may be out, for a number of workers that share all of them;
+        joint_tasks: Returns the most tasks that may be out, for a number of workers that share all of them;
             None where each task is one worker's.
     """
 
-    shared_tasks: Callable[[int], int] | None = None
+    joint_tasks: Callable[[int], int] | None = None
     is_remote = False
 
     # An attribute: an iterator that lives on while modules are torn down finds their names None.

@@ -18,9 +18,9 @@ from ringloader._options import worker_task
 from ringloader._options.table import Options
 from ringloader._torch import internals, modes
 from ringloader._transport.protocol import Transport
+from ringloader._worker.joint import Joint
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption, in_order
-from ringloader._worker.sharing import Sharing
 from ringloader._worker.thread import WorkerThread, put_worker_info_in_place
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class ThreadTransport(Transport):
 
     def send(self, worker: int, message: EpochStart | None) -> None:
         """Sends a message after the tasks of a worker: None to end it. Never waits."""
-        if message is not None and self.shared_tasks is not None:
+        if message is not None and self.joint_tasks is not None:
             self.engine.begin(worker, message, message.of_tasks)
         else:
             super().send(worker, message)
@@ -156,11 +156,11 @@ def make_transport(
         worker_options = in_order(*worker_options, *watching.options)
     if shares:
         whole = worker_task.keeps_whole(loader)
-        worker_options = in_order(*worker_options, Sharing(whole))
+        worker_options = in_order(*worker_options, Joint(whole))
     made = ThreadTransport(workers, worker_options, watching)
     if shares:
-        made.shared_tasks = worker_task.most_tasks(loader)
-        made.engine.share_tasks(made.shared_tasks(loader.num_workers), not whole)
+        made.joint_tasks = worker_task.most_tasks(loader)
+        made.engine.share_tasks(made.joint_tasks(loader.num_workers), not whole)
     if clocks:
         made.engine.time(clocks)
     return made

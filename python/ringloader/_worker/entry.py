@@ -20,7 +20,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._torch import data_pipes, internals, stand_ins
-from ringloader._worker import collate, loop, malloc, process_sharing
+from ringloader._worker import collate, joint_process, loop, malloc
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
 from ringloader._worker.options import WorkerOption
 
@@ -109,9 +109,9 @@ def run_at(
 
 def _channel_maker(options: Iterable[WorkerOption], work: loop.Work, usual: ChannelMaker) -> ChannelMaker:
     for option in options:
-        if isinstance(option, process_sharing.ProcessSharing):
+        if isinstance(option, joint_process.ProcessJoint):
             epoch = work.start.of_tasks
-            return functools.partial(process_sharing.SharingChannel, sharing=option, epoch=epoch)
+            return functools.partial(joint_process.JointChannel, joint=option, epoch=epoch)
     return usual
 
 

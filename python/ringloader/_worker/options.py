@@ -126,7 +126,7 @@ class Position(enum.IntEnum):
     # Times each sample, in front of the dataset of all options before.
     TIME = enum.auto()
     # Makes parts of batches that all workers make.
-    SHARE = enum.auto()
+    JOINT = enum.auto()
     # Tells the option that times samples where a batch begins and ends.
     BATCH = enum.auto()
     # Notes which batch is being made: the time in the other options is time in the batch.

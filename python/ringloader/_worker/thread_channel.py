@@ -10,9 +10,9 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._common import pickling
 from ringloader._torch import internals
+from ringloader._worker.joint import NOTHING, Joint, first_error
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
-from ringloader._worker.sharing import NOTHING, Sharing, first_error
 
 
 class ThreadChannel:
@@ -53,20 +53,20 @@ class ThreadChannel:
         return pickling.whole(wrapper, is_sent=False)
 
 
-class SharingThreadChannel(ThreadChannel):
+class JointThreadChannel(ThreadChannel):
     """A :class:`ThreadChannel` over tasks that all threads share.
 
     Args:
         queues: The queues of the iterator.
         worker: The worker's number.
-        sharing: The worker's option.
+        joint: The worker's option.
     """
 
-    def __init__(self, queues: _native.ThreadQueues, worker: int, sharing: Sharing) -> None:
+    def __init__(self, queues: _native.ThreadQueues, worker: int, joint: Joint) -> None:
         super().__init__(queues, worker)
         # The run that was taken last, until its samples are there.
         self._taken: _native.ThreadRun | None = None
-        sharing.channel = self
+        joint.channel = self
 
     def _other(self, call: Any) -> Any:
         if not isinstance(call, _native.ThreadRun):
@@ -107,6 +107,6 @@ class SharingThreadChannel(ThreadChannel):
 def channel_for(queues: _native.ThreadQueues, work: Work) -> ThreadChannel:
     """Returns the channel of a worker."""
     for option in work.options:
-        if isinstance(option, Sharing):
-            return SharingThreadChannel(queues, work.worker, option)
+        if isinstance(option, Joint):
+            return JointThreadChannel(queues, work.worker, option)
     return ThreadChannel(queues, work.worker)

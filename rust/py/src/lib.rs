@@ -82,18 +82,18 @@ mod _native {
         sampling::places::{Placed, Places},
         sampling::source::IndexSource,
         sampling::stream::{BatchRule, Stream},
-        scheduler::{Order, Positions, Scheduler, SharingScheduler, ThreadScheduler},
+        scheduler::{JointScheduler, Order, Positions, Scheduler, ThreadScheduler},
         timing::{Recorder, TimedCollate, TimedFetch, TimedNext, Trace, WorkerClock},
         torch::header::Kept,
         transport::claimed::Claimed,
         transport::engine::{CachedSegment, Engine},
         transport::event::WorkerEnded,
+        transport::joint_engine::JointEngine,
+        transport::joint_port::JointPort,
         transport::memory::{SlotMemory, WorkerFds},
         transport::port::Port,
         transport::queues::{ThreadQueues, ThreadRun},
         transport::relay::{MainRelay, WorkerRelay},
-        transport::sharing_engine::SharingEngine,
-        transport::sharing_port::SharingPort,
     };
 
     // The attribute takes no condition.

@@ -38,7 +38,7 @@
 //!   Each run was made then, so its worker is done with it or has ended; and who collated has sent it. A batch that is
 //!   sent where its rows lie is read by the main process until the user has dropped it, and a child that was forked
 //!   meanwhile has ended. The next batch in its place gets other bytes
-//!   ([`shared_tasks`](crate::transport::shared_tasks)).
+//!   ([`transport::joint`](crate::transport::joint)).
 //!
 //! # When a worker dies
 //!

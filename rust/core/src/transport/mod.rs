@@ -11,7 +11,7 @@
 //! | `worker_handle` | what the parent keeps of one worker, for its engine and for all leases |
 //! | [`port`] | a worker's side, likewise |
 //! | [`received`] | a batch that arrived, and what keeps its bytes |
-//! | [`shared_tasks`] | tasks that all workers share, and the parts of their batches |
+//! | [`joint`] | tasks that all workers share, and the parts of their batches |
 //! | [`run_times`] | when their parts were made |
 //! | [`queues`] | the same between threads of one process, without memory of its own |
 //! | [`relay`] | the rings of workers on other machines, over TCP |
@@ -57,6 +57,7 @@ pub mod copier;
 pub mod engine;
 pub mod fds;
 mod interface;
+pub mod joint;
 pub mod layout;
 pub mod message;
 pub mod port;
@@ -64,7 +65,6 @@ pub mod queues;
 pub mod received;
 pub mod relay;
 pub mod run_times;
-pub mod shared_tasks;
 pub mod slot_memory;
 pub mod task_number;
 mod worker_handle;

@@ -6,16 +6,16 @@
 //!
 //! INVARIANT: no value is dropped while the lock is held, for the end of one may run any code.
 
-mod sharing;
+mod joint;
 mod state;
 mod transport;
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-pub use self::sharing::TaskRun;
+pub use self::joint::TaskRun;
 
-use self::sharing::Sharing;
+use self::joint::ThreadTasks;
 use self::state::{State, Worker};
 use super::message::ResultKind;
 use crate::error::{Error, Result};
@@ -74,7 +74,7 @@ pub struct Queues<I, R> {
 #[derive(Debug)]
 pub struct Remains<I, R> {
     _workers: Vec<Worker<I, R>>,
-    _sharing: Option<Sharing<I, R>>,
+    _joint: Option<ThreadTasks<I, R>>,
 }
 
 impl<I, R> Queues<I, R> {
@@ -165,8 +165,8 @@ impl<I, R> Queues<I, R> {
         let (kind, seq) = (reply.kind, reply.seq);
         let sent = sender.collating.take_if(|claimed| kind == ResultKind::Batch && claimed.plan.seq == seq);
         sender.replies.push_back(reply);
-        if let (Some(sharing), Some(sent)) = (&state.sharing, &sent) {
-            sharing.claims().note_sent(sent);
+        if let (Some(joint), Some(sent)) = (&state.joint, &sent) {
+            joint.claims().note_sent(sent);
         }
         // Others may wait for it to begin an epoch.
         let may_begin = sent.is_some() && state.workers.iter().any(|worker| !worker.requests.is_empty());
@@ -280,7 +280,7 @@ impl<I, R> Queues<I, R> {
         let mut state = self.lock()?;
         state.is_done = true;
         state.is_closed = true;
-        let runs = state.sharing.take();
+        let runs = state.joint.take();
         let take = |worker: &mut Worker<I, R>| Worker {
             requests: std::mem::take(&mut worker.requests),
             collating: worker.collating.take(),
@@ -289,7 +289,7 @@ impl<I, R> Queues<I, R> {
             batches: worker.batches,
             entered: worker.entered,
         };
-        let remains = Remains { _workers: state.workers.iter_mut().map(take).collect(), _sharing: runs };
+        let remains = Remains { _workers: state.workers.iter_mut().map(take).collect(), _joint: runs };
         drop(state);
         self.requested.iter().for_each(Condvar::notify_all);
         self.replied.notify_all();

@@ -11,8 +11,8 @@ use crate::pool::SlotId;
 use crate::process::{self, Process};
 use crate::sync::Arc;
 use crate::timing::Stamps;
+use crate::transport::joint::windows::HeldJointWindow;
 use crate::transport::message::ResultKind;
-use crate::transport::shared_tasks::windows::HeldWindow;
 use crate::transport::slot_memory::Window;
 use crate::transport::worker_handle::WorkerHandle;
 
@@ -22,7 +22,7 @@ pub enum Backing {
     /// A slot of a worker, held; the worker fills it again once this is dropped.
     Slot(HeldSlot),
     /// A window of a batch that all workers have made, likewise.
-    Shared(HeldWindow),
+    Shared(HeldJointWindow),
     /// A segment that carries this batch alone; gone once this is dropped.
     Own(OwnSegment),
 }

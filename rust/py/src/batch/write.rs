@@ -4,8 +4,8 @@ use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::prelude::*;
 use ringloader_core::os::Segment;
+use ringloader_core::transport::joint::{Claimed, JointMemory};
 use ringloader_core::transport::port::{Commit, Port};
-use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
 
 use crate::gil::{DETACH, exception, without_interpreter};
 use crate::torch::memory::Memory;
@@ -28,7 +28,7 @@ pub(crate) enum Target<'a, 'p> {
     Private(&'a Memory),
     /// A part of a batch that all workers make, in bytes that were reserved for it.
     Part {
-        tasks: &'a SharedTasks,
+        tasks: &'a JointMemory,
         claimed: &'a Claimed,
         start: u64,
     },

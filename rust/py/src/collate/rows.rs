@@ -11,7 +11,7 @@ use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::Place;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::Arc;
-use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
+use ringloader_core::transport::joint::{Claimed, JointMemory};
 
 use super::batch_memory::BatchMemory;
 use crate::gil::{DETACH, exception, runs_others, without_interpreter};
@@ -54,7 +54,7 @@ impl<'a> Destination<'a> {
     /// # Errors
     /// `RuntimeError` when they do not lie in the batch's window.
     pub(crate) fn in_window(
-        tasks: &'a SharedTasks,
+        tasks: &'a JointMemory,
         claimed: &Claimed,
         place: Place,
         samples: Range<u64>,

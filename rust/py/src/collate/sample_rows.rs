@@ -11,7 +11,7 @@ use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, Form};
 use ringloader_core::joint::Part;
-use ringloader_core::transport::shared_tasks::Rows as JointRows;
+use ringloader_core::transport::joint::Rows as JointRows;
 
 use super::default_collate::{Collate, dtype_of_scalars, push_scalar};
 use super::rows::{Destination, Rows, dtype_of_format, fill, has_strides_of_torch};
@@ -22,7 +22,7 @@ use crate::torch::elements::{Described, describe};
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
 use crate::transport::claimed::Claimed;
-use crate::transport::sharing_port::SharingPort;
+use crate::transport::joint_port::JointPort;
 
 /// Makes batches of a worker's samples and its siblings', as rows that `collate` would make.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -42,12 +42,7 @@ impl SampleRows {
     ///
     /// # Errors
     /// `RuntimeError` if a tensor is larger than its storage; `MemoryError`; what torch raises.
-    fn write_rows(
-        &self,
-        port: &SharingPort,
-        claimed: &Claimed,
-        samples: &Bound<'_, PyAny>,
-    ) -> PyResult<bool> {
+    fn write_rows(&self, port: &JointPort, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = samples.py();
         port.note_made(claimed);
         let (tasks, claimed) = (port.tasks(), claimed.core());
@@ -76,7 +71,7 @@ impl SampleRows {
     fn over_rows<'py>(
         &self,
         py: Python<'py>,
-        port: &SharingPort,
+        port: &JointPort,
         claimed: &Claimed,
         own: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {

@@ -7,8 +7,8 @@ use super::Scheduling;
 use crate::sampling::source::IndexSource;
 use crate::timing::Recorder;
 use crate::transport::engine::Engine;
+use crate::transport::joint_engine::JointEngine;
 use crate::transport::queues::ThreadQueues;
-use crate::transport::sharing_engine::SharingEngine;
 
 /// In which order batches are returned.
 #[pyclass(
@@ -179,8 +179,8 @@ scheduler_class!(
 );
 scheduler_class!(
     /// Native scheduling of tasks that all workers share, over shared-memory rings.
-    SharingScheduler,
-    SharingEngine
+    JointScheduler,
+    JointEngine
 );
 scheduler_class!(
     /// Native scheduling over queues between threads.

@@ -34,7 +34,7 @@ use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::MainWork;
 use ringloader_core::transport::Transport;
 
-pub(crate) use self::classes::{Order, Positions, Scheduler, SharingScheduler, ThreadScheduler};
+pub(crate) use self::classes::{JointScheduler, Order, Positions, Scheduler, ThreadScheduler};
 
 use self::ahead::Ahead;
 use self::following::Reading;

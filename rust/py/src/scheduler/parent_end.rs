@@ -21,8 +21,8 @@ use crate::sampling::codec::{decode_index, encode_index};
 use crate::sampling::places;
 use crate::sampling::source::IndexSource;
 use crate::transport::engine::Engine;
+use crate::transport::joint_engine::{JointEngine, JointTransport};
 use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
-use crate::transport::sharing_engine::{Sharing, SharingEngine};
 
 /// In each pickle that has what torch sends of a tensor to another process.
 const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";
@@ -213,14 +213,14 @@ impl ParentEnd for Engine {
     }
 }
 
-impl ParentEnd for SharingEngine {
-    type Core = Sharing;
+impl ParentEnd for JointEngine {
+    type Core = JointTransport;
 
     fn of(this: &Py<Self>) -> &Self {
         this.get()
     }
 
-    fn core(&self) -> PyResult<Arc<Sharing>> {
+    fn core(&self) -> PyResult<Arc<JointTransport>> {
         self.core()
     }
 
@@ -249,8 +249,8 @@ impl ParentEnd for SharingEngine {
         Engine::stamps(delivery)
     }
 
-    fn take_runs(core: &Sharing, delivery: &Received) -> Vec<TimedRun> {
-        core.sharing.take_timed(delivery.seq)
+    fn take_runs(core: &JointTransport, delivery: &Received) -> Vec<TimedRun> {
+        core.tasks.take_timed(delivery.seq)
     }
 
     fn numbers(index: &TaskIndex) -> Option<&[u8]> {
@@ -274,20 +274,20 @@ impl ParentEnd for SharingEngine {
         Engine::index(py, index)
     }
 
-    fn in_hand(core: &Sharing, worker: u32) -> Option<(u64, TaskIndex)> {
-        core.sharing.in_hand(worker)
+    fn in_hand(core: &JointTransport, worker: u32) -> Option<(u64, TaskIndex)> {
+        core.tasks.in_hand(worker)
     }
 
-    fn all_in_hand(core: &Sharing, _py: Python<'_>) -> Option<Vec<(u32, u64, TaskIndex)>> {
-        let of = |worker| core.sharing.in_hand(worker).map(|(seq, index)| (worker, seq, index));
-        Some((0..core.sharing.workers()).filter_map(of).collect())
+    fn all_in_hand(core: &JointTransport, _py: Python<'_>) -> Option<Vec<(u32, u64, TaskIndex)>> {
+        let of = |worker| core.tasks.in_hand(worker).map(|(seq, index)| (worker, seq, index));
+        Some((0..core.tasks.workers()).filter_map(of).collect())
     }
 
-    fn is_elsewhere(_core: &Sharing, _worker: u32) -> bool {
+    fn is_elsewhere(_core: &JointTransport, _worker: u32) -> bool {
         false
     }
 
-    fn wait(py: Python<'_>, core: &Sharing, only: Option<u32>, limit: Duration) -> PyResult<()> {
+    fn wait(py: Python<'_>, core: &JointTransport, only: Option<u32>, limit: Duration) -> PyResult<()> {
         wait(py, &core.engine, only, limit)
     }
 }

@@ -1,8 +1,8 @@
 //! A worker's claim of a batch that all workers make, as a Python class.
 
 use pyo3::prelude::*;
+use ringloader_core::transport::joint::Claimed as Core;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
-use ringloader_core::transport::shared_tasks::Claimed as Core;
 
 use crate::sampling::codec::decode_index;
 use crate::sampling::places::{self, part, placed, without_places};

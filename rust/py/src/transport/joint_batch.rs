@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use pyo3::prelude::*;
 use ringloader_core::os::Segment;
 use ringloader_core::os::memory::MemoryProbe;
-use ringloader_core::transport::shared_tasks::{Claimed, SharedTasks};
+use ringloader_core::transport::joint::{Claimed, JointMemory};
 
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
@@ -14,7 +14,7 @@ use crate::gil::exception;
 
 /// The window of a batch whose rows are all written.
 pub(super) struct JointBatch<'a> {
-    pub(super) tasks: &'a SharedTasks,
+    pub(super) tasks: &'a JointMemory,
     pub(super) claimed: &'a Claimed,
     /// Where the rows end, from the start of the window.
     pub(super) end: u64,

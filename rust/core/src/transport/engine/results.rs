@@ -10,9 +10,9 @@ use crate::ring::Words;
 use crate::sync::Arc;
 use crate::testing::failpoint::failpoint;
 use crate::transport::LONGEST_SLEEP;
+use crate::transport::joint::windows::HeldJointWindow;
 use crate::transport::message::{BatchLocation, ResultDescriptor, ResultKind};
 use crate::transport::received::{Backing, HeldSlot, OwnSegment, Received};
-use crate::transport::shared_tasks::windows::HeldWindow;
 
 /// The largest memory of a table that is kept for the next one.
 const MOST_KEPT: usize = 256 << 10;
@@ -129,7 +129,7 @@ impl Engine {
                 };
                 windows.copy_out(window, used, meta_offset, meta_len, &mut meta)?;
                 // Last: on an error the window is still that of the task.
-                Backing::Shared(HeldWindow::new(windows.clone(), window)?)
+                Backing::Shared(HeldJointWindow::new(windows.clone(), window)?)
             }
             BatchLocation::Own => {
                 // The worker may wait for room, which this batch took.

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::sharing::Sharing;
+use super::joint::ThreadTasks;
 use super::{Reply, Request};
-use crate::transport::shared_tasks::Claimed;
+use crate::transport::joint::Claimed;
 use crate::transport::task_number::{epoch_of, is_before};
 
 /// The queues of one worker.
@@ -27,7 +27,7 @@ pub(super) struct Worker<I, R> {
 pub(super) struct State<I, R> {
     pub(super) workers: Vec<Worker<I, R>>,
     /// `None` where each task is one worker's.
-    pub(super) sharing: Option<Sharing<I, R>>,
+    pub(super) joint: Option<ThreadTasks<I, R>>,
     /// The epoch of which batches are counted.
     pub(super) epoch: u64,
     pub(super) ended: VecDeque<u32>,
@@ -54,7 +54,7 @@ impl<I, R> State<I, R> {
         };
         Self {
             workers: (0..workers).map(worker).collect(),
-            sharing: None,
+            joint: None,
             epoch: 0,
             ended: VecDeque::new(),
             turn: 0,
@@ -80,14 +80,14 @@ impl<I, R> State<I, R> {
     pub(super) fn is_run_for(&self, worker: u32) -> bool {
         let entered = self.workers[worker as usize].entered;
         let is_wanted = |seq| !is_before(entered, epoch_of(seq));
-        self.sharing.as_ref().is_some_and(|sharing| sharing.claims().is_open(is_wanted))
+        self.joint.as_ref().is_some_and(|joint| joint.claims().is_open(is_wanted))
     }
 
     /// The place of the first request that a worker may take: one that begins an epoch has to wait.
     pub(super) fn request_for(&self, worker: u32) -> Option<usize> {
         self.workers[worker as usize].requests.iter().position(|request| match request {
             Request::Epoch { number, .. } => {
-                self.sharing.as_ref().is_none_or(|sharing| sharing.claims().are_over_before(*number))
+                self.joint.as_ref().is_none_or(|joint| joint.claims().are_over_before(*number))
             }
             _ => true,
         })

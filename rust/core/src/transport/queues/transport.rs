@@ -1,6 +1,6 @@
 //! The queues as the [`Transport`] of a scheduler.
 
-use super::sharing::Sharing;
+use super::joint::ThreadTasks;
 use super::{Queues, Reply, Request};
 use crate::error::Result;
 use crate::sync::Ordering;
@@ -8,8 +8,8 @@ use crate::transport::interface::Transport;
 use crate::transport::message::ResultKind;
 
 impl<I, R> Queues<I, R> {
-    fn of_tasks(&self, ask: impl FnOnce(&Sharing<I, R>) -> bool) -> bool {
-        self.lock().is_ok_and(|state| state.sharing.as_ref().is_some_and(ask))
+    fn of_tasks(&self, ask: impl FnOnce(&ThreadTasks<I, R>) -> bool) -> bool {
+        self.lock().is_ok_and(|state| state.joint.as_ref().is_some_and(ask))
     }
 
     /// Takes the next reply of one of these workers.
@@ -24,10 +24,10 @@ impl<I, R> Queues<I, R> {
             state.turn = at % count + 1;
         }
         let answered = state
-            .sharing
+            .joint
             .as_mut()
             .filter(|_| reply.kind == ResultKind::Batch)
-            .map(|sharing| sharing.answered(reply.seq));
+            .map(|joint| joint.answered(reply.seq));
         drop(state);
         if let Some((task, is_laid_out)) = answered {
             drop(task);
@@ -72,7 +72,7 @@ impl<I, R> Transport for Queues<I, R> {
         }
         let Ok(mut state) = self.lock() else { return };
         // Nobody waits for what an epoch that was given up has left.
-        let stale = state.sharing.as_mut().map(|sharing| sharing.begin_epoch(epoch));
+        let stale = state.joint.as_mut().map(|joint| joint.begin_epoch(epoch));
         drop(state);
         drop(stale);
         self.wake_workers();
@@ -89,8 +89,8 @@ impl<I, R> Transport for Queues<I, R> {
     fn lose(&self, worker: u32) {
         let Ok(mut state) = self.lock() else { return };
         state.workers[worker as usize].collating = None;
-        if let Some(sharing) = &state.sharing {
-            sharing.tasks.lose(sharing.claims(), worker);
+        if let Some(joint) = &state.joint {
+            joint.tasks.lose(joint.claims(), worker);
         }
         drop(state);
         self.wake_workers();
@@ -98,21 +98,21 @@ impl<I, R> Transport for Queues<I, R> {
 
     fn share_among(&self, workers: u32) {
         if let Ok(mut state) = self.lock()
-            && let Some(sharing) = &mut state.sharing
+            && let Some(joint) = &mut state.joint
         {
-            sharing.tasks.share_among(workers);
+            joint.tasks.share_among(workers);
         }
     }
 
     fn has_claim(&self, worker: u32) -> bool {
-        self.of_tasks(|sharing| sharing.tasks.has_claim(sharing.claims(), worker))
+        self.of_tasks(|joint| joint.tasks.has_claim(joint.claims(), worker))
     }
 
     fn is_open(&self) -> bool {
-        self.of_tasks(|sharing| sharing.tasks.is_open(sharing.claims()))
+        self.of_tasks(|joint| joint.tasks.is_open(joint.claims()))
     }
 
     fn has_made(&self, worker: u32) -> bool {
-        self.of_tasks(|sharing| sharing.tasks.has_made(worker))
+        self.of_tasks(|joint| joint.tasks.has_made(worker))
     }
 }

@@ -142,14 +142,14 @@ impl Windows {
 
 /// A window with a batch in it that has arrived. Dropped, on any thread, it is free.
 #[derive(Debug)]
-pub struct HeldWindow {
+pub struct HeldJointWindow {
     windows: Arc<Windows>,
     window: u32,
     is_leased: bool,
     held: Moment,
 }
 
-impl HeldWindow {
+impl HeldJointWindow {
     /// # Errors
     /// [`Error::Corrupt`] if no batch was laid out there.
     pub(crate) fn new(windows: Arc<Windows>, window: u32) -> Result<Self> {
@@ -182,7 +182,7 @@ impl HeldWindow {
     }
 }
 
-impl Drop for HeldWindow {
+impl Drop for HeldJointWindow {
     fn drop(&mut self) {
         let Self { windows, window, is_leased, held } = self;
         let returned = || Returned { windows: windows.clone(), window: *window, is_leased: *is_leased };
@@ -235,9 +235,13 @@ mod tests {
     #[test]
     fn a_held_window_comes_back_and_the_user_keeps_no_more_than_he_may() {
         let windows = windows(3, 1);
-        assert!(HeldWindow::new(windows.clone(), 0).is_err() && HeldWindow::new(windows.clone(), 9).is_err());
+        assert!(
+            HeldJointWindow::new(windows.clone(), 0).is_err()
+                && HeldJointWindow::new(windows.clone(), 9).is_err()
+        );
         let numbers = [windows.take(), windows.take()].map(Option::unwrap);
-        let [mut first, mut second] = numbers.map(|window| HeldWindow::new(windows.clone(), window).unwrap());
+        let [mut first, mut second] =
+            numbers.map(|window| HeldJointWindow::new(windows.clone(), window).unwrap());
         assert!(first.lease() && first.lease() && !second.lease());
         assert_eq!(windows.take(), Some(2));
         drop(second);

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import ringloader._native as _native
 from ringloader._options import worker_task
-from ringloader._worker.process_sharing import ProcessSharing
+from ringloader._worker.joint_process import ProcessJoint
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _PAGE = 1 << 12
 
 
-class SharedTasks:
+class JointMemory:
     """The memory, and the option of workers that use it.
 
     Args:
@@ -35,8 +35,8 @@ class SharedTasks:
         # caller keeps, and of the one on its way to him.
         window = max(nbytes // (2 * places + 1) // _PAGE, 1) * _PAGE
         whole = worker_task.keeps_whole(loader)
-        self.engine = _native.SharingEngine(engine, workers, places, window, whole, timed)
-        self.option = ProcessSharing(self.engine.fds(), places, window, whole, timed)
+        self.engine = _native.JointEngine(engine, workers, places, window, whole, timed)
+        self.option = ProcessJoint(self.engine.fds(), places, window, whole, timed)
 
 
 def share_of_slots(share: int) -> int:

@@ -4,7 +4,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::tasks::{LaidOut, Tasks};
 use super::windows::Windows;
-use super::{MOST_INDEX, SharedTasks, samples_of};
+use super::{JointMemory, MOST_INDEX, samples_of};
 use crate::error::{Error, Result};
 use crate::sync::Arc;
 use crate::transport::message::TaskIndex;
@@ -12,8 +12,8 @@ use crate::transport::run_times::{self, TimedRun};
 
 /// The main process's end.
 #[derive(Debug)]
-pub struct TaskSharing {
-    memory: SharedTasks,
+pub struct JointTasks {
+    memory: JointMemory,
     windows: Arc<Windows>,
     /// The most that there may be.
     workers: u32,
@@ -28,17 +28,17 @@ struct Sent {
     timed: Option<(u64, Vec<TimedRun>)>,
 }
 
-impl TaskSharing {
+impl JointTasks {
     /// For `workers` workers at most, and as many until [`share_among`](Self::share_among).
     #[must_use]
-    pub fn new(memory: SharedTasks, windows: Arc<Windows>, workers: u32, keeps_whole: bool) -> Self {
+    pub fn new(memory: JointMemory, windows: Arc<Windows>, workers: u32, keeps_whole: bool) -> Self {
         let state = Mutex::new(Sent { tasks: Tasks::new(memory.places, workers, keeps_whole), timed: None });
         Self { memory, windows, workers, state }
     }
 
     /// The memory.
     #[must_use]
-    pub fn memory(&self) -> &SharedTasks {
+    pub fn memory(&self) -> &JointMemory {
         &self.memory
     }
 
@@ -170,46 +170,46 @@ mod tests {
 
     #[test]
     fn a_task_that_cannot_be_written_is_neither_sent_nor_kept_and_its_window_is_free() {
-        let (memory, windows, _fd) = SharedTasks::create(2, 4096, false).unwrap();
+        let (memory, windows, _fd) = JointMemory::create(2, 4096, false).unwrap();
         // The second window begins beyond the memory.
-        let memory = SharedTasks { window: 1 << 40, ..memory };
+        let memory = JointMemory { window: 1 << 40, ..memory };
         let windows = Arc::new(windows);
-        let sharing = TaskSharing::new(memory, windows.clone(), 1, false);
+        let tasks = JointTasks::new(memory, windows.clone(), 1, false);
         let index = || (TaskKind::Indices, vec![1; 16]);
-        assert_eq!(sharing.put(0, index(), 2), Ok(true));
-        assert!(sharing.put(1, index(), 2).is_err());
-        assert!(sharing.lock().pending.is_empty());
+        assert_eq!(tasks.put(0, index(), 2), Ok(true));
+        assert!(tasks.put(1, index(), 2).is_err());
+        assert!(tasks.lock().tasks.waiting().is_empty());
         assert_eq!(windows.take(), Some(1));
     }
 
     #[test]
     fn an_index_larger_than_its_window_is_read_and_leaves_no_pages() {
-        let (memory, windows, fd) = SharedTasks::create(2, 4096, false).unwrap();
-        let sharing = TaskSharing::new(memory, Arc::new(windows), 1, false);
-        let words = || sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
-        let worker = SharedTasks::attach(words(), fd.as_fd(), 2, 4096, false).unwrap();
+        let (memory, windows, fd) = JointMemory::create(2, 4096, false).unwrap();
+        let tasks = JointTasks::new(memory, Arc::new(windows), 1, false);
+        let words = || tasks.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
+        let worker = JointMemory::attach(words(), fd.as_fd(), 2, 4096, false).unwrap();
         let blocks = || rustix::fs::fstat(words()).unwrap().st_blocks;
         let before = blocks();
         let indices: Vec<_> = [1, 2].map(|byte| (TaskKind::Indices, vec![byte; 1 << 20])).into();
         for (seq, index) in (0..).zip(&indices) {
-            assert_eq!(sharing.put(seq, index.clone(), 2), Ok(true));
+            assert_eq!(tasks.put(seq, index.clone(), 2), Ok(true));
         }
         for (seq, index) in (0..).zip(&indices) {
             let claimed = worker.claims().claim(0, |_| true).unwrap();
             assert_eq!((claimed.plan.seq, worker.index(&claimed).as_ref()), (seq, Ok(index)));
             worker.claims().finish(&claimed, Part::Unsent);
-            sharing.answered(seq, false).unwrap();
+            tasks.answered(seq, false).unwrap();
         }
         assert!(blocks() <= before + 16, "{} blocks", blocks());
     }
 
     #[test]
     fn an_epoch_is_over_once_each_batch_before_it_is_sent_or_stale() {
-        let (memory, windows, _fd) = SharedTasks::create(2, 4096, false).unwrap();
-        let sharing = TaskSharing::new(memory, Arc::new(windows), 2, false);
+        let (memory, windows, _fd) = JointMemory::create(2, 4096, false).unwrap();
+        let tasks = JointTasks::new(memory, Arc::new(windows), 2, false);
         let of = |epoch: u64, task: u64| epoch << EPOCH_SHIFT | task;
-        let put = |seq| sharing.put(seq, (TaskKind::Indices, vec![1; 8]), 1).unwrap();
-        let memory = sharing.memory();
+        let put = |seq| tasks.put(seq, (TaskKind::Indices, vec![1; 8]), 1).unwrap();
+        let memory = tasks.memory();
         let make = |seq| {
             let claimed = memory.claims().claim(0, |of| of == seq).unwrap();
             assert!(memory.claims().finish(&claimed, Part::Rows));
@@ -221,92 +221,92 @@ mod tests {
         [0, 1].iter().for_each(|&task| memory.claims().note_sent(&make(of(0, task))));
         // The last one has no place yet.
         assert!(!memory.claims().are_over_before(1));
-        sharing.answered(of(0, 0), false).unwrap();
+        tasks.answered(of(0, 0), false).unwrap();
         assert!(!memory.claims().are_over_before(1));
         let last = make(of(0, 2));
         assert!(!memory.claims().are_over_before(1));
         memory.claims().note_sent(&last);
         assert!(memory.claims().are_over_before(1) && !memory.claims().are_over_before(2));
-        sharing.answered(of(0, 1), false).unwrap();
+        tasks.answered(of(0, 1), false).unwrap();
         assert!(
             memory.claims().claim(0, |seq| seq == of(1, 0)).is_some() && !memory.claims().are_over_before(2)
         );
         put(of(1, 1));
         put(of(2, 0));
-        sharing.begin_epoch(2);
+        tasks.begin_epoch(2);
         assert!(
             memory.claims().is_stale(of(1, 0))
                 && !memory.claims().is_stale(of(2, 0))
                 && memory.claims().are_over_before(2)
         );
-        assert_eq!(sharing.lock().pending.iter().map(|&(seq, ..)| seq).collect::<Vec<_>>(), [of(2, 0)]);
+        assert_eq!(tasks.lock().tasks.waiting(), [of(2, 0)]);
     }
 
     #[test]
     fn tasks_wait_for_a_place_and_the_earliest_is_claimed_first() {
-        let (memory, windows, fd) = SharedTasks::create(2, 4096, true).unwrap();
-        let sharing = TaskSharing::new(memory, Arc::new(windows), 2, false);
-        let words = sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
-        let worker = SharedTasks::attach(words, fd.as_fd(), 2, 4096, true).unwrap();
+        let (memory, windows, fd) = JointMemory::create(2, 4096, true).unwrap();
+        let tasks = JointTasks::new(memory, Arc::new(windows), 2, false);
+        let words = tasks.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
+        let worker = JointMemory::attach(words, fd.as_fd(), 2, 4096, true).unwrap();
         for seq in 0..3 {
             let index = (TaskKind::Indices, vec![seq as u8; 16]);
-            assert_eq!(sharing.put(seq, index, 2), Ok(seq < 2));
+            assert_eq!(tasks.put(seq, index, 2), Ok(seq < 2));
         }
         let any = |_| true;
         let first = worker.claims().claim(0, any).unwrap();
         assert_eq!((first.plan.seq, first.samples()), (0, 0..1));
         assert_eq!(worker.index(&first), Ok((TaskKind::Indices, vec![0; 16])));
-        assert_eq!(sharing.in_hand(0).map(|(seq, _)| seq), Some(0));
+        assert_eq!(tasks.in_hand(0).map(|(seq, _)| seq), Some(0));
         let second = worker.claims().claim(1, any).unwrap();
         assert_eq!(worker.claims().claim(1, |seq| seq > 1).map(|claimed| claimed.plan.seq), None);
         let stamps = Stamps { got: 3, made: 5, ..Stamps::default() };
         worker.note_times(&first, 0, &stamps);
         assert!(!worker.claims().finish(&first, Part::Bytes { offset: 64, len: 4 }));
         assert!(worker.claims().begin_last(&second));
-        assert_eq!(sharing.answered(0, false), Ok(true));
-        assert_eq!(sharing.take_timed(1), []);
-        assert_eq!(sharing.take_timed(0), [TimedRun { worker: 0, stamps, samples: 0..1 }]);
+        assert_eq!(tasks.answered(0, false), Ok(true));
+        assert_eq!(tasks.take_timed(1), []);
+        assert_eq!(tasks.take_timed(0), [TimedRun { worker: 0, stamps, samples: 0..1 }]);
         assert_eq!(worker.claims().claim(0, any).map(|claimed| claimed.plan.seq), Some(1));
-        sharing.lose(0);
+        tasks.lose(0);
         assert_eq!(
             worker.claims().claim(1, any).map(|claimed| (claimed.plan.seq, claimed.samples())),
             Some((1, 0..1))
         );
-        assert_eq!(sharing.answered(9, false), Ok(false));
+        assert_eq!(tasks.answered(9, false), Ok(false));
         assert!(matches!(
-            sharing.put(9, (TaskKind::Indices, vec![0; MOST_INDEX as usize + 1]), 1),
+            tasks.put(9, (TaskKind::Indices, vec![0; MOST_INDEX as usize + 1]), 1),
             Err(Error::TaskTooLarge { .. })
         ));
     }
 
     #[test]
     fn tasks_are_cut_for_the_workers_that_share_them() {
-        let (memory, windows, fd) = SharedTasks::create(3, 4096, false).unwrap();
-        let sharing = TaskSharing::new(memory, Arc::new(windows), 4, false);
-        let words = sharing.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
-        let worker = SharedTasks::attach(words, fd.as_fd(), 3, 4096, false).unwrap();
-        let put = |seq| sharing.put(seq, (TaskKind::Indices, vec![0; 16]), 8).unwrap();
+        let (memory, windows, fd) = JointMemory::create(3, 4096, false).unwrap();
+        let tasks = JointTasks::new(memory, Arc::new(windows), 4, false);
+        let words = tasks.memory().words_fd().unwrap().try_clone_to_owned().unwrap();
+        let worker = JointMemory::attach(words, fd.as_fd(), 3, 4096, false).unwrap();
+        let put = |seq| tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 8).unwrap();
         let claim = |number| worker.claims().claim(number, |_| true).unwrap();
-        sharing.share_among(1);
+        tasks.share_among(1);
         put(0);
-        assert!(!sharing.is_open(), "the newest may not be seen yet");
-        sharing.share_among(2);
+        assert!(!tasks.is_open(), "the newest may not be seen yet");
+        tasks.share_among(2);
         put(1);
-        assert!(sharing.is_open());
+        assert!(tasks.is_open());
         let first = claim(0);
         assert_eq!((first.plan.seq, first.samples()), (0, 0..8));
-        assert!(!sharing.is_open());
+        assert!(!tasks.is_open());
         let second = [claim(1), claim(0)];
         assert_eq!((second[0].plan.seq, second[0].samples()), (1, 0..4));
-        assert!(sharing.has_claim(1) && !sharing.has_claim(2));
+        assert!(tasks.has_claim(1) && !tasks.has_claim(2));
         assert!(!worker.claims().finish(&second[0], Part::Bytes { offset: 64, len: 4 }));
-        assert!(!sharing.has_claim(1) && !sharing.has_made(1), "not before the batch is there");
+        assert!(!tasks.has_claim(1) && !tasks.has_made(1), "not before the batch is there");
         assert!(worker.claims().begin_last(&second[1]));
-        assert_eq!(sharing.answered(1, false), Ok(false));
-        assert!(sharing.has_made(0) && sharing.has_made(1));
-        assert!(sharing.has_claim(0), "of the first batch");
-        sharing.share_among(1);
-        sharing.share_among(4);
-        assert_eq!([0, 1, 2, 9].map(|number| sharing.has_made(number)), [true, false, false, false]);
+        assert_eq!(tasks.answered(1, false), Ok(false));
+        assert!(tasks.has_made(0) && tasks.has_made(1));
+        assert!(tasks.has_claim(0), "of the first batch");
+        tasks.share_among(1);
+        tasks.share_among(4);
+        assert_eq!([0, 1, 2, 9].map(|number| tasks.has_made(number)), [true, false, false, false]);
     }
 }

@@ -8,12 +8,12 @@ use super::Queues;
 use crate::error::Result;
 use crate::joint::Part;
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::transport::shared_tasks::{Claimed, Claims, LaidOut, Tasks};
+use crate::transport::joint::{Claimed, Claims, LaidOut, Tasks};
 use crate::transport::task_number::{epoch_of, is_before};
 
 /// The tasks that workers share.
 #[derive(Debug)]
-pub(super) struct Sharing<I, R> {
+pub(super) struct ThreadTasks<I, R> {
     words: Box<[AtomicU64]>,
     places: u32,
     /// Returns the number of an index's samples; `None`: a task is never cut.
@@ -64,7 +64,7 @@ impl<I> TaskRun<I> {
     }
 }
 
-impl<I, R> Sharing<I, R> {
+impl<I, R> ThreadTasks<I, R> {
     fn new(places: u32, workers: u32, samples_of: Option<fn(&I) -> u64>) -> Self {
         Self {
             words: (0..Claims::words(places)).map(|_| AtomicU64::new(0)).collect(),
@@ -123,7 +123,7 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn share_tasks(&self, places: u32, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
         let mut state = self.lock()?;
-        state.sharing = Some(Sharing::new(places, state.workers.len() as u32, samples_of));
+        state.joint = Some(ThreadTasks::new(places, state.workers.len() as u32, samples_of));
         drop(state);
         self.shares.store(true, Ordering::Relaxed);
         Ok(())
@@ -139,7 +139,7 @@ impl<I, R> Queues<I, R> {
         }
         let mut state = self.lock()?;
         let entered = state.workers[worker as usize].entered;
-        Ok(state.sharing.as_mut().and_then(|sharing| sharing.claim(worker, entered)))
+        Ok(state.joint.as_mut().and_then(|joint| joint.claim(worker, entered)))
     }
 
     /// A worker has made a run, without samples where these are not for others. Returns true if it answers the task.
@@ -148,8 +148,8 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn finish(&self, worker: u32, run: &TaskRun<I>, part: Option<R>) -> Result<bool> {
         let mut state = self.lock()?;
-        let Some(sharing) = &mut state.sharing else { return Ok(false) };
-        let (unused, is_last) = sharing.finish(&run.claimed, part);
+        let Some(joint) = &mut state.joint else { return Ok(false) };
+        let (unused, is_last) = joint.finish(&run.claimed, part);
         if is_last {
             state.workers[worker as usize].collating = Some(run.claimed);
         }
@@ -165,7 +165,7 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn take_parts(&self, run: &TaskRun<I>) -> Result<Option<Vec<R>>> {
         let mut state = self.lock()?;
-        let task = state.sharing.as_mut().and_then(|sharing| sharing.tasks.of(&run.claimed));
+        let task = state.joint.as_mut().and_then(|joint| joint.tasks.of(&run.claimed));
         let parts = task.map(|task| std::mem::take(&mut task.kept)).unwrap_or_default();
         drop(state);
         if parts.len() != run.claimed.plan.runs() as usize {
@@ -181,9 +181,9 @@ impl<I, R> Queues<I, R> {
     #[expect(clippy::type_complexity, reason = "a list")]
     pub fn all_in_hand(&self) -> Result<Option<Vec<(u32, u64, Arc<I>)>>> {
         let state = self.lock()?;
-        let Some(sharing) = &state.sharing else { return Ok(None) };
+        let Some(joint) = &state.joint else { return Ok(None) };
         let of = |worker| {
-            let task = sharing.tasks.in_hand(sharing.claims(), worker)?;
+            let task = joint.tasks.in_hand(joint.claims(), worker)?;
             Some((worker, task.seq, task.index.clone()))
         };
         Ok(Some((0..state.workers.len() as u32).filter_map(of).collect()))
@@ -194,8 +194,8 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn note_time(&self, nanoseconds: u64) -> Result<()> {
-        if let Some(sharing) = &self.lock()?.sharing {
-            sharing.claims().note_making(nanoseconds);
+        if let Some(joint) = &self.lock()?.joint {
+            joint.claims().note_making(nanoseconds);
         }
         Ok(())
     }
@@ -204,13 +204,13 @@ impl<I, R> Queues<I, R> {
     pub(super) fn share(&self, seq: u64, index: I) -> Result<()> {
         let mut state = self.lock()?;
         let is_closed = state.is_closed;
-        let Some(sharing) = state.sharing.as_mut().filter(|_| !is_closed) else {
+        let Some(joint) = state.joint.as_mut().filter(|_| !is_closed) else {
             drop(state);
             return Ok(());
         };
-        let samples = sharing.samples_of.map_or(1, |samples_of| samples_of(&index));
-        sharing.tasks.add(seq, Arc::new(index), samples);
-        let is_laid_out = sharing.lay_out();
+        let samples = joint.samples_of.map_or(1, |samples_of| samples_of(&index));
+        joint.tasks.add(seq, Arc::new(index), samples);
+        let is_laid_out = joint.lay_out();
         drop(state);
         if is_laid_out {
             self.wake_workers();

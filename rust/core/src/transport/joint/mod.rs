@@ -10,8 +10,8 @@
 //! worker's death loses one.
 
 mod claims;
+mod joint_tasks;
 mod rows;
-mod sharing;
 mod tasks;
 pub mod windows;
 
@@ -21,8 +21,8 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 pub use self::claims::Claims;
+pub use self::joint_tasks::JointTasks;
 pub use self::rows::Rows;
-pub use self::sharing::TaskSharing;
 pub(crate) use self::tasks::{LaidOut, Tasks};
 
 use self::windows::Windows;
@@ -54,7 +54,7 @@ const MOST_INDEX: u64 = 1 << 28;
 
 /// The memory of shared tasks, in any process.
 #[derive(Debug)]
-pub struct SharedTasks {
+pub struct JointMemory {
     words: WordFile,
     bytes: Arc<Segment>,
     places: u32,
@@ -62,7 +62,7 @@ pub struct SharedTasks {
     window: u64,
 }
 
-impl SharedTasks {
+impl JointMemory {
     /// Makes the memory for `places` batches at a time, each of `window` bytes at most, and the windows, of which the
     /// user may keep as many. Runs have times if they are `timed`. The descriptor is for workers that shall map the
     /// bytes.
@@ -346,8 +346,8 @@ mod tests {
     fn only_cold_pages_of_a_window_are_asked_for() {
         let (_large, plenty) = Machine::with_free(8192);
         let (_small, little) = Machine::with_free(256);
-        let (memory, windows, _fd) = SharedTasks::create(1, WINDOW, false).unwrap();
-        let tasks = TaskSharing::new(memory, Arc::new(windows), 1, true);
+        let (memory, windows, _fd) = JointMemory::create(1, WINDOW, false).unwrap();
+        let tasks = JointTasks::new(memory, Arc::new(windows), 1, true);
         let memory = tasks.memory();
         let made = |seq, form: &Form, probe: &MemoryProbe| {
             tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();
@@ -370,8 +370,8 @@ mod tests {
     fn only_cold_pages_of_a_windows_end_are_asked_for() {
         let (_large, plenty) = Machine::with_free(8192);
         let (_small, little) = Machine::with_free(256);
-        let (memory, windows, _fd) = SharedTasks::create(1, WINDOW, false).unwrap();
-        let tasks = TaskSharing::new(memory, Arc::new(windows), 1, true);
+        let (memory, windows, _fd) = JointMemory::create(1, WINDOW, false).unwrap();
+        let tasks = JointTasks::new(memory, Arc::new(windows), 1, true);
         let memory = tasks.memory();
         let reserved = |seq, len, probe: &MemoryProbe| {
             tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();

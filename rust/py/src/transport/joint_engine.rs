@@ -8,9 +8,9 @@ use pyo3::prelude::*;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine as CoreEngine;
+use ringloader_core::transport::joint::{JointMemory, JointTasks};
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::received::Received;
-use ringloader_core::transport::shared_tasks::{SharedTasks, TaskSharing};
 use ringloader_core::{Error, Result};
 
 use super::engine::Engine;
@@ -19,14 +19,14 @@ use crate::sampling::places::samples_of;
 
 /// The parent's end of an engine whose workers share all tasks.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct SharingEngine {
+pub(crate) struct JointEngine {
     pub(crate) engine: Py<Engine>,
     /// The tasks, and the descriptor of their bytes, for workers. `None` once it is closed.
-    tasks: Mutex<Option<(Arc<TaskSharing>, OwnedFd)>>,
+    tasks: Mutex<Option<(Arc<JointTasks>, OwnedFd)>>,
 }
 
 #[pymethods]
-impl SharingEngine {
+impl JointEngine {
     /// `places`: batches that may be under way. `window`: bytes of one, at most. `keeps_whole`: each batch is made by
     /// one worker. `timed`: runs are timed.
     #[new]
@@ -38,18 +38,18 @@ impl SharingEngine {
         keeps_whole: bool,
         timed: bool,
     ) -> PyResult<Self> {
-        let (memory, windows, bytes) = SharedTasks::create(places, window, timed).map_err(exception)?;
+        let (memory, windows, bytes) = JointMemory::create(places, window, timed).map_err(exception)?;
         let windows = Arc::new(windows);
         engine.get().core()?.share_windows(windows.clone());
-        let sharing = Arc::new(TaskSharing::new(memory, windows, workers, keeps_whole));
-        Ok(Self { engine, tasks: Mutex::new(Some((sharing, bytes))) })
+        let tasks = Arc::new(JointTasks::new(memory, windows, workers, keeps_whole));
+        Ok(Self { engine, tasks: Mutex::new(Some((tasks, bytes))) })
     }
 
     /// The descriptors of the memory, which stay this object's.
     fn fds(&self) -> PyResult<(RawFd, RawFd)> {
         match &*self.lock() {
-            Some((sharing, bytes)) => {
-                let words = sharing.memory().words_fd().map_err(exception)?;
+            Some((tasks, bytes)) => {
+                let words = tasks.memory().words_fd().map_err(exception)?;
                 Ok((words.as_raw_fd(), bytes.as_raw_fd()))
             }
             None => Err(closed()),
@@ -60,8 +60,8 @@ impl SharingEngine {
     fn close(&self) {
         // Unmapped after the lock is released.
         let tasks = self.lock().take();
-        if let Some((sharing, _fd)) = tasks {
-            sharing.close();
+        if let Some((tasks, _fd)) = tasks {
+            tasks.close();
         }
     }
 }
@@ -70,26 +70,26 @@ fn closed() -> PyErr {
     PyRuntimeError::new_err("this iterator was shut down")
 }
 
-impl SharingEngine {
+impl JointEngine {
     /// # Errors
     /// Once the engine is closed.
-    pub(crate) fn core(&self) -> PyResult<Arc<Sharing>> {
-        let sharing = self.lock().as_ref().map(|(sharing, _)| sharing.clone()).ok_or_else(closed)?;
-        Ok(Arc::new(Sharing { engine: self.engine.get().core()?, sharing }))
+    pub(crate) fn core(&self) -> PyResult<Arc<JointTransport>> {
+        let tasks = self.lock().as_ref().map(|(tasks, _)| tasks.clone()).ok_or_else(closed)?;
+        Ok(Arc::new(JointTransport { engine: self.engine.get().core()?, tasks }))
     }
 
-    fn lock(&self) -> MutexGuard<'_, Option<(Arc<TaskSharing>, OwnedFd)>> {
+    fn lock(&self) -> MutexGuard<'_, Option<(Arc<JointTasks>, OwnedFd)>> {
         self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// An engine whose workers share all tasks, as the scheduler uses it.
-pub(crate) struct Sharing {
+pub(crate) struct JointTransport {
     pub(crate) engine: Arc<CoreEngine>,
-    pub(crate) sharing: Arc<TaskSharing>,
+    pub(crate) tasks: Arc<JointTasks>,
 }
 
-impl Sharing {
+impl JointTransport {
     fn taken(&self, found: Result<Option<Received>>) -> Result<Option<Received>> {
         let answered = match &found {
             Ok(Some(received)) if received.kind == ResultKind::Batch => {
@@ -99,7 +99,7 @@ impl Sharing {
             _ => None,
         };
         if let Some((seq, in_window)) = answered
-            && self.sharing.answered(seq, in_window)?
+            && self.tasks.answered(seq, in_window)?
         {
             self.engine.wake_workers();
         }
@@ -107,7 +107,7 @@ impl Sharing {
     }
 }
 
-impl Transport for Sharing {
+impl Transport for JointTransport {
     type Index = TaskIndex;
     type Received = Received;
 
@@ -117,7 +117,7 @@ impl Transport for Sharing {
 
     fn put_task(&self, _worker: u32, seq: u64, index: TaskIndex) -> Result<()> {
         let samples = samples_of(&index);
-        if self.sharing.put(seq, index, samples)? {
+        if self.tasks.put(seq, index, samples)? {
             self.engine.wake_workers();
         }
         Ok(())
@@ -144,28 +144,28 @@ impl Transport for Sharing {
     }
 
     fn begin_epoch(&self, epoch: u64) {
-        self.sharing.begin_epoch(epoch);
+        self.tasks.begin_epoch(epoch);
         self.engine.wake_workers();
     }
 
     fn lose(&self, worker: u32) {
-        self.sharing.lose(worker);
+        self.tasks.lose(worker);
         self.engine.wake_workers();
     }
 
     fn share_among(&self, workers: u32) {
-        self.sharing.share_among(workers);
+        self.tasks.share_among(workers);
     }
 
     fn has_claim(&self, worker: u32) -> bool {
-        self.sharing.has_claim(worker)
+        self.tasks.has_claim(worker)
     }
 
     fn is_open(&self) -> bool {
-        self.sharing.is_open()
+        self.tasks.is_open()
     }
 
     fn has_made(&self, worker: u32) -> bool {
-        self.sharing.has_made(worker)
+        self.tasks.has_made(worker)
     }
 }

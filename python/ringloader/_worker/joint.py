@@ -67,14 +67,14 @@ class RunChannel(Protocol):
         """Returns the samples of all runs; None if they cannot be had. ``own`` are the worker's last."""
 
 
-class Sharing(WorkerOption):
+class Joint(WorkerOption):
     """Makes parts of batches in a worker.
 
     Args:
         keeps_whole: True if each batch is made by one worker.
     """
 
-    position = Position.SHARE
+    position = Position.JOINT
     # Set before an epoch begins, where the worker's channel is made.
     channel: RunChannel
 
@@ -88,7 +88,7 @@ class Sharing(WorkerOption):
             self._runs = fetcher.collate_fn = Runs(fetcher.collate_fn)
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        return _Sharer(fetcher, self.channel, self._runs)
+        return _JointFetcher(fetcher, self.channel, self._runs)
 
 
 def first_error(parts: list[Any] | None) -> Any:
@@ -97,7 +97,7 @@ def first_error(parts: list[Any] | None) -> Any:
     return next((part for part in parts or () if isinstance(part, wrapped)), None)
 
 
-class _Sharer:
+class _JointFetcher:
     """In front of the fetchers of all other options: makes runs, and collates.
 
     Args:

@@ -1,6 +1,6 @@
 //! The rows of a batch: which form they have, and where they lie.
 
-use super::{Claimed, End, SharedTasks};
+use super::{Claimed, End, JointMemory};
 use crate::batch::rows::{Form, Place};
 use crate::error::{Error, Result};
 use crate::os::memory::MemoryProbe;
@@ -21,7 +21,7 @@ pub struct Rows {
     pub end: u64,
 }
 
-impl SharedTasks {
+impl JointMemory {
     /// The places of the batch's columns, if its rows are those of samples of this form. The first worker that asks says
     /// of which form they are. `None`: of another, or there is no room.
     ///

@@ -113,6 +113,12 @@ impl<I, K> Tasks<I, K> {
         laid_out
     }
 
+    /// The tasks that have no place.
+    #[cfg(test)]
+    pub(super) fn waiting(&self) -> Vec<u64> {
+        self.pending.iter().map(|&(seq, ..)| seq).collect()
+    }
+
     fn note_pending(&self, claims: Claims<'_>) {
         claims.pending().set(self.pending.front().map(|&(seq, ..)| epoch_of(seq)));
     }

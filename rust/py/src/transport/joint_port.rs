@@ -13,8 +13,8 @@ use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::Arc;
 use ringloader_core::timing::Stamps;
+use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory, Rows};
 use ringloader_core::transport::port::Wake;
-use ringloader_core::transport::shared_tasks::{Claimed as CoreClaimed, Rows, SharedTasks};
 use ringloader_core::transport::task_number::{epoch_of, is_before};
 
 use super::claimed::Claimed;
@@ -42,9 +42,9 @@ const LONGEST_NAP: Duration = Duration::from_millis(50);
 
 /// A worker's end of the tasks that all workers share. It has a port too, by which batches go.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct SharingPort {
+pub(crate) struct JointPort {
     port: Py<Port>,
-    tasks: SharedTasks,
+    tasks: JointMemory,
     probe: MemoryProbe,
     spare: Mutex<Option<Box<Encoded>>>,
     /// The batch of rows that was collated last, until it is sent, and where its rows end.
@@ -52,8 +52,8 @@ pub(crate) struct SharingPort {
 }
 
 #[pymethods]
-impl SharingPort {
-    /// The end of the worker that has `port`, over the memory of `SharingEngine.fds`, whose descriptors stay the caller's.
+impl JointPort {
+    /// The end of the worker that has `port`, over the memory of `JointEngine.fds`, whose descriptors stay the caller's.
     #[new]
     fn new(
         port: Py<Port>,
@@ -64,7 +64,7 @@ impl SharingPort {
         timed: bool,
     ) -> PyResult<Self> {
         let bytes = duplicate(bytes)?;
-        let tasks = SharedTasks::attach(duplicate(words)?, bytes.as_fd(), places, window, timed)
+        let tasks = JointMemory::attach(duplicate(words)?, bytes.as_fd(), places, window, timed)
             .map_err(exception)?;
         Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default(), joint: Mutex::default() })
     }
@@ -209,7 +209,7 @@ impl SharingPort {
     }
 }
 
-impl SharingPort {
+impl JointPort {
     /// Returns true in the worker, and false in a process that its dataset forked, which may come back with samples:
     /// the worker itself makes what it has claimed, and nobody else may write there.
     pub(crate) fn has_claims(&self) -> bool {
@@ -284,7 +284,7 @@ impl SharingPort {
         self.joint.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn tasks(&self) -> &SharedTasks {
+    pub(crate) fn tasks(&self) -> &JointMemory {
         &self.tasks
     }
 

@@ -12,11 +12,11 @@ from ringloader._log import logger
 from ringloader._torch import collating
 from ringloader._worker import malloc
 from ringloader._worker.channel import ProcessChannel
+from ringloader._worker.joint import NOTHING, Joint, first_error
 from ringloader._worker.options import EpochStart
-from ringloader._worker.sharing import NOTHING, Sharing, first_error
 
 
-class ProcessSharing(Sharing):
+class ProcessJoint(Joint):
     """Makes parts of batches in a worker process.
 
     Args:
@@ -40,13 +40,13 @@ class ProcessSharing(Sharing):
         self._places = places
         self._window = window
         self._timed = timed
-        self.port: _native.SharingPort
+        self.port: _native.JointPort
         # Makes batches of rows; None where a batch is something else.
         self.rows: _native.SampleRows | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         sent = tuple(map(reduction.DupFd, self._fds))
-        return ProcessSharing, (sent, self._places, self._window, self._keeps_whole, self._timed)
+        return ProcessJoint, (sent, self._places, self._window, self._keeps_whole, self._timed)
 
     def meet(self, fetcher: Any) -> None:
         super().meet(fetcher)
@@ -59,7 +59,7 @@ class ProcessSharing(Sharing):
         fds = [fd if isinstance(fd, int) else fd.detach() for fd in self._fds]
         try:
             words, parts = fds
-            self.port = _native.SharingPort(port, words, parts, self._places, self._window, self._timed)
+            self.port = _native.JointPort(port, words, parts, self._places, self._window, self._timed)
         finally:
             for fd in fds:
                 os.close(fd)
@@ -69,7 +69,7 @@ class ProcessSharing(Sharing):
         del self.port, self.channel
 
 
-class SharingChannel(ProcessChannel):
+class JointChannel(ProcessChannel):
     """A :class:`~ringloader._worker.loop.Channel` over tasks that all workers share.
 
     The worker begins an epoch once all batches of the one before are sent, whoever has made them. Until then
@@ -79,7 +79,7 @@ class SharingChannel(ProcessChannel):
         port: The process's end.
         worker: The worker's number.
         trimming: Gives back memory of the allocator while the worker is idle.
-        sharing: The option, which has joined.
+        joint: The option, which has joined.
         epoch: The epoch that the worker begins with, in the numbers of its tasks.
     """
 
@@ -88,13 +88,13 @@ class SharingChannel(ProcessChannel):
         port: _native.Port,
         worker: int,
         trimming: malloc.Trimming,
-        sharing: ProcessSharing,
+        joint: ProcessJoint,
         epoch: int,
     ) -> None:
         super().__init__(port, worker, trimming)
         self._take = self._take_shared
-        self._sharing = sharing
-        self._shared = sharing.port
+        self._joint = joint
+        self._shared = joint.port
         self._epoch = epoch
         # Epochs that the worker was told to begin.
         self._starts: collections.deque[EpochStart] = collections.deque()
@@ -102,7 +102,7 @@ class SharingChannel(ProcessChannel):
         self._claimed: _native.Claimed | None = None
         # The claim of the batch that this worker collates.
         self._collating: _native.Claimed | None = None
-        sharing.channel = self
+        joint.channel = self
 
     def _take_shared(self, timeout: float | None) -> tuple[Any] | None:
         while True:
@@ -155,7 +155,7 @@ class SharingChannel(ProcessChannel):
     def _finish(self, claimed: _native.Claimed, samples: Any) -> bool:
         if self._shared.begin_last(claimed):
             return True
-        rows = self._sharing.rows
+        rows = self._joint.rows
         try:
             if rows is not None and rows.write_rows(self._shared, claimed, samples):
                 return self._shared.finish_rows(claimed)
@@ -179,7 +179,7 @@ class SharingChannel(ProcessChannel):
         self._shared.note_time(claimed, seconds)
 
     def collated(self, claimed: _native.Claimed, own: Any) -> Any:
-        rows = self._sharing.rows
+        rows = self._joint.rows
         return None if rows is None else rows.over_rows(self._shared, claimed, own)
 
     def parts(self, claimed: _native.Claimed, own: Any) -> list[Any] | None:
