@@ -22,6 +22,9 @@ pub(super) struct ThreadTasks<I, R> {
     pub(super) tasks: Tasks<Arc<I>, Vec<Option<R>>>,
 }
 
+/// A task that has a place, with the samples of each run that is made.
+type Task<I, R> = LaidOut<Arc<I>, Vec<Option<R>>>;
+
 /// A thread's claim of a task: a run of its samples, or the collation.
 #[derive(Debug)]
 pub struct TaskRun<I> {
@@ -104,7 +107,7 @@ impl<I, R> ThreadTasks<I, R> {
     }
 
     /// Takes the task that has its result. Returns true if workers are to be woken.
-    pub(super) fn answered(&mut self, seq: u64) -> (Option<LaidOut<Arc<I>, Vec<Option<R>>>>, bool) {
+    pub(super) fn answered(&mut self, seq: u64) -> (Option<Task<I, R>>, bool) {
         let claims = Claims::over(&self.words, self.places);
         let Some(place) = self.tasks.place_of(seq) else { return (None, false) };
         (self.tasks.close(claims, place), self.lay_out())
