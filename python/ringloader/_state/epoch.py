@@ -128,11 +128,13 @@ class Epoch:
 
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
-        if self.ledger is not None:
-            self.ledger.begin_call()
-        index = read()
-        if self.ledger is not None:
-            self.ledger.take(index)
+        ledger = self.ledger
+        if ledger is None:
+            index = read()
+        else:
+            ledger.begin_call()
+            index = read()
+            ledger.take(index)
         if self.dataset is not None and not self._is_finished:
             self.dataset.worker_progress.take()
         return index
