@@ -1,0 +1,90 @@
+"""The sizes of the house, which go down, not up. A change that needs more says why in its message."""
+
+from __future__ import annotations
+
+import ast
+import collections
+from pathlib import Path
+
+import pytest
+
+from unit import house_parts
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "python/ringloader"
+CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
+
+# Code lines are without blank ones, comments and docstrings; the package's are without the stub.
+GUARDS = {
+    "lines of the package": 19_900,
+    "modules of the package": 210,
+    "lines of `_state`": 2_200,
+    "modules in one folder": 14,
+    "lines of Rust": 24_800,
+    "files of the binding": 76,
+    "lines that make code at run time": 4,
+}
+
+# Files of the package whose code runs in one epoch, and those that a feature adds to a plain one.
+PLAIN = 55
+MORE = {"on_error": 7, "state": 12, "lost": 10, "stats": 6}
+
+
+def measured() -> dict[str, int]:
+    """Returns the present size of what each guard names."""
+    modules = sorted(PACKAGE.rglob("*.py"))
+    folders = collections.Counter(path.parent for path in modules if path.name != "__init__.py")
+    rust = house_parts.rust_files(CORE, BINDING)
+    return {
+        "lines of the package": house_parts.total(modules),
+        "modules of the package": len(modules),
+        "lines of `_state`": house_parts.total(sorted((PACKAGE / "_state").glob("*.py"))),
+        "modules in one folder": max(folders.values()),
+        "lines of Rust": sum(house_parts.rust_lines(path.read_text()) for path in rust),
+        "files of the binding": len(house_parts.rust_files(BINDING)),
+        "lines that make code at run time": sum(map(made_at_run_time, modules)),
+    }
+
+
+def made_at_run_time(path: Path) -> int:
+    """Returns how many lines of a module call ``exec``, or set ``__code__`` or ``__class__``."""
+    lines = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "exec":
+            lines.add(node.lineno)
+        if isinstance(node, ast.Assign):
+            targets = [target for target in node.targets if isinstance(target, ast.Attribute)]
+            lines.update(target.lineno for target in targets if target.attr in ("__code__", "__class__"))
+    return len(lines)
+
+
+def test_no_size_is_above_its_guard() -> None:
+    found = measured()
+    assert found.keys() == GUARDS.keys()
+    assert {name: size for name, size in found.items() if size > GUARDS[name]} == {}
+
+
+def test_counts_leave_out_what_is_no_code() -> None:
+    text = '"""Page."""\n\n# Why.\nX = """\ntext\n"""\n\n\ndef f():\n    "Returns."\n    return X  # Here.\n'
+    assert house_parts.python_lines(text) == 5
+    rust = "// {\nfn f() {\n    g(\"// }\", '{'); /* one\n two */\n}\n\nfn h() {}\n"
+    rust += "#[cfg(test)]\nmod tests {\n    fn t() { }\n}\n"
+    assert house_parts.rust_lines(rust) == 4
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
+    return house_parts.files_of_journey("plain", tmp_path_factory.mktemp("plain"))
+
+
+@pytest.mark.rings_only
+def test_a_plain_loop_runs_few_files(plain: set[str]) -> None:
+    assert "_worker/loop.py" in plain
+    assert len(plain) <= PLAIN, sorted(plain)
+
+
+@pytest.mark.rings_only
+@pytest.mark.parametrize("name", MORE)
+def test_a_feature_adds_few_files(name: str, plain: set[str], tmp_path: Path) -> None:
+    files = house_parts.files_of_journey(name, tmp_path)
+    assert 0 < len(files) - len(plain) <= MORE[name], sorted(files - plain)
