@@ -158,7 +158,7 @@ def record(
     kept = _records.get(loader)
     counted = tally.tally_of(loader, None if kept is None else kept.record.counted, path, reason)
     count = tally.Count(clock)
-    noted = Record(path, reason, counters, recording, counted, count, workers)
+    noted = Record(path, reason, counters, recording, counted, count)
     if _is_ours(iterator):
         count.follow(iterator)
         iterator._noted = noted
@@ -166,8 +166,6 @@ def record(
         _records.put(iterator, Kept(noted))
     if counted is not None:
         counted.begin(count)
-        if workers is not None:
-            counted.workers = workers
         if asked.mode():
             asked.note_rank()
             counted.recording = recording
@@ -175,6 +173,10 @@ def record(
                 counted.used_at = asked.line_of_program()
                 counted.dataset = sized(getattr(loader, "dataset", None))
             counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
+    if workers is not None:
+        noted.workers = workers
+        if counted is not None:
+            counted.workers = workers
     if kept is None:
         _records.put(loader, Kept(noted))
     else:
