@@ -189,6 +189,38 @@ def test_each_allocation_fails(kind, options):
     assert ran(PROGRAM, kind, repr(options)).startswith("allocations:")
 
 
+# PyO3 makes the counters, and panics where the interpreter has no memory. The binding knows that by the text.
+BY_PYO3 = """
+    import _testcapi
+    import ringloader._native as _native
+
+    engine = _native.Engine(1, 8, 64 << 20)
+
+
+    def counters(start):
+        _testcapi.set_nomemory(start, start + 1)
+        try:
+            return engine.counters()
+        finally:
+            _testcapi.remove_mem_hooks()
+
+
+    found = []
+    for start in range(40):
+        try:
+            counters(start)
+        except BaseException as error:
+            found.append(type(error))
+    assert set(found) == {MemoryError}, found
+    print("allocations:", len(found))
+"""
+
+
+def test_a_panic_of_pyo3_without_memory_is_a_memory_error():
+    pytest.importorskip("_testcapi", reason="this Python has no _testcapi, by which allocations fail")
+    assert ran(BY_PYO3, panics=True).startswith("allocations:")
+
+
 LIMITED = """
     import gc
     import resource
@@ -304,7 +336,7 @@ def test_a_panic_is_an_error_of_its_batch(options, capfd):
     assert "planted" in capfd.readouterr().err
 
 
-def ran(program, *arguments):
+def ran(program, *arguments, panics=False):
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
@@ -313,5 +345,5 @@ def ran(program, *arguments):
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])},
     )
-    assert ended.returncode == 0 and "panicked" not in ended.stderr, ended.stderr[-3000:]
+    assert ended.returncode == 0 and ("panicked" in ended.stderr) == panics, ended.stderr[-3000:]
     return ended.stdout
