@@ -23,7 +23,7 @@ fn nothing_is_claimed_of_zeroed_memory() {
     let words = words();
     let batch = Batch::over(&words);
     assert!(!batch.is_open());
-    assert_eq!(claim(&batch, 0), None);
+    assert_eq!(claim(batch, 0), None);
 }
 
 #[test]
@@ -32,9 +32,9 @@ fn the_last_worker_collates() {
     let batch = Batch::over(&words);
     batch.lay_out(&plan(7, 5, 2), 1000);
     assert_eq!(batch.plan(), plan(7, 5, 2));
-    let claims: Vec<_> = (0..3).map(|worker| claim(&batch, worker).unwrap()).collect();
+    let claims: Vec<_> = (0..3).map(|worker| claim(batch, worker).unwrap()).collect();
     assert_eq!(claims.iter().map(|claim| claim.run).collect::<Vec<_>>(), [Some(0), Some(1), Some(2)]);
-    assert_eq!((claim(&batch, 3), batch.is_open()), (None, false));
+    assert_eq!((claim(batch, 3), batch.is_open()), (None, false));
     assert!(!batch.begin_last(claims[1]));
     assert!(!batch.finish(claims[1], PART));
     assert!(!batch.finish(claims[0], Part::Unsent));
@@ -43,7 +43,7 @@ fn the_last_worker_collates() {
     batch.close();
     assert!(!batch.is_open());
     batch.lay_out(&plan(8, 1, 1), 1000);
-    let found = claim(&batch, 1).unwrap();
+    let found = claim(batch, 1).unwrap();
     assert!(batch.finish(found, PART));
 }
 
@@ -55,7 +55,7 @@ fn a_batch_without_samples_has_one_run_and_many_samples_fit_the_bits() {
     let words = words();
     let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 64, 1), 1000);
-    let claims: Vec<_> = (0..64).map(|_| claim(&batch, 0).unwrap()).collect();
+    let claims: Vec<_> = (0..64).map(|_| claim(batch, 0).unwrap()).collect();
     assert_eq!(claims.iter().filter(|&&claim| batch.finish(claim, PART)).count(), 1);
 }
 
@@ -64,13 +64,13 @@ fn what_a_dead_worker_had_is_made_again() {
     let words = words();
     let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 3, 1), 1000);
-    let [first, second, _third] = [0, 1, 0].map(|worker| claim(&batch, worker).unwrap());
+    let [first, second, _third] = [0, 1, 0].map(|worker| claim(batch, worker).unwrap());
     assert!(!batch.finish(first, PART));
     assert!(batch.is_with(0) && batch.is_with(1) && !batch.is_with(2));
     batch.lose(0);
     assert!(!batch.is_with(0));
-    let again = claim(&batch, 2);
-    assert_eq!((run(again), claim(&batch, 2)), (Some(2), None));
+    let again = claim(batch, 2);
+    assert_eq!((run(again), claim(batch, 2)), (Some(2), None));
     assert!(!batch.finish(again.unwrap(), PART));
     assert!(batch.finish(second, PART));
 }
@@ -82,14 +82,14 @@ fn a_collation_that_was_lost_is_done_again() {
     // The part of the last run was written, and then its worker died, before or after it had the collation.
     for has_it in [true, false] {
         batch.lay_out(&plan(0, 1, 1), 1000);
-        let found = claim(&batch, 0).unwrap();
+        let found = claim(batch, 0).unwrap();
         if has_it {
             assert!(batch.finish(found, PART));
         } else {
             batch.made.fetch_or(1, Ordering::Relaxed);
         }
         batch.lose(0);
-        let again = claim(&batch, 1);
+        let again = claim(batch, 1);
         assert_eq!((run(again), batch.part(0)), (None, Some(PART)));
         assert!(batch.begin_last(again.unwrap()));
         assert!(batch.finish(again.unwrap(), PART));
@@ -97,11 +97,11 @@ fn a_collation_that_was_lost_is_done_again() {
     }
     // It was not written.
     batch.lay_out(&plan(0, 2, 1), 1000);
-    let [first, last] = [0, 1].map(|worker| claim(&batch, worker).unwrap());
+    let [first, last] = [0, 1].map(|worker| claim(batch, worker).unwrap());
     assert!(!batch.finish(first, PART));
     assert!(batch.begin_last(last));
     batch.lose(1);
-    let again = claim(&batch, 2).unwrap();
+    let again = claim(batch, 2).unwrap();
     assert_eq!(again.run, Some(1));
     assert!(batch.begin_last(again));
 }
@@ -111,16 +111,16 @@ fn a_worker_that_was_stopped_takes_no_collation_of_another_batch() {
     let words = words();
     let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 1, 1), 1000);
-    let slow = claim(&batch, 0).unwrap();
+    let slow = claim(batch, 0).unwrap();
     // It sets the last bit and stops there. Another one dies, so the collation is free for any.
     batch.made.fetch_or(1, Ordering::Relaxed);
     batch.lose(1);
-    assert_eq!(run(claim(&batch, 2)), None);
+    assert_eq!(run(claim(batch, 2)), None);
     assert!(!batch.take_collation(slow));
     batch.close();
     batch.lay_out(&plan(1, 1, 1), 1000);
     assert!(!batch.take_collation(slow));
-    assert_eq!(run(claim(&batch, 2)), Some(0));
+    assert_eq!(run(claim(batch, 2)), Some(0));
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn a_batch_is_left_until_it_is_sent_or_its_result_is_taken() {
     assert!(!batch.is_left());
     for is_noted in [true, false] {
         batch.lay_out(&plan(0, 2, 1), 1000);
-        let [first, last] = [0, 1].map(|worker| claim(&batch, worker).unwrap());
+        let [first, last] = [0, 1].map(|worker| claim(batch, worker).unwrap());
         assert!(!batch.finish(first, PART) && batch.is_left());
         assert!(batch.finish(last, PART) && batch.is_left());
         if is_noted {
@@ -164,11 +164,11 @@ fn a_lost_collation_is_left() {
     let words = words();
     let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 1, 1), 1000);
-    let lost = claim(&batch, 0).unwrap();
+    let lost = claim(batch, 0).unwrap();
     assert!(batch.finish(lost, PART));
     batch.lose(0);
     assert!(batch.is_left());
-    let again = claim(&batch, 1).unwrap();
+    let again = claim(batch, 1).unwrap();
     batch.note_sent(lost);
     assert!(batch.is_left());
     batch.note_sent(again);
@@ -224,7 +224,7 @@ fn a_run_is_in_rows_or_in_a_part() {
     let words = words();
     let batch = Batch::over(&words);
     batch.lay_out(&plan(0, 2, 1), 1000);
-    let [first, last] = [0, 1].map(|worker| claim(&batch, worker).unwrap());
+    let [first, last] = [0, 1].map(|worker| claim(batch, worker).unwrap());
     assert!(!batch.finish(first, Part::Rows));
     assert!(batch.finish(last, PART));
     assert_eq!([0, 1].map(|run| batch.part(run)), [Some(Part::Rows), Some(PART)]);
