@@ -20,9 +20,9 @@ class ChangedByThread(Dataset):
     """Some time after it returned tensors of zeros, its thread gives them other memory of zeros."""
 
     def change_after(self, seconds, tensors):
-        threading.Thread(target=self.change, args=(list(tensors),), daemon=True).start()
         self.begin = math.inf
         self.is_ready = False
+        threading.Thread(target=self.change, args=(list(tensors),), daemon=True).start()
         while not self.is_ready:
             time.sleep(0.001)
         # The thread asks for the lock soon after this one has got it, and has it whenever this one lets go.

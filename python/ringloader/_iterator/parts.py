@@ -21,9 +21,8 @@ if TYPE_CHECKING:
     from ringloader._placement.registration import Registrations
     from ringloader._torch.protocols import TorchLoader
 
-
-# The clock of ``stats``, and that of a report at exit. A plain tuple: each `iter` makes one.
-Times = tuple[_native.Recorder | None, Clock | None]
+    # The clock of ``stats``, and that of a report at exit. A plain tuple: each `iter` makes one.
+    Times = tuple[_native.Recorder | None, Clock | None]
 
 
 def times_of(options: Options, workers: int) -> Times:

@@ -2,7 +2,7 @@
 //!
 //! Memory is one memfd: words that all have, the [table](crate::cache) with a word for each sample of the dataset, and
 //! the records, each at a multiple of 64 (see [`record`]). A page of it is there once something was written to it. With
-//! a [file](named) that has a name, only the first words lie in memory.
+//! a file that has a name, only the first words lie in memory.
 //!
 //! ```text
 //! | words | table | record | record | lost | record | ...      each record after all others

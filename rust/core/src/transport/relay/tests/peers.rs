@@ -1,10 +1,9 @@
 //! Peers that know the secret, and send what no worker sends, or nothing.
 
 use std::net::TcpListener;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::*;
-use crate::sync::Arc;
+use crate::sync::{Arc, AtomicBool, Ordering};
 use crate::transport::relay::incoming::{Incoming, OF_FRAME, Step, TURN, Turn};
 use crate::transport::relay::peer_clock::PeerClock;
 
