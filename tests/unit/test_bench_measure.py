@@ -87,6 +87,8 @@ class Asleep(Squares):
         return index
 
 
+# The verdict depends on how fast the machine is.
+@pytest.mark.slow
 @pytest.mark.parametrize(("step", "kind"), [(0, "dataset"), (0.02, "caller")])
 def test_the_verdict_is_that_of_the_loader_with_its_step(step, kind):
     loader = TorchLoader(Asleep(), sampler=[0] * 100)

