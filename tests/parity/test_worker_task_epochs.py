@@ -47,7 +47,7 @@ class Samples(Dataset[Any]):
         chance = os.urandom(1)[0]
         time.sleep(chance / 256 * 0.002)
         if self.left is not None and chance < 25 and os.getpid() != MAIN:
-            kill_once(self.left)
+            kill_once(self.left, index)
         if index in self.bad:
             raise LookupError(f"sample {index}")
         return self.sample(index)
@@ -83,8 +83,15 @@ def reset(dataset: Any, _info: object, seeds: Any) -> Any:
     return made
 
 
-def kill_once(left: Path) -> None:
-    """Kills this process, if there is a file left to remove."""
+def kill_once(left: Path, index: int) -> None:
+    """Kills this process, if there is a file left to remove, and no other was killed at this sample.
+
+    With ``on_error`` a sample that kills twice would be left out.
+    """
+    mark = left.with_name(f"{left.name}-{index}")
+    if mark.exists():
+        return
+    mark.touch()
     for file in left.iterdir():
         with contextlib.suppress(FileNotFoundError):
             file.unlink()
