@@ -318,6 +318,8 @@ def test_workers_of_other_machines_are_not_compared_with_the_cores_of_this_one(m
     monkeypatch.setattr(ProcessTransport, "is_remote", is_remote)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
+        # Newer Pythons warn of each fork beside threads.
+        warnings.simplefilter("ignore", DeprecationWarning)
         loader = torch.utils.data.DataLoader(Numbers(2), num_workers=len(os.sched_getaffinity(0)) + 1)
         assert "This DataLoader will create" in str(caught.pop().message)
         if way == "convert":
