@@ -383,6 +383,8 @@ class SlowToStart(Numbers):
         return vars(self)
 
 
+# It compares two clocks, which a busy machine parts.
+@pytest.mark.slow
 @pytest.mark.usefixtures("is_asked")
 @pytest.mark.parametrize("off", ["", "off"])
 @pytest.mark.parametrize("persistent", [False, True])
@@ -407,7 +409,7 @@ def test_the_time_in_iter_is_named(persistent: bool, off: str, monkeypatch: pyte
     took = time.monotonic() - begun
     (found,) = ringloader.reports()
     assert found.starting is not None and found.seconds is not None
-    assert found.starting <= in_iter
+    assert in_iter - 0.1 < found.starting <= in_iter
     assert found.starting > (0.3 if persistent else 0.6)
     assert found.starting < found.seconds <= took
 

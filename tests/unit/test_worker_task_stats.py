@@ -39,6 +39,8 @@ class Sleeping(Dataset[Any]):
         return torch.full((4,), float(index))
 
 
+# It compares two clocks, which a busy machine parts.
+@pytest.mark.slow
 @pytest.mark.parametrize("how", HOW)
 def test_times_are_those_that_the_dataset_has_measured(how, tmp_path):
     measured = Measured()
@@ -60,7 +62,7 @@ def test_times_are_those_that_the_dataset_has_measured(how, tmp_path):
         parts = worker.idle + worker.dataset + worker.collate + worker.send + worker.room
         assert parts <= stats.seconds + 0.01
     for one in stats.slowest:
-        # Of a run. Where a sample took too long to send for a moment, that is a whole batch.
+        # Of a run, or of the wait for the other runs of a batch: its samples are all those of the batch.
         assert 0 < len(one.indices) <= SIZE
         assert len(one.indices) == SIZE or one.seconds >= len(one.indices) * SLEEP
         if how != "unordered":
