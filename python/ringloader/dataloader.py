@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, Sampler
+from torch.utils.data import Dataset, IterableDataset, Sampler
 
 import ringloader._native as _native
 import ringloader.rollover as rollover
@@ -415,8 +415,13 @@ def make(loader: DataLoader[Any], arguments: dict[str, Any]) -> None:
         torchs["persistent_workers"] = True
     if options.worker_pool is not None and options.worker_pool._is_remote:
         vars(loader)["check_worker_number_rationality"] = _have_cores_elsewhere
-    super(DataLoader, loader).__init__(datapipes.translated(arguments["dataset"], torchs), **torchs)
-    conflicts.check_made(loader, options)
+    dataset = arguments["dataset"]
+    # Not `isinstance`, which takes longer.
+    if IterableDataset in type(dataset).__mro__:
+        dataset = datapipes.translated(dataset, torchs)
+    super(DataLoader, loader).__init__(dataset, **torchs)
+    if options.changed or not _native.SUPPORTED:
+        conflicts.check_made(loader, options)
     if options.last_batch is not None:
         rollover.apply(loader, options.last_batch)
     complete(loader, options, arguments["prefetch_factor"] is None)

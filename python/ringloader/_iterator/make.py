@@ -20,7 +20,6 @@ from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.table import TABLE, Options
 from ringloader._report import asked, report
 from ringloader._report.tally import PathName
-from ringloader._stats import timing
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker import gather
@@ -29,7 +28,6 @@ if TYPE_CHECKING:
     from ringloader._iterator.auto_workers import AutoWorkers
     from ringloader._torch.protocols import TorchLoader
     from ringloader._transport.processes import ProcessTransport
-    from ringloader._transport.protocol import Transport
 
 
 def make_iterator(
@@ -196,16 +194,9 @@ def _without_workers(loader: TorchLoader, options: Options) -> Any:
         return made
     times = parts.times_of(options, 0)
     stages = parts.stages_of(loader, options, 0, times)
-    timed = None
-    if times[0] is not None:
-        timed = timing.TimingHere(times[0], loader._dataset_kind == internals.ITERABLE)
-    made = without_workers.IteratorWithOptions(
-        loader,
-        parts.worker_options_of(loader, options, 0, timed),
-        stages,
-        seeding.keys_for(loader, options),
-        epochs.are_counted(loader, options),
-    )
+    here = parts.worker_options_of(loader, options, 0, times[0])
+    keys, counts_epochs = parts.numbering_of(loader, options)
+    made = without_workers.IteratorWithOptions(loader, here, stages, keys, counts_epochs)
     _record(loader, made, "single-process", _NO_WORKERS, stages)
     return made
 
@@ -229,9 +220,9 @@ def _with_threads(loader: TorchLoader, options: Options, workers: int, auto: Aut
     from ringloader._transport import threads
 
     clocks = [_native.WorkerClock() for _ in range(workers if options.stats else 0)]
-    worker_options = parts.worker_options_of(loader, options, workers, timing.Timing(clocks))
+    worker_options = parts.worker_options_of(loader, options, workers, clocks)
     transport = threads.make_transport(loader, options, workers, worker_options, clocks)
-    keys = seeding.keys_for(loader, options)
+    keys, counts_epochs = parts.numbering_of(loader, options)
     made = WorkersIterator(
         loader,
         transport,
@@ -239,10 +230,12 @@ def _with_threads(loader: TorchLoader, options: Options, workers: int, auto: Aut
         workers,
         keys=keys,
         next_epoch=parts.next_epoch_of(loader, options),
-        counts_epochs=epochs.are_counted(loader, options),
+        counts_epochs=counts_epochs,
         auto_workers=auto,
     )
-    return _noted(loader, made, transport, stages, _shown_workers(options, workers, auto))
+    shown = _shown_workers(options, workers, auto)
+    _record(loader, made, transport.path, transport.about, stages, transport.counters, shown)
+    return made
 
 
 def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None) -> Any:
@@ -255,14 +248,14 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: A
     from ringloader._transport import budget
     from ringloader._transport.make import make_transport
 
-    worker_options = parts.worker_options_of(loader, options, workers, timing.Timing())
-    keys = seeding.keys_for(loader, options)
-    device = devices.resolve(options.device)
+    worker_options = parts.worker_options_of(loader, options, workers)
+    keys, counts_epochs = parts.numbering_of(loader, options)
+    device = None if options.device is None else devices.resolve(options.device)
     lease = told = None
     transport: ProcessTransport | Any
     device_type, in_turn = None if device is None else device.type, keys is None or not keys.balances
     try:
-        takes = pool.takes(options.worker_pool, loader, options.prefetch_epochs)
+        takes = options.worker_pool is not None and pool.takes(loader, options)
         if takes:
             told = epochs.told_in_pool(loader)
         if takes and options.worker_pool._is_remote:
@@ -304,7 +297,7 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: A
             restarting,
             keys,
             parts.next_epoch_of(loader, options),
-            epochs.are_counted(loader, options),
+            counts_epochs,
             told,
             auto,
         )
@@ -313,7 +306,9 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: A
         transport.close()
         _explain_descriptors(error)
         raise
-    return _noted(loader, made, transport, stages, _shown_workers(options, workers, auto))
+    shown = _shown_workers(options, workers, auto)
+    _record(loader, made, transport.path, transport.about, stages, transport.counters, shown)
+    return made
 
 
 def _shown_workers(options: Options, workers: int, auto: AutoWorkers | None) -> Callable[[], int] | None:
@@ -323,38 +318,17 @@ def _shown_workers(options: Options, workers: int, auto: AutoWorkers | None) -> 
     return functools.partial(int, workers) if auto is None else functools.partial(getattr, auto, "number")
 
 
-def _noted(
-    loader: TorchLoader,
-    made: Any,
-    transport: Transport,
-    stages: Stages,
-    workers: Callable[[], int] | None,
-) -> Any:
-    """Returns an iterator with workers, which is noted for a report."""
-    counters = functools.partial(_counters, transport.counters, stages.counters)
-    _record(loader, made, transport.path, transport.about, stages, counters, workers)
-    return made
-
-
 def _record(
     loader: TorchLoader,
     made: Any,
     path: PathName,
     reason: str,
     stages: Stages,
-    counters: Callable[[], Mapping[str, int]] | None = None,
+    of_transport: Callable[[], Mapping[str, int]] = dict,
     workers: Callable[[], int] | None = None,
 ) -> None:
-    report.record(
-        loader,
-        made,
-        path,
-        reason,
-        counters or stages.counters,
-        stages.recording,
-        stages.clock,
-        workers,
-    )
+    counters = functools.partial(_counters, of_transport, stages.counters)
+    report.record(loader, made, path, reason, counters, stages.recording, stages.clock, workers)
 
 
 def _explain_descriptors(error: BaseException) -> None:

@@ -80,7 +80,7 @@ def stages_of(
 
 
 def worker_options_of(
-    loader: TorchLoader, options: Options, workers: int, timed: Any
+    loader: TorchLoader, options: Options, workers: int, clock: Any = None
 ) -> Sequence[WorkerOption]:
     """Returns the options that take part where batches are made: in workers, or without them here.
 
@@ -88,20 +88,32 @@ def worker_options_of(
         loader: The loader.
         options: Its options.
         workers: The most workers that it may have.
-        timed: The option that notes times there, with ``stats``.
+        clock: With ``stats``, the clocks of threads, or the recorder of a loader without workers.
     """
+    own_states = states.of(loader)
+    gathering = gather.option_for(loader)
+    snapshots = None if own_states is None else own_states.worker_option(loader)
+    if not options.changed:
+        return in_order(gathering, snapshots)
     # A torch without a private name that it needs has torch's path. In this form an import is cheap.
     import ringloader._options.handling as handling
+    import ringloader._stats.timing as timing
 
-    own_states = states.of(loader)
     return in_order(
-        gather.option_for(loader),
+        gathering,
         handling.option_for(options),
         epochs.option_for(loader, options),
-        None if own_states is None else own_states.worker_option(loader),
-        timed if options.stats else None,
+        snapshots,
+        timing.option_for(loader, workers, clock) if options.stats else None,
         seeding.option_for(loader, options, workers),
     )
+
+
+def numbering_of(loader: TorchLoader, options: Options) -> tuple[seeding.Keys | None, bool]:
+    """Returns what makes the places of samples, if an option seeds by them, and if one counts epochs."""
+    if not options.changed:
+        return None, False
+    return seeding.keys_for(loader, options), epochs.are_counted(loader, options)
 
 
 def next_epoch_of(loader: TorchLoader, options: Options) -> Any:

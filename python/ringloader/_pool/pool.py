@@ -11,6 +11,7 @@ import ringloader._native as _native
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
+    from ringloader._options.table import Options
     from ringloader._pool.crew import Crew, Lease
     from ringloader._torch.protocols import TorchLoader
 
@@ -135,15 +136,9 @@ class WorkerPool:
         return self._own().lend(self, loader, count, most)
 
 
-def takes(pool: WorkerPool | None, loader: TorchLoader, may_keep: bool = False) -> bool:
-    """True if a loader's workers come from the pool: not if they have a context of their own.
-
-    Args:
-        pool: The pool, or None.
-        loader: The loader.
-        may_keep: True if workers that persist may come from the pool too.
-    """
-    if pool is None:
-        return False
-    persists = loader.persistent_workers and not may_keep and not pool._is_remote
+def takes(loader: TorchLoader, options: Options) -> bool:
+    """True if a loader's workers come from its pool: not if they have a context of their own."""
+    # With `prefetch_epochs` workers that persist come from the pool too.
+    may_keep = options.prefetch_epochs or options.worker_pool._is_remote
+    persists = loader.persistent_workers and not may_keep
     return not persists and loader.multiprocessing_context is None

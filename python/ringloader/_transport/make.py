@@ -84,8 +84,9 @@ def make_transport(
             with budget.asking(OSError, ValueError):
                 shared = JointMemory(loader, engine, workers, sharers * share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
-        dispatching = dispatching_for(loader, context, workers, share)
-        restarts = options.restart_workers and loader._dataset_kind != internals.ITERABLE
+        is_iterable = loader._dataset_kind == internals.ITERABLE
+        dispatching = dispatching_for(loader, context, workers, share) if is_iterable else None
+        restarts = options.restart_workers and not is_iterable
         if restarts or options.sample_timeout is not None:
             # No dispatching process is there, which these options exclude.
             crashes, batches = "on_error" in options.changed, loader._auto_collation
