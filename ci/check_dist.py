@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "python/"
 IN_SDIST = re.compile(
     r"PKG-INFO|Cargo\.(toml|lock)|LICENSE|DESCRIPTION\.md|pyproject\.toml"
-    r"|rust/(core|py)/(Cargo\.toml|build\.rs|(src|tests)/.+\.rs)|rust/core/tests/batch/corpus/[^/.]+"
+    r"|rust/(core|py|testing)/(Cargo\.toml|build\.rs|(src|tests)/.+\.rs)|rust/core/tests/batch/corpus/[^/.]+"
 )
 SDIST_MUST_HAVE = {"PKG-INFO", "Cargo.toml", "Cargo.lock", "LICENSE", "DESCRIPTION.md", "pyproject.toml"}
 # The module of a free-threaded CPython is named after its version.

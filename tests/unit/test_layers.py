@@ -12,25 +12,23 @@ PACKAGE = ROOT / "python/ringloader"
 # Module of the core: modules that it may use. `transport::layout` is where pools and rings meet memory.
 CORE_MAY_USE = {
     "error": set(),
-    "cache": {"sync", "testing"},
+    "cache": {"sync"},
     "bits": set(),
-    "testing": set(),
-    "sync": {"error", "bits", "testing"},
+    "sync": {"error", "bits"},
     "batch": {"error"},
     "plan": {"error", "bits"},
     "timing": set(),
-    "ring": {"error", "sync", "testing"},
-    "pool": {"error", "sync", "testing"},
-    "forks": {"sync", "testing"},
-    "joint": {"sync", "testing"},
+    "ring": {"error", "sync"},
+    "pool": {"error", "sync"},
+    "forks": {"sync"},
+    "joint": {"sync"},
     "os": {"error", "sync"},
     "items": {"error", "os"},
-    "samples": {"cache", "error", "os", "process", "sync", "testing"},
-    "process": {"error", "forks", "os", "sync", "testing"},
+    "samples": {"cache", "error", "os", "process", "sync"},
+    "process": {"error", "forks", "os", "sync"},
     "transport": {
         "error",
         "sync",
-        "testing",
         "forks",
         "joint",
         "os",
@@ -40,7 +38,7 @@ CORE_MAY_USE = {
         "batch",
         "timing",
     },
-    "scheduler": {"error", "testing", "plan", "transport"},
+    "scheduler": {"error", "plan", "transport"},
 }
 
 # Folder or file of the binding: those that it may use.

@@ -16,7 +16,7 @@
 
 use crate::sync::{AtomicU64, Ordering, acquire_unless, fence, release_unless};
 use crate::testing::failpoint::failpoint;
-use crate::testing::fault::fault;
+use crate::testing::{fault::fault, planted};
 
 /// Records begin at multiples of this, so the low bits of a word are free.
 pub const ALIGN: u64 = 64;
@@ -91,10 +91,7 @@ impl Table<'_> {
                 self.record_full();
                 return None;
             }
-            if fault("reserved_by_store") {
-                self.tail.store(end, Ordering::Relaxed);
-                return Some(at);
-            }
+            planted!("reserved_by_store" => { self.tail.store(end, Ordering::Relaxed); return Some(at) });
             // Relaxed: the range is all that the tail says.
             if self.tail.compare_exchange(at, end, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
                 return Some(at);
@@ -121,10 +118,7 @@ impl Table<'_> {
         let word = &self.words[seen.index];
         // ORDERING there: the record is whole before the word names it.
         let order = release_unless("there_relaxed");
-        if fault("published_by_store") {
-            word.store(at, order);
-            return true;
-        }
+        planted!("published_by_store" => { word.store(at, order); return true });
         if word.compare_exchange(seen.word, at, order, Ordering::Relaxed).is_err() {
             return false;
         }
@@ -160,9 +154,8 @@ impl Table<'_> {
         let start = self.floor.fetch_max(end, Ordering::Relaxed);
         // ORDERING floor: a call of the system is no fence. Without this one, a weakly ordered machine may show that the
         // bytes are gone before it shows the floor.
-        if !fault("raised_without_fence") {
-            fence(Ordering::Release);
-        }
+        planted!("raised_without_fence" => return start..end.max(start));
+        fence(Ordering::Release);
         start..end.max(start)
     }
 
@@ -182,9 +175,8 @@ impl Table<'_> {
         // ORDERING floor: whoever read a byte that was given back finds the floor that was raised before. The thread
         // that had the fault, which the system orders with the giving back, may be another one of this process: it
         // proves nothing.
-        if !fault("looked_without_fence") {
-            fence(Ordering::Acquire);
-        }
+        planted!("looked_without_fence" => return self.is_cleared(at));
+        fence(Ordering::Acquire);
         self.is_cleared(at)
     }
 

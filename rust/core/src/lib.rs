@@ -25,7 +25,6 @@
 //! | [`forks`] | what a forked child may still have |
 //! | [`timing`] | where the time of each batch goes; reads no clock |
 //! | [`sync`] | atomics, the doorbell, adaptive spinning |
-//! | [`testing`] | deaths, delays and faults that tests switch on |
 //! | `bits` | sets of small numbers |
 //! | [`error`] | what can go wrong |
 //!
@@ -43,8 +42,10 @@ pub mod plan;
 pub mod pool;
 pub mod ring;
 pub mod sync;
-pub mod testing;
 pub mod timing;
+
+/// Deaths, delays and faults that tests switch on.
+pub use ringloader_testing as testing;
 
 /// Linux with memfd, and not under loom, whose atomics cannot lie in a mapping.
 #[cfg(all(target_os = "linux", not(ringloader_portable), not(ringloader_loom)))]

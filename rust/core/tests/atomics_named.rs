@@ -1,13 +1,12 @@
-//! Reads the sources: atomics and loom are named in few files only, so that loom judges all of them.
+//! Reads the sources: atomics and loom are named in one file only, so that loom judges all of them.
 
 use std::{
     fs,
     path::{Path, PathBuf},
 };
 
-/// The files that may name atomics: the one that all others import, and the two below it. Those two are loom's atomics
-/// with death, and the choice of a fault, which no model may see.
-const NAMED_IN: [&str; 3] = ["sync/atomics.rs", "testing/crash.rs", "testing/fault.rs"];
+/// The file that may name atomics: all others import it.
+const NAMED_IN: [&str; 1] = ["sync/atomics.rs"];
 const NAMES: [&str; 2] = ["atomic::", "loom::"];
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
@@ -32,7 +31,7 @@ fn uses(text: &str) -> Vec<usize> {
 }
 
 #[test]
-fn atomics_are_named_in_few_files() {
+fn atomics_are_named_in_one_file() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     sources(&root, &mut files);

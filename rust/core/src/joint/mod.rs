@@ -73,9 +73,9 @@ pub use self::pending::Pending;
 pub use self::plan::Plan;
 pub use self::room::Room;
 
-use crate::sync::{AtomicU64, Ordering, acquire_unless, release_unless};
+use crate::sync::{AtomicU64, Ordering, acq_rel_unless, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
-use crate::testing::fault::fault;
+use crate::testing::planted;
 
 /// The most runs of a batch: `made` has a bit for each. Models have few words.
 pub const MOST_RUNS: u32 = if cfg!(ringloader_loom) { 2 } else { u64::BITS };
@@ -313,8 +313,7 @@ impl Batch {
         set(bytes, len);
         failpoint("joint-written");
         // ORDERING joint-made: the part is written before its bit is seen; whoever sets the last bit sees all parts.
-        let order = if fault("joint_made_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
-        let made = self.made.fetch_or(1 << run, order) | 1 << run;
+        let made = self.made.fetch_or(1 << run, acq_rel_unless("joint_made_relaxed")) | 1 << run;
         failpoint("joint-made");
         made == self.all() && self.take_collation(claim)
     }
@@ -377,9 +376,7 @@ impl Batch {
             let _ = word.compare_exchange(claim, free, Ordering::Release, Ordering::Relaxed);
         }
         for run in (0..self.plan().runs()).filter(|run| made & 1 << run == 0) {
-            if fault("joint_run_kept") {
-                break;
-            }
+            planted!("joint_run_kept" => break);
             let word = self.claim_word(run);
             let claim = word.load(Ordering::Relaxed);
             if code(claim) == of_worker(worker) {

@@ -2,8 +2,8 @@
 
 use super::registered::is_registered;
 use super::{SlotId, SlotWords};
-use crate::sync::{AtomicBool, Ordering};
-use crate::testing::fault::fault;
+use crate::sync::{AtomicBool, Ordering, acq_rel_unless};
+use crate::testing::planted;
 
 /// In the hold counter of a slot whose pages are given back: more holds than there can be.
 const RETIRED: u32 = u32::MAX;
@@ -27,9 +27,7 @@ impl Closing {
 
     /// Returns true if a thread that has just released a slot must retire it.
     pub fn is_closed(&self) -> bool {
-        if fault("closed_by_load") {
-            return self.0.load(Ordering::Acquire);
-        }
+        planted!("closed_by_load" => return self.0.load(Ordering::Acquire));
         // ORDERING close: see `close`. A read-modify-write that changes nothing, to read the newest value.
         self.0.fetch_or(false, Ordering::AcqRel)
     }
@@ -43,6 +41,6 @@ pub fn retire(words: SlotWords<'_>, slot: SlotId) -> bool {
         return false;
     }
     // ORDERING close: of the threads that find the slot not held, one wins; it sees their last accesses.
-    let won = if fault("retire_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
+    let won = acq_rel_unless("retire_relaxed");
     words.holds[slot.index()].compare_exchange(0, RETIRED, won, Ordering::Relaxed).is_ok()
 }

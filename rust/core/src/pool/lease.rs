@@ -5,7 +5,7 @@ use super::words::SLOTS_PER_WORD;
 use super::{Limits, SlotId, SlotWords};
 use crate::sync::{AtomicU64, Ordering, release_unless};
 use crate::testing::failpoint::failpoint;
-use crate::testing::fault::fault;
+use crate::testing::planted;
 
 /// Counts what the user has leased from one worker and what is registered of it, and bounds both. Private memory of the
 /// parent; any thread may use it.
@@ -49,10 +49,7 @@ impl Leases {
         // A count and not a mark: the last release of this slot may still have its own `fetch_sub`
         // before it.
         let holds = &words.holds[slot.index()];
-        if fault("hold_as_mark") {
-            holds.store(1, Ordering::Relaxed);
-            return;
-        }
+        planted!("hold_as_mark" => return holds.store(1, Ordering::Relaxed));
         holds.fetch_add(1, Ordering::Relaxed);
     }
 
@@ -92,23 +89,16 @@ impl Leases {
         let (Some(free), Some(holds)) = (words.free.get(word), words.holds.get(slot.index())) else {
             return;
         };
-        if fault("unheld_before_returned") {
-            holds.fetch_sub(1, Ordering::Release);
-            failpoint("returned-held");
-            free.fetch_or(bit, Ordering::Release);
-            return;
-        }
+        planted!("unheld_before_returned" => { holds.fetch_sub(1, Ordering::Release); failpoint("returned-held") });
         // ORDERING slot-returned: what this process did with the bytes comes before the worker's
         // next filling.
         free.fetch_or(bit, release_unless("slot_returned_relaxed"));
+        planted!("unheld_before_returned" => return);
         failpoint("returned-held");
         // ORDERING slot-unheld: the bit comes before a take-over that finds the slot not busy, so
         // that it is swapped away with the others and never arrives for a slot that was handed out
         // again. And the user's last access comes before the memory of what is not held is given back.
-        if fault("hold_as_mark") {
-            holds.store(0, Ordering::Release);
-            return;
-        }
+        planted!("hold_as_mark" => return holds.store(0, Ordering::Release));
         holds.fetch_sub(1, release_unless("unheld_relaxed"));
     }
 

@@ -34,7 +34,7 @@
 use super::lease::add_within;
 use super::{Leases, SlotId, SlotWords};
 use crate::sync::{Ordering, acquire_unless, release_unless};
-use crate::testing::fault::fault;
+use crate::testing::{fault::fault, planted};
 
 impl Leases {
     /// Says that the driver is about to get the first `bytes` of the window of `slot`, rounded up to pages, or has
@@ -80,9 +80,7 @@ pub(super) fn is_registered(words: SlotWords<'_>, slot: SlotId) -> bool {
 
 /// Bytes of a slot that is not held which stay, whatever else is given back: of `touched`, what is registered.
 pub(crate) fn fixed(words: SlotWords<'_>, slot: SlotId, touched: u64) -> u64 {
-    if fault("punched_below_registered") {
-        return 0;
-    }
+    planted!("punched_below_registered" => return 0);
     // ORDERING slot-returned: the parent has written it before the slot came back. The segment cache, which reads it
     // in the parent, has found the slot not busy (ORDERING slot-unheld).
     // ORDERING registered-cleared: or later, and less.

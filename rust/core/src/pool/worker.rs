@@ -5,7 +5,7 @@ use super::{Growth, Leases, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
 use crate::sync::{Arc, Ordering, acquire_unless};
 use crate::testing::failpoint::failpoint;
-use crate::testing::fault::fault;
+use crate::testing::{fault::fault, planted};
 
 /// The worker's knowledge of a slot.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,9 +79,7 @@ impl WorkerSlots {
             let returned = word.swap(0, acquire_unless("take_over_relaxed"));
             failpoint("take-over-swapped");
             let mut busy = busy.get(number).copied().unwrap_or(u64::MAX);
-            if fault("busy_read_after_swap") {
-                busy = Leases::busy(words)[number];
-            }
+            planted!("busy_read_after_swap" => busy = Leases::busy(words)[number]);
             for slot in SlotId::of_bits(number, busy & !returned) {
                 if let Some(state) = slots.states.get_mut(slot.index()) {
                     *state = SlotState::Committed;
@@ -244,9 +242,7 @@ impl WorkerSlots {
             let loose = self.loose(words, slot);
             let kept = touched - self.limits.round_up(excess.min(loose)).min(loose);
             if kept < touched {
-                if fault("uncounted_before_punch") {
-                    self.count(words, slot, kept);
-                }
+                planted!("uncounted_before_punch" => self.count(words, slot, kept));
                 if os.punch(slot, kept..touched).is_err() {
                     continue;
                 }

@@ -17,7 +17,7 @@
 use super::cursor;
 use crate::sync::{AtomicU64, CachePadded, Ordering, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
-use crate::testing::fault::fault;
+use crate::testing::planted;
 use crate::{Error, Result};
 
 /// The number of words of a descriptor.
@@ -175,9 +175,7 @@ impl Producer {
             return Ok(false);
         }
         let next = tail.wrapping_add(1);
-        if fault("tail_before_words") {
-            ring.header.tail.0.store(next, Ordering::Release);
-        }
+        planted!("tail_before_words" => ring.header.tail.0.store(next, Ordering::Release));
         ring.slot(tail).store(words);
         failpoint("words-stored");
         // ORDERING tail: the words, and all that they stand for, happen before the consumer's load

@@ -32,3 +32,9 @@ pub fn release_unless(name: &str) -> Ordering {
 pub fn acquire_unless(name: &str) -> Ordering {
     if fault(name) { Ordering::Relaxed } else { Ordering::Acquire }
 }
+
+/// `AcqRel`, or `Relaxed` where the fault `name` is planted.
+#[inline(always)]
+pub fn acq_rel_unless(name: &str) -> Ordering {
+    if fault(name) { Ordering::Relaxed } else { Ordering::AcqRel }
+}

@@ -16,8 +16,8 @@
 //!
 //! A forked child has none of the threads: the count is of one process, whose id is the word's other half.
 
-use super::{AtomicU64, Ordering};
-use crate::testing::fault::fault;
+use super::{AtomicU64, Ordering, acq_rel_unless, acquire_unless, release_unless};
+use crate::testing::planted;
 
 /// The number of threads in the low half, the id of their process in the high half.
 #[derive(Debug)]
@@ -35,13 +35,7 @@ impl Awaited {
     #[inline]
     #[must_use]
     pub fn enter(&self, pid: u32, has_begun: impl Fn() -> bool) -> bool {
-        if fault("looked_before_counted") {
-            let enters = !has_begun();
-            if enters {
-                self.add(pid);
-            }
-            return enters;
-        }
+        planted!("looked_before_counted" => return !has_begun() && { self.add(pid); true });
         self.add(pid);
         let enters = !has_begun();
         if !enters {
@@ -54,8 +48,7 @@ impl Awaited {
         let mine = u64::from(pid) << 32;
         let one_more = |count| Some(if count & !LOW == mine { count + 1 } else { mine | 1 });
         // ORDERING awaited: if the end has looked before this, what it did before is seen by the look that follows.
-        let order = if fault("entered_relaxed") { Ordering::Relaxed } else { Ordering::Acquire };
-        let _ = self.0.fetch_update(order, Ordering::Relaxed, one_more);
+        let _ = self.0.fetch_update(acquire_unless("entered_relaxed"), Ordering::Relaxed, one_more);
     }
 
     /// Counts this thread no longer. It was counted by [`enter`](Self::enter), perhaps before a fork.
@@ -64,15 +57,13 @@ impl Awaited {
         let mine = u64::from(pid) << 32;
         let one_less = |count| (count & !LOW == mine && count & LOW > 0).then(|| count - 1);
         // ORDERING awaited: what the thread has used is used before the end finds it gone.
-        let order = if fault("left_relaxed") { Ordering::Relaxed } else { Ordering::Release };
-        let _ = self.0.fetch_update(order, Ordering::Relaxed, one_less);
+        let _ = self.0.fetch_update(release_unless("left_relaxed"), Ordering::Relaxed, one_less);
     }
 
     /// Returns the number of threads of the process `pid` that are counted. Called after the end has begun.
     pub fn count(&self, pid: u32) -> u64 {
         // ORDERING awaited: both: a change, so that it comes before or after a thread's.
-        let order = if fault("count_relaxed") { Ordering::Relaxed } else { Ordering::AcqRel };
-        let count = self.0.fetch_add(0, order);
+        let count = self.0.fetch_add(0, acq_rel_unless("count_relaxed"));
         if count & !LOW == u64::from(pid) << 32 { count & LOW } else { 0 }
     }
 }

@@ -20,7 +20,7 @@
 use super::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::Result;
 use crate::bits::{Bits, words_for};
-use crate::testing::fault::fault;
+use crate::testing::planted;
 
 /// The shared bits, borrowed. Zeroed memory is the bits of workers that have committed nothing.
 #[derive(Debug, Clone, Copy)]
@@ -43,9 +43,7 @@ impl<'a> ReadyBits<'a> {
     #[inline]
     pub fn set(&self, worker: u32) {
         let (word, bit) = (&self.0[worker as usize / 64], 1 << (worker % 64));
-        if fault("ready_set_if_clear") && word.load(Ordering::Relaxed) & bit != 0 {
-            return;
-        }
+        planted!("ready_set_if_clear" => if word.load(Ordering::Relaxed) & bit != 0 { return });
         // ORDERING ready: the commit happens before the looks of the side that collects this bit.
         word.fetch_or(bit, release_unless("ready_relaxed"));
     }

@@ -10,3 +10,14 @@
 pub mod crash;
 pub mod failpoint;
 pub mod fault;
+
+/// Does what is wrong, in place of or before what is right, if the fault `$name` is planted in this run. One line of the
+/// code that has the fault.
+#[macro_export]
+macro_rules! planted {
+    ($name:literal => $wrong:expr) => {
+        if $crate::fault::fault($name) {
+            $wrong;
+        }
+    };
+}
