@@ -147,38 +147,6 @@ def test_which_signal_a_worker_handles() -> None:
     assert ours == {signal.SIGCONT}
 
 
-def test_the_handler_of_the_program_runs_too(tmp_path: Path) -> None:
-    body = """
-        import multiprocessing
-        from torch.utils.data import Dataset
-
-        seen = []
-        signal.signal(signal.SIGCONT, lambda *_: seen.append(os.getpid()))
-
-        class Continued(Dataset):
-            def __init__(self, inner=None):
-                self.inner = inner
-            def __len__(self):
-                return 1
-            def __getitem__(self, index):
-                # Allows workers of its own.
-                multiprocessing.current_process()._config["daemon"] = False
-                for _ in range(5):
-                    os.kill(os.getpid(), signal.SIGCONT)
-                is_right = seen == [os.getpid()] * 5
-                seen.clear()
-                return [is_right, *(all_of(self.inner) if self.inner else [])]
-
-        def all_of(dataset):
-            return next(iter(DataLoader(dataset, batch_size=None, num_workers=1, collate_fn=list)))
-
-        print(all_of(Continued(Continued())), flush=True)
-    """
-    program = start("ringloader", body, tmp_path)
-    out, err = program.communicate(timeout=40)
-    assert out == "[True, True]\n", err
-
-
 def test_a_worker_has_time_to_end_in_its_own_way(tmp_path: Path) -> None:
     body = f"""
         from multiprocessing.util import Finalize

@@ -39,8 +39,6 @@ struct Watch {
     again: Timer,
     /// The number of times that `again` was started; the highest number once `end` was started.
     looks: AtomicU64,
-    /// The handler before this one, which runs for what programs send.
-    replaced: libc::sigaction,
 }
 
 /// A timer that does not run yet, and the time for which it runs once it is started.
@@ -81,7 +79,6 @@ pub fn end_with(parent: BorrowedFd<'_>, pipe: Option<BorrowedFd<'_>>, grace: Dur
         end: Timer::new(libc::SIGKILL, grace)?,
         again: Timer::new(libc::SIGCONT, NEXT_LOOK)?,
         looks: AtomicU64::new(0),
-        replaced: handler()?,
     }));
     // ORDERING: Release: a handler that reads the address reads what is there.
     WATCH.store(ptr::from_ref(made) as u64, Ordering::Release);
@@ -147,7 +144,7 @@ fn look() {
     }
 }
 
-extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+extern "C" fn on_signal(_signal: libc::c_int) {
     // SAFETY: the address of this thread's errno, which the interrupted code may be about to read.
     let errno = unsafe { libc::__errno_location() };
     // SAFETY: as above.
@@ -155,39 +152,6 @@ extern "C" fn on_signal(signal: libc::c_int, info: *mut libc::siginfo_t, context
     look();
     // SAFETY: as above.
     unsafe { *errno = before };
-    let Some(Watch { replaced, forked_by, .. }) = watch() else { return };
-    // SAFETY: the system gives a handler with SA_SIGINFO the address of one.
-    if !unsafe { was_sent(&*info, *forked_by) } {
-        return;
-    }
-    if replaced.sa_sigaction == libc::SIG_DFL || replaced.sa_sigaction == libc::SIG_IGN {
-        return;
-    }
-    if replaced.sa_flags & libc::SA_SIGINFO == 0 {
-        // SAFETY: code that set a handler without that flag set one of this type.
-        let handler: extern "C" fn(libc::c_int) = unsafe { std::mem::transmute(replaced.sa_sigaction) };
-        handler(signal);
-    } else {
-        // SAFETY: code that set a handler with that flag set one of this type, which `on_signal` has too.
-        let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-            unsafe { std::mem::transmute(replaced.sa_sigaction) };
-        handler(signal, info, context);
-    }
-}
-
-/// Returns true for a signal that a program has sent: not one of this module's timers, of the pipe, or of the end of
-/// the thread that forked this process. The system sends the last as if the process `forked_by` had called `kill`, so
-/// what that process sends in this way is taken for one too.
-///
-/// # Safety
-/// `info` is what a handler was given.
-unsafe fn was_sent(info: &libc::siginfo_t, forked_by: i32) -> bool {
-    match info.si_code {
-        libc::SI_TIMER => false,
-        // SAFETY: the system fills it in for this code.
-        libc::SI_USER => unsafe { info.si_pid() != forked_by },
-        code => code < 0,
-    }
 }
 
 fn own_pid() -> i32 {
@@ -208,25 +172,13 @@ fn is_there(fd: &OwnedFd, event: PollFlags) -> bool {
         .is_some_and(|found| found.is_ok_and(|[found]| !found.is_empty()))
 }
 
-/// Returns the handler of SIGCONT. If it is this module's, because the process that forked this one has set it, returns
-/// the handler that it replaced.
-fn handler() -> Result<libc::sigaction> {
-    // SAFETY: all zero is a value of it.
-    let mut now: libc::sigaction = unsafe { std::mem::zeroed() };
-    // SAFETY: asks for what there is, and writes to this function's own.
-    if unsafe { libc::sigaction(libc::SIGCONT, ptr::null(), &raw mut now) } != 0 {
-        return Err(last_error("sigaction"));
-    }
-    let is_ours = now.sa_sigaction == on_signal as *const () as usize;
-    Ok(watch().filter(|_| is_ours).map_or(now, |before| before.replaced))
-}
-
-/// Handles SIGCONT, and lets the system send it at the end of the thread that forked this process.
+/// Handles SIGCONT, in place of the program's handler if there is one, and lets the system send it at the end of the
+/// thread that forked this process.
 fn handle() -> Result<()> {
     // SAFETY: all zero is a value of it: no flags, no signal blocked.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = on_signal as *const () as usize;
-    action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK | libc::SA_SIGINFO;
+    action.sa_flags = libc::SA_RESTART | libc::SA_ONSTACK;
     // SAFETY: the handler calls nothing that a handler may not call.
     if unsafe { libc::sigaction(libc::SIGCONT, &raw const action, ptr::null_mut()) } != 0 {
         return Err(last_error("sigaction"));
