@@ -54,9 +54,8 @@ class GatheringIterator(SingleProcessIterator):
     """An iterator over arrays, whose rows are gathered natively."""
 
     def _make_native(self) -> None:
-        torchs: Any = self._dataset_fetcher  # type: ignore[has-type]
-        self._dataset_fetcher = gather.wrapped(torchs)
-        collate.put_native_again(torchs)
+        super()._make_native()
+        self._dataset_fetcher = gather.wrapped(self._dataset_fetcher)  # type: ignore[has-type]
 
 
 class IteratorWithOptions(SingleProcessIterator):

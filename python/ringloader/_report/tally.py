@@ -140,10 +140,6 @@ class Count:
         self._batches = iterator._batches_returned
         self._waited = iterator._seconds_waited()
 
-    def is_final(self) -> bool:
-        """True once the iterator is gone, or if it was never one that is counted."""
-        return self.iterator is None
-
     def figures(self) -> Figures:
         """Returns the sums of its epochs."""
         if self._iterator is None:
@@ -197,7 +193,8 @@ class Tally:
         """Adds an iterator, and adds up iterators that are gone."""
         counts = self._counts
         for one in counts[:]:
-            if one.is_final():
+            # It is gone, or was never one that is counted.
+            if one.iterator is None:
                 try:
                     counts.remove(one)
                 except ValueError:

@@ -65,21 +65,15 @@ def collate_within(function: Any, stand_in: type) -> Any:
     return collate if type(collate) is stand_in and is_default_collate(function) else None
 
 
-def collates_rows(fetcher: Any, stand_in: type) -> bool:
-    """True if a fetcher is torch's own for lists of samples, which it gives to torch's ``default_collate``.
+def collates_rows(function: Any, stand_in: type) -> bool:
+    """True if ``function`` is torch's ``default_collate``, and makes of arrays' rows what torch taught it.
 
     In a worker ``stand_in`` is the class of what may stand in for the ``collate`` that this calls.
     """
-    return (
-        internals.fetches_by_index(fetcher)
-        and fetcher.auto_collation
-        and is_default_collate(fetcher.collate_fn)
-        and collates_as_torch(stand_in)
-        and not _others_collate_rows()
-    )
+    return is_default_collate(function) and collates_as_torch(stand_in) and not others_collate_rows()
 
 
-def _others_collate_rows() -> bool:
+def others_collate_rows() -> bool:
     """True if others taught ``default_collate`` what to make of arrays' rows, tuples or dicts."""
     for other in others_in_collate():
         for cls in other if isinstance(other, tuple) else (other,):

@@ -145,11 +145,7 @@ class TorchsOwn:
 
     def are(self, parts: list[Any]) -> bool:
         """True if these are the parts that were noted last."""
-        return (
-            len(parts) == len(self._parts)
-            and all(map(operator.is_, parts, self._parts))
-            and all(map(operator.is_, map(_code_of, self._functions), self._codes))
-        )
+        return parts == self._parts and [*map(_code_of, self._functions)] == self._codes
 
     def note(self, parts: list[Any]) -> None:
         """Notes parts that a check has found to be torch's own."""

@@ -111,15 +111,22 @@ class Collation:
         # A tool may put another code into a function, and others may teach torch more classes.
         self.code = torchs_own.__code__
         self.known = len(collating.collate_fn_map)
+        parts = collating.parts_of_default_collate()
         self._native = _native.Collate(
             None,
             collating.collate_of_columns(),
-            collating.parts_of_default_collate(),
+            parts,
             modes.MODES,
             collating.collate_fn_map,
             collating.others_in_collate(),
             internals.is_in_worker(),
         ).collated
+        # Collates the rows of arrays; None where others taught torch what to make of them.
+        self.gather = (
+            None
+            if collating.others_collate_rows()
+            else _native.Gather(None, parts, modes.MODES, collating.collate_fn_map)
+        )
 
     def __call__(self, batch: Any) -> Any:
         made = self._native(batch)

@@ -18,6 +18,7 @@ import ringloader._native as _native
 from ringloader._data.array_dataset import ArrayDataset
 from ringloader._data.cached_dataset import CachedDataset
 from ringloader._torch import collating, internals, modes, stand_ins
+from ringloader._worker.collate import Collation
 from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 if TYPE_CHECKING:
@@ -146,17 +147,24 @@ class Gather(WorkerOption):
 
 def wrapped(fetcher: Fetcher) -> Fetcher:
     """Returns what gathers the batches of a fetcher, or the fetcher itself where that may not be."""
-    if not _native.SUPPORTED or not collating.collates_rows(fetcher, _native.Collate):
+    torchs: Any = fetcher
+    if not internals.fetches_by_index(torchs) or not torchs.auto_collation:
         return fetcher
-    return Gathering(fetcher)
+    collation, gather = torchs.collate_fn, None
+    if type(collation) is Collation:
+        gather = collation.gather
+    elif _native.SUPPORTED and collating.collates_rows(collation, _native.Collate):
+        parts = collating.parts_of_default_collate()
+        gather = _native.Gather(stand_ins.port, parts, modes.MODES, collating.collate_fn_map)
+    return fetcher if gather is None else Gathering(fetcher, gather)
 
 
 class Gathering:
     """Stands in front of torch's fetcher, and is otherwise like it."""
 
-    def __init__(self, fetcher: Any) -> None:
+    def __init__(self, fetcher: Any, gather: _native.Gather) -> None:
         self.torchs = fetcher
-        rows = Rows(fetcher)
+        rows = Rows(fetcher, gather)
         self.fetch: Callable[[Any], Any]
         if threading.current_thread() is threading.main_thread():
             self.fetch = _native.FirstOf(rows.batch, fetcher.fetch, rows.note_torchs)
@@ -181,14 +189,9 @@ def _first_of(rows: Rows, fetcher: Any, index: Any) -> Any:
 class Rows:
     """The batches of a fetcher whose dataset is arrays."""
 
-    def __init__(self, fetcher: Any) -> None:
+    def __init__(self, fetcher: Any, gather: _native.Gather) -> None:
         self._fetcher = fetcher
-        self._gather = _native.Gather(
-            stand_ins.port,
-            collating.parts_of_default_collate(),
-            modes.MODES,
-            collating.collate_fn_map,
-        )
+        self._gather = gather
         # True once torch could warn of rows that may not be written to, which it does once.
         self._has_warned = False
 
