@@ -51,7 +51,7 @@ fn check(block: &[u8], keys: &[String]) {
         Ok(Token::Str(name)) => Some(name),
         _ => None,
     });
-    assert!(names.eq(keys));
+    assert!(names.eq(keys.iter().map(String::as_bytes)));
 }
 
 fn wire(criterion: &mut Criterion) {

@@ -262,6 +262,14 @@ def read_in_child(items, pipe):
     pipe.send((type(items), list(items), len(pickle.dumps(items)), os.fstat(items.fileno()).st_ino))
 
 
+def test_text_that_is_corrupt_is_an_error_and_no_text():
+    pickled = pickle.dumps(SharedList(["whole", {"name": "marked text"}]))
+    corrupt = pickle.loads(pickled.replace(b"marked", b"\xff" * 6))
+    assert corrupt[0] == "whole"
+    with pytest.raises(RuntimeError, match="corrupt: text is not UTF-8"):
+        corrupt[1]
+
+
 @pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
 def test_a_process_that_is_started_gets_the_descriptor(method):
     context = multiprocessing.get_context(method)

@@ -3,7 +3,7 @@
 
 use std::marker::PhantomData;
 
-use pyo3::exceptions::PyMemoryError;
+use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyUnicodeDecodeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use pyo3::{PyErrArguments, ffi};
@@ -22,6 +22,22 @@ pub(crate) fn bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, P
 /// `MemoryError`.
 pub(crate) fn text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
     PyString::from_bytes(py, text.as_bytes())
+}
+
+/// A string from shared memory.
+///
+/// # Errors
+/// `MemoryError`; `RuntimeError` for bytes that are not UTF-8.
+pub(crate) fn decoded<'py>(py: Python<'py>, text: &[u8]) -> PyResult<Bound<'py, PyString>> {
+    PyString::from_bytes(py, text).map_err(|error| not_utf8(py, error))
+}
+
+#[cold]
+fn not_utf8(py: Python<'_>, error: PyErr) -> PyErr {
+    if !error.is_instance_of::<PyUnicodeDecodeError>(py) {
+        return error;
+    }
+    PyRuntimeError::new_err(format!("shared memory is corrupt: text is not UTF-8: {error}"))
 }
 
 /// A string as the strings of a program are: one for all that are equal.

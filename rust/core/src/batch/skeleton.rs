@@ -18,7 +18,7 @@
 mod reader;
 mod writer;
 
-pub use reader::{Class, SkeletonReader};
+pub use reader::{Class, SkeletonReader, number};
 pub use writer::SkeletonWriter;
 
 /// One token of a skeleton.
@@ -36,14 +36,16 @@ pub enum Token<'a> {
     /// A list whose items are all exact `int`s of 64 bits, at least one: see [`integers`]. Memoised.
     Ints {
         /// Bytes of an item: 1, 2, 4 or 8, the fewest that all of them need.
-        width: u8,
+        ///
+        /// Not a `u8`: beside the tag, it would cut every copy of a token into parts that are read before they are whole.
+        width: u32,
         /// The items.
         bytes: &'a [u8],
     },
     /// An exact `float`, bit for bit.
     Float(f64),
-    /// An exact `str`. Memoised.
-    Str(&'a str),
+    /// An exact `str`, in UTF-8. Memoised. The reader does not look at its bytes: whoever makes a string of them does.
+    Str(&'a [u8]),
     /// An exact `bytes` object, small enough to lie in the skeleton.
     Bytes(&'a [u8]),
     /// A list with this number of items, which follow. Memoised.
@@ -68,8 +70,8 @@ pub enum Token<'a> {
 }
 
 /// The items of [`Token::Ints`].
-pub fn integers(width: u8, bytes: &[u8]) -> impl ExactSizeIterator<Item = i64> {
-    bytes.chunks_exact(usize::from(width.max(1))).map(|item| match *item {
+pub fn integers(width: u32, bytes: &[u8]) -> impl ExactSizeIterator<Item = i64> {
+    bytes.chunks_exact(width.max(1) as usize).map(|item| match *item {
         [one] => i64::from(one as i8),
         [one, two] => i64::from(i16::from_le_bytes([one, two])),
         [one, two, three, four] => i64::from(i32::from_le_bytes([one, two, three, four])),

@@ -2,7 +2,7 @@
 
 use proptest::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token, integers};
+use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token, integers, number};
 
 const LEAVES: u32 = 5;
 
@@ -79,7 +79,7 @@ fn read(reader: &mut SkeletonReader<'_>) -> Result<Value, Error> {
         Token::False => Value::Bool(false),
         Token::Int(value) => Value::Int(value),
         Token::Float(value) => Value::Float(value.to_bits()),
-        Token::Str(value) => Value::Str(value.to_owned()),
+        Token::Str(value) => Value::Str(String::from_utf8(value.to_vec()).unwrap()),
         Token::Bytes(value) => Value::Bytes(value.to_vec()),
         Token::Pickle(value) => Value::Pickle(value.to_vec()),
         Token::List(len) => Value::List(items(len, reader)?),
@@ -165,6 +165,7 @@ fn check_stream(bytes: &[u8]) -> Option<Vec<Token<'_>>> {
     while let Some(token) = reader.next() {
         let Ok(token) = token else {
             assert!(reader.next().is_none(), "the reader goes on after an error");
+            assert!(number(bytes).is_none(), "{bytes:?}");
             return None;
         };
         assert!(owed > 0, "a value too many");
@@ -187,7 +188,7 @@ fn check_stream(bytes: &[u8]) -> Option<Vec<Token<'_>>> {
             }
             Token::Str(_) => (0, true),
             Token::Ints { width, bytes } => {
-                assert!(!bytes.is_empty() && bytes.len() % usize::from(width) == 0);
+                assert!(!bytes.is_empty() && bytes.len() % width as usize == 0);
                 (0, true)
             }
             _ => (0, false),
@@ -203,6 +204,11 @@ fn check_stream(bytes: &[u8]) -> Option<Vec<Token<'_>>> {
     assert_eq!((owed, reader.remaining()), (0, 0));
     assert!(reader.next_token().is_err());
     assert_has_no_other_form(bytes, &tokens, &reader);
+    let is_number = matches!(tokens[..], [Token::Int(_) | Token::Float(_)]);
+    assert_eq!(
+        number(bytes).map(|token| format!("{token:?}")),
+        is_number.then(|| format!("{:?}", tokens[0]))
+    );
     Some(tokens)
 }
 
@@ -220,7 +226,10 @@ fn assert_has_no_other_form(bytes: &[u8], tokens: &[Token<'_>], reader: &Skeleto
             Token::Bytes(value) => writer.bytes(value),
             Token::Pickle(value) => writer.pickle(value),
             Token::Memo(number) => writer.memo(number),
-            Token::Str(value) => _ = writer.str(value),
+            Token::Str(value) => match str::from_utf8(value) {
+                Ok(value) => _ = writer.str(value),
+                Err(_) => return,
+            },
             Token::List(len) => _ = writer.list(len),
             Token::Ints { width, bytes } => {
                 _ = writer.ints(&integers(width, bytes).collect::<Vec<i64>>());
@@ -315,7 +324,7 @@ fn each_rule_has_its_refusal() {
         (&[4, 0, 0], "float is cut off"),
         (&[3], "shortest form"),
         (&[3, 0x80, 0], "shortest form"),
-        (&[5, 2, 0xc3, 0x28], "UTF-8"),
+        (&[11, 2, 0xc3, 0x28, 0, 0], "UTF-8"),
         (&[5, 3, b'a'], "length of 3"),
         (&[6, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], "length of 18446744073709551615"),
         (&[7, 3, 0, 0], "container of 3"),
@@ -323,7 +332,7 @@ fn each_rule_has_its_refusal() {
         (&[9, 2, 0, 0, 0], "container of 2"),
         (&[7, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1], "container of"),
         // The outer list's second item has no byte left once the inner one has claimed them all.
-        (&[7, 2, 7, 2, 0, 0], "token 1: a container of 2"),
+        (&[7, 2, 7, 2, 0, 0], "byte 4: a container of 2"),
         (&[10, 0, 0], "class 0, where there are 0"),
         (&[12, 5], "leaf 5, where there are 5"),
         (&[13, 0], "memo number 0, where there are 0"),

@@ -228,7 +228,7 @@ impl<'py> Tree<'_, 'py> {
             Token::Float(value) => objects::float(py, value)?.into_any(),
             Token::Bytes(value) => objects::bytes(py, value)?.into_any(),
             Token::Str(value) => {
-                let text = objects::text(py, value)?.into_any();
+                let text = objects::decoded(py, value)?.into_any();
                 self.remember(text)?
             }
             Token::Leaf(number) => {

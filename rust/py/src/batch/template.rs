@@ -263,7 +263,7 @@ impl TemplateReader<'_> {
             Token::Float(number) => value(objects::float(py, number)?.into_any()),
             Token::Bytes(bytes) => value(objects::bytes(py, bytes)?.into_any()),
             Token::Str(text) => {
-                let text = objects::text(py, text)?.into_any();
+                let text = objects::decoded(py, text)?.into_any();
                 let known = (self.skeleton.memo_count() - 1, text.clone().unbind());
                 objects::push(py, &mut self.strings, known)?;
                 value(text)

@@ -6,7 +6,7 @@
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token};
+use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token, number};
 
 use super::named::{KeyNumbers, Named, corrupt};
 use crate::gil::exception;
@@ -178,7 +178,11 @@ pub(crate) fn read_plain<'py>(
     bytes: &[u8],
     named: &Named,
 ) -> Result<Bound<'py, PyAny>, Box<PyErr>> {
-    Reader { skeleton: SkeletonReader::new(bytes, KeyNumbers::MOST), named }.read(py, 0)
+    Ok(match number(bytes) {
+        Some(Token::Int(number)) => objects::int(py, number)?.into_any(),
+        Some(Token::Float(number)) => objects::float(py, number)?.into_any(),
+        _ => return Reader { skeleton: SkeletonReader::new(bytes, KeyNumbers::MOST), named }.read(py, 0),
+    })
 }
 
 struct Reader<'a> {
@@ -189,7 +193,7 @@ struct Reader<'a> {
 impl Reader<'_> {
     fn read<'py>(&mut self, py: Python<'py>, depth: u32) -> Result<Bound<'py, PyAny>, Box<PyErr>> {
         Ok(match self.skeleton.next_token().map_err(exception)? {
-            Token::Str(text) => objects::text(py, text)?.into_any(),
+            Token::Str(text) => objects::decoded(py, text)?.into_any(),
             Token::Int(number) => objects::int(py, number)?.into_any(),
             Token::Float(number) => objects::float(py, number)?.into_any(),
             Token::None => py.None().into_bound(py),
