@@ -242,7 +242,6 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: A
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
     workers, history = (workers, None) if auto is None else (auto.most, auto.history)
     times = parts.times_of(options, workers)
-    from ringloader._iterator.restarting import Restarting
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._pool import pool
     from ringloader._transport import budget
@@ -283,18 +282,13 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: A
         stages = parts.stages_of(
             loader, options, workers, times, shared_bytes, transport.registrations, history
         )
-        is_iterable = loader._dataset_kind == internals.ITERABLE
         transport.starts_later = auto is not None
-        restarting = transport.make_successors(is_iterable)
-        if options.restart_workers or options.sample_timeout is not None:
-            restarting = Restarting(options.restart_workers, is_iterable, transport)
         made = WorkersIterator(
             loader,
             transport,
             stages,
             workers,
             options.main_prefetch,
-            restarting,
             keys,
             parts.next_epoch_of(loader, options),
             counts_epochs,

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
 from ringloader._common import states
+from ringloader._common.supervisor import Late, LostWorker
 from ringloader._iterator.base import LoaderIterator
 from ringloader._iterator.next_epoch import NextEpoch
 from ringloader._iterator.plan import EpochPlan
@@ -20,7 +21,7 @@ from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
 from ringloader._transport import budget
-from ringloader._transport.protocol import Successors, Transport
+from ringloader._transport.protocol import Transport
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 
@@ -47,7 +48,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         stages: The stages of options between the source and the caller.
         workers: The most workers that there may be.
         main_prefetch: Batches that a thread decodes before their turn, at most.
-        restarting: Starts successors of workers that were lost.
         keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
         next_epoch: Begins the next epoch before ``iter`` does.
         counts_epochs: True if an option needs the numbers of epochs.
@@ -70,6 +70,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     # worker has committed are taken.
     _worker_pids_set = False
     _shutdown = False
+    # Notes for the error of the worker that was lost last.
+    _why_not_replaced: Sequence[str] = ()
 
     def __init__(
         self,
@@ -78,7 +80,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         stages: Stages,
         workers: int,
         main_prefetch: int = 0,
-        restarting: Successors | None = None,
         keys: Keys | None = None,
         next_epoch: NextEpoch | None = None,
         counts_epochs: bool = False,
@@ -88,7 +89,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._transport = transport
         self._stages = stages
         self._main_prefetch = main_prefetch
-        self._restarting = restarting
         self._keys = keys
         self._next_epoch = next_epoch
         self._counts_epochs = counts_epochs
@@ -182,8 +182,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._noted.count.end_epoch(returned)
             epochs.log_if_forgotten(loader)
             self._stages.begin_epoch(loader)
-            if self._restarting is not None:
-                self._restarting.begin_epoch()
             if self._auto_workers is not None:
                 self._auto_workers.begin_epoch(self)
             if self._placement is not None:
@@ -255,8 +253,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._dataset_kind == internals.ITERABLE,
             self._timeout,
         )
-        if self._restarting is not None:
-            made.keep_sent()
+        for supervisor in self._transport.supervisors:
+            supervisor.schedule(made)
         if self._transport.joint_tasks is not None:
             made.share_tasks(self._most_tasks_of(self._workers_to_begin_with))
         elif self._keys is not None and self._keys.balances:
@@ -265,9 +263,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             made.use_first(self._auto_workers.number, self._most_tasks_of(self._auto_workers.number))
         if self._stages.recording is not None:
             made.record(self._stages.recording.recorder, self._main_prefetch > 0)
-        watchdog = self._transport.watchdog
-        if watchdog is not None and watchdog.seconds is not None:
-            made.watch(watchdog.seconds)
         return made
 
     def _make_source(self) -> Callable[[Any], Any]:
@@ -347,39 +342,41 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if self._placement is not None:
             self._placement.stop()
 
-    def _raise_timeout(self, late: list[overdue.Late]) -> NoReturn:
+    def _raise_timeout(self, late: list[Late]) -> NoReturn:
         error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
         try:
             overdue.add_notes(error, self._workers, late)
-            if self._transport.watchdog is not None:
-                self._transport.watchdog.add_notes(error, self._workers, late)
+            for supervisor in self._transport.supervisors:
+                supervisor.late(error, self._workers, late)
             raise error
         finally:
             # In a local variable the error, and with it this frame, would keep the iterator.
             del error
 
-    def _note_wait(self, seconds: float, owing: list[overdue.Late]) -> None:
-        if self._transport.watchdog is not None:
-            self._transport.watchdog.log_wait(seconds, self._workers, owing)
+    def _note_wait(self, seconds: float, owing: list[Late]) -> None:
+        for supervisor in self._transport.supervisors:
+            supervisor.waits(seconds, self._workers, owing)
 
-    def _replace_lost(self, worker_id: int, in_hand: overdue.Late | None) -> bool:
+    def _replace_lost(self, worker_id: int, in_hand: Late | None) -> bool:
         """Starts a successor of a worker that has ended, if there may be one."""
-        successor = None
-        if self._restarting is not None:
-            start = self._late_start_of(worker_id)
-            dataset, is_known = self._dataset_states(), True
-            if dataset is not None:
-                is_known, position = dataset.succeed(worker_id)
-                start = dataclasses.replace(start, position=position)
-            self._restarting.record_state(worker_id, is_known)
-            try:
-                successor = self._restarting.successor(self._workers[worker_id], worker_id, start, in_hand)
-            except BaseException as error:
-                # INVARIANT: no two processes are at the rings of one worker. This one may run unknown. An
-                # `Exception` is raised with this text, now too.
-                self._stop(f"worker {worker_id} was lost, and no successor could be started: {error!r}")
-                self._shutdown_workers()
-                raise
+        self._transport.sound = False
+        start, is_known = self._late_start_of(worker_id), True
+        dataset = self._dataset_states()
+        if dataset is not None:
+            is_known, position = dataset.succeed(worker_id)
+            start = dataclasses.replace(start, position=position)
+        restart = functools.partial(self._transport.start_later, self._work_of(worker_id, start))
+        is_iterable = self._dataset_kind == internals.ITERABLE
+        lost = LostWorker(worker_id, self._workers[worker_id], in_hand, restart, is_iterable, is_known)
+        self._why_not_replaced = lost.notes
+        try:
+            successor = self._transport.lost(lost)
+        except BaseException as error:
+            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown. An
+            # `Exception` is raised with this text, now too.
+            self._stop(f"worker {worker_id} was lost, and no successor could be started: {error!r}")
+            self._shutdown_workers()
+            raise
         if successor is None:
             return False
         self._workers[worker_id] = successor
@@ -387,13 +384,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._next_epoch.tell(self, worker_id)
         return True
 
-    def _raise_lost(self, worker_id: int, in_hand: overdue.Late | None) -> NoReturn:
-        """Raises for a worker that has ended and should not have."""
-        self._transport.sound = False
+    def _raise_lost(self, worker_id: int, in_hand: Late | None) -> NoReturn:
+        """Raises for a worker that has ended, and has no successor."""
         self._workers_status[worker_id] = False
-        why_not = () if self._restarting is None else self._restarting.why_not(worker_id)
         handle = self._workers[worker_id]
-        raise self._transport.error_of_lost(worker_id, handle, in_hand, *why_not)
+        raise self._transport.error_of_lost(worker_id, handle, in_hand, *self._why_not_replaced)
 
     @property
     def _send_idx(self) -> int:

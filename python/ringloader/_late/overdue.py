@@ -6,17 +6,15 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ringloader._common.supervisor import Late
 from ringloader._common.text import shown
 
 # Dataset indices, and workers, that a message names at most.
 _MOST_INDICES = 16
 _MOST_WORKERS = 8
 
-# A worker, its task, and that task's index; None where it is not known.
-Late = tuple[int, int, Any]
 
-
-def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[tuple[int, int, Any]]) -> None:
+def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:
     """Adds a note to an error for each late worker.
 
     Args:

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._common.attributes import is_of
+from ringloader._common.supervisor import Late
 from ringloader._common.text import shown
-from ringloader._late import overdue
 from ringloader._late.shared_words import SharedWords
 from ringloader._torch import collating, internals
 from ringloader._worker import gather
@@ -97,7 +97,7 @@ class SampleNotes:
         self._lost_at.clear()
         self._known_of.clear()
 
-    def loss(self, worker: int, in_hand: overdue.Late | None, code: int | None) -> Loss:
+    def loss(self, worker: int, in_hand: Late | None, code: int | None) -> Loss:
         """Returns what is known of the end of a worker, and tells its successor. Called once for each.
 
         Args:

@@ -6,13 +6,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from textwrap import indent
 from typing import Any
 
 import ringloader._native as _native
+from ringloader._common.supervisor import Late, Supervisor
 from ringloader._late import overdue, stacks
-from ringloader._late.overdue import Late
 from ringloader._log import logger
 from ringloader._worker import loop
 from ringloader._worker.options import Around, Fetcher, Position, WorkerOption
@@ -21,7 +21,7 @@ from ringloader._worker.options import Around, Fetcher, Position, WorkerOption
 _MOST_WORKERS = 8
 
 
-class Watchdog:
+class Watchdog(Supervisor):
     """The watchdog of one iterator. This one knows of its workers only which batches they owe.
 
     Args:
@@ -30,10 +30,15 @@ class Watchdog:
     """
 
     def __init__(self, seconds: float | None, turn_is_known: bool) -> None:
-        self.seconds = seconds
+        self._seconds = seconds
         self._turn_is_known = turn_is_known
 
-    def log_wait(self, seconds: float, workers: Sequence[Any], owing: Iterable[Late]) -> None:
+    def schedule(self, scheduler: Any) -> None:
+        """Makes the scheduler tell of waits."""
+        if self._seconds is not None:
+            scheduler.watch(self._seconds)
+
+    def waits(self, seconds: float, workers: Sequence[Any], owing: Sequence[Late]) -> None:
         """Logs what the workers do that owe a batch, for which the iterator has waited so long."""
         until = time.monotonic() + stacks.ANSWER_SECONDS
         all_owing = [(late, at == 0 and self._turn_is_known) for at, late in enumerate(owing)]
@@ -56,16 +61,13 @@ class Watchdog:
         what = "\n".join(texts) or "no worker owes one"
         logger.warning("DataLoader has waited %.1f s for a batch:\n%s", seconds, what)
 
-    def add_notes(self, error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:
+    def late(self, error: BaseException, workers: Sequence[Any], late: Sequence[Late]) -> None:
         """Adds the same descriptions of late workers to the error of a timeout."""
         until = time.monotonic() + stacks.ANSWER_SECONDS
-        for worker, *_ in list(late)[:_MOST_WORKERS]:
+        for worker, *_ in late[:_MOST_WORKERS]:
             description = self._describe(worker, workers[worker], until)
             if description is not None:
                 error.add_note(f"worker {worker} {description}")
-
-    def close(self) -> None:
-        """Gives back what it has."""
 
     def _is_in_batch(self, _worker: int, _handle: Any) -> bool:
         """True if the worker makes a batch, or has not come to its first one."""

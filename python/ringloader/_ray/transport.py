@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ray.exceptions import RayActorError, RayTaskError
 
 import ringloader._native as _native
+from ringloader._common.supervisor import Late, LostWorker, Supervisor
 from ringloader._late import overdue
 from ringloader._late.watchdog import Watchdog
 from ringloader._placement import registration
@@ -22,7 +23,7 @@ from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._transport.protocol import Counters, Transport
 from ringloader._worker.loop import Work
-from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._options.table import Options
@@ -102,10 +103,11 @@ class RayTransport(Transport):
         share = budget.share_per_worker(workers, options.max_shared_bytes, _native.available_memory())
         with budget.asking(OSError, ValueError):
             engine = _native.Engine(workers, self._max_tasks, share)
-        watching = None
+        supervisors: list[Supervisor] = []
         if loader.timeout or options.watchdog is not None:
-            watching = Watchdog(options.watchdog, loader.in_order)
-        super().__init__(engine, worker_options, watching)
+            supervisors.append(Watchdog(options.watchdog, loader.in_order))
+        super().__init__(engine, worker_options, supervisors)
+        self._replacing = Replacing(settings.retries)
         # Until it is closed.
         self._keeps_alive: object = pool
         self._crew = crew
@@ -244,44 +246,40 @@ class RayTransport(Transport):
         number = self._relay.expect(self.engine, worker, self.engine.succeed(worker))
         self._begin(self._work[worker], self._crew.take(self._record.number), number)
 
-    def restart(self, worker: int, start: EpochStart) -> ActorWorker:
-        """Starts a successor of a lost worker, whose results were taken. Waits until it is connected.
-
-        Raises:
-            BaseException: An error of the start.
-        """
-        self.sound = False
+    def start_later(self, work: Work) -> ActorWorker:
+        """Starts a successor of a lost worker. Waits until it is connected."""
+        worker = work.worker
         self._crew.check_open()
         lost = self._handles[worker]
         lost.actor.check()
         lost.kill()
-        self._work[worker] = self._work[worker]._replace(start=start)
+        self._work[worker] = work
         self._counts.replaced_workers += 1
         self._another(worker)
         self._connect(worker, self._wait_until(self._settings.start_timeout))
         return self._handles[worker]
 
-    def make_successors(self, is_iterable: bool) -> Replacing:
-        """Returns what starts successors of lost workers."""
-        return Replacing(self._settings.retries, is_iterable, self)
+    def lost(self, lost: LostWorker) -> ActorWorker | None:
+        """Returns a lost worker's successor, which is connected; None if there may be none."""
+        # Another one would send the batch again that this process could not take.
+        if self._relay.failure(lost.worker) is not None:
+            return None
+        successor: ActorWorker | None = self._replacing.lost(lost, self._why_lost(lost.worker))
+        return successor
 
-    def failure(self, worker: int) -> str | None:
-        """Returns why this process could not take a batch of a worker, if the worker was lost by that."""
-        return self._relay.failure(worker)
-
-    def why_lost(self, worker: int) -> str:
+    def _why_lost(self, worker: int) -> str:
         """Returns why a worker was lost, in words."""
         lost, known = self._relay.why_lost(worker), self._why.get((worker, self._numbers[worker]))
         return "; ".join(text for text in dict.fromkeys((lost, known)) if text) or "it has ended"
 
     def error_of_lost(
-        self, worker: int, handle: ActorWorker, in_hand: overdue.Late | None, *notes: str
+        self, worker: int, handle: ActorWorker, in_hand: Late | None, *notes: str
     ) -> RuntimeError:
         """Returns the error for a worker that was lost and gets no successor."""
-        failure = self.failure(worker)
+        failure = self._relay.failure(worker)
         who = f"DataLoader worker {worker} (pid(s) {handle.pid}) on {handle.node}"
         if failure is None:
-            error = RuntimeError(f"{who} exited unexpectedly: {self.why_lost(worker)}")
+            error = RuntimeError(f"{who} exited unexpectedly: {self._why_lost(worker)}")
         else:
             error = RuntimeError(f"the main process could not take a batch of {who}: {failure}")
         error.__cause__ = handle.failure()
@@ -313,6 +311,7 @@ class RayTransport(Transport):
     def begin_epoch(self) -> None:
         """Begins another epoch of the same workers, before they are told."""
         super().begin_epoch()
+        self._replacing.begin_epoch()
         self._counts.begin_epoch()
 
     def close(self, may_keep: bool = False) -> None:  # noqa: ARG002
@@ -330,5 +329,5 @@ class RayTransport(Transport):
         self._handles.clear()
         self._work.clear()
         self._keeps_alive = None
-        if self.watchdog is not None:
-            self.watchdog.close()
+        for supervisor in self.supervisors:
+            supervisor.close()

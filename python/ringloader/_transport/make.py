@@ -10,8 +10,10 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._auto import numbers
 from ringloader._common import held_memory
+from ringloader._common.supervisor import Supervisor
 from ringloader._dispatch.process import dispatching_for
 from ringloader._late import watchdog
+from ringloader._late.restarting import Restarting
 from ringloader._late.samples import SampleNotes
 from ringloader._options import worker_task
 from ringloader._options.checks import AUTO
@@ -100,14 +102,17 @@ def make_transport(
         raise
     if dispatching is not None:
         worker_options = in_order(dispatching.option, *worker_options)
-    watching = None
+    supervisors: list[Supervisor] = []
     if loader.timeout or options.watchdog is not None:
         watching, answering = watchdog.of_processes(
             workers, options.watchdog, turn_is_known=loader.in_order and not shares
         )
+        supervisors.append(watching)
         worker_options = in_order(*worker_options, *answering)
     if notes is not None:
         worker_options = in_order(*worker_options, *notes.options)
+    if options.restart_workers or options.sample_timeout is not None:
+        supervisors.append(Restarting(options.restart_workers, engine, notes))
     return ProcessTransport(
         engine,
         registrations,
@@ -117,7 +122,6 @@ def make_transport(
         worker_options,
         dispatching,
         lease,
-        watching,
-        notes,
+        supervisors,
         shared,
     )

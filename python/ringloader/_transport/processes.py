@@ -12,10 +12,9 @@ from typing import Any
 import numpy.random  # noqa: F401
 
 import ringloader._native as _native
+from ringloader._common.supervisor import Late, LostWorker, Supervisor
 from ringloader._dispatch.process import Dispatching
 from ringloader._late import overdue
-from ringloader._late.samples import SampleNotes
-from ringloader._late.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
 from ringloader._pool.crew import Lease
@@ -26,7 +25,7 @@ from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
 from ringloader._worker import channel, entry
 from ringloader._worker.loop import Work
-from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.options import WorkerOption
 
 # torch's, in dataloader.py::_MultiProcessingDataLoaderIter.__init__.
 _PICKLE_WARNING = (
@@ -59,26 +58,22 @@ class ProcessTransport(Transport):
         options: Sequence[WorkerOption],
         dispatching: Dispatching | None = None,
         lease: Lease | None = None,
-        watching: Watchdog | None = None,
-        sample_notes: SampleNotes | None = None,
+        supervisors: Sequence[Supervisor] = (),
         shared: JointMemory | None = None,
     ) -> None:
-        super().__init__(engine, options, watching)
+        super().__init__(engine, options, supervisors)
         self._joint = shared
         if shared is not None:
             self.joint_tasks = shared.most_tasks
             self.scheduler = _native.JointScheduler
-        self.sample_notes = sample_notes
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
         # The processes, if they are a pool's.
         self._lease = lease
         self._workers = workers
-        self._keeps_work = False
         # True if some workers start while others run, and may end before the others.
         self.starts_later = False
-        self._work: dict[int, Work] = {}
         self._context = context if lease is None else lease.context
         self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
@@ -106,8 +101,6 @@ class ProcessTransport(Transport):
     def _prepared(self, work: Work) -> Work:
         if self._dispatching is not None:
             work = work._replace(dataset=self._dispatching.without_source)
-        if self._keeps_work:
-            self._work[work.worker] = work
         return work
 
     def _end_of(self, worker: int, *begin: Any) -> channel.WorkerEndpoint:
@@ -155,41 +148,15 @@ class ProcessTransport(Transport):
             self.engine.put_call(worker, make(self._tag))
             return True
 
-    def keep_work(self) -> None:
-        """Keeps the work of each worker for :meth:`restart`. Called before they start."""
-        self._keeps_work = True
-
-    def restart(self, worker: int, start: EpochStart) -> Any:
-        """Starts a successor of a worker that has ended, whose results were taken.
-
-        Its tasks must be sent again. It gets the dataset as it is now in this process.
-
-        Args:
-            worker: The worker's number.
-            start: The beginning of its part of the epoch.
-
-        Raises:
-            BaseException: An error of the start. No process of the worker runs then.
-        """
-        self.sound = False
-        return self._begin_between(self._work[worker]._replace(start=start))
-
     def start_later(self, work: Work) -> Any:
-        """Starts the process of a worker that never ran, or has ended and owed nothing, while others run.
-
-        Raises:
-            BaseException: An error of the start. No process of the worker runs then.
-        """
-        return self._begin_between(self._prepared(work))
-
-    def _begin_between(self, work: Work) -> Any:
+        """Starts the process of a worker while others run. It gets the dataset as it is now here."""
         worker = work.worker
         # One that was to end is told again.
         self._ended.discard(worker)
         worker_end = self._end_of(worker, self.engine.succeed(worker))
         try:
             with processes.one_start_at_a_time():
-                process = self._begin(work, worker_end)
+                process = self._begin(self._prepared(work), worker_end)
         except BaseException:
             # INVARIANT: no two processes are at the rings of one worker.
             self._group([self._processes[worker]]).kill()
@@ -212,24 +179,23 @@ class ProcessTransport(Transport):
         if self._lease is not None and self._processes[worker].has_left:
             self.engine.note_left(worker)
 
-    def is_without_guard(self, process: Any) -> bool:
+    def lost(self, lost: LostWorker) -> Any:
+        """Returns the process that succeeds a lost worker, and runs; None if there may be none."""
+        lost.handle.join(1.0)
+        return None if self._is_without_guard(lost.handle) else super().lost(lost)
+
+    def _is_without_guard(self, process: Any) -> bool:
         """True if a process has ended because the main file has no guard: so would any other."""
         return guard.is_missing(self._context.get_start_method(), process.exitcode)
-
-    def process_of(self, worker: int) -> Any:
-        """Returns the process that was started last as a worker; None before."""
-        return self._processes.get(worker)
 
     def _share_nothing_more(self) -> None:
         if self._shared is not None:
             self._shared.close()
 
-    def error_of_lost(
-        self, _worker: int, handle: Any, in_hand: overdue.Late | None, *notes: str
-    ) -> RuntimeError:
+    def error_of_lost(self, _worker: int, handle: Any, in_hand: Late | None, *notes: str) -> RuntimeError:
         """Returns torch's error for a worker whose process has ended, or ours if the guard is missing."""
         handle.join(1.0)
-        if self.is_without_guard(handle):
+        if self._is_without_guard(handle):
             return guard.error_of(self._context.get_start_method(), self._fork)
         return overdue.error_of_lost(handle, in_hand, *notes)
 
@@ -286,12 +252,9 @@ class ProcessTransport(Transport):
         self._share_nothing_more()
         if self._lease is not None:
             self._lease.close()
-        if self.watchdog is not None:
-            self.watchdog.close()
-        if self.sample_notes is not None:
-            self.sample_notes.close()
+        for supervisor in self.supervisors:
+            supervisor.close()
         self._processes.clear()
-        self._work.clear()
 
     def _report_left(self) -> None:
         """Tells the engine which processes have left and live on: none of them uses the memory any more."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import ringloader._native as _native
-from ringloader._late.watchdog import Watchdog
+from ringloader._common.supervisor import LostWorker, Supervisor
 from ringloader._report.tally import PathName
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
@@ -40,22 +40,6 @@ class Counters:
         self._final = self()
 
 
-class Successors(Protocol):
-    """Starts successors of lost workers, for an iterator."""
-
-    def begin_epoch(self) -> None:
-        """Begins another epoch of the same workers."""
-
-    def record_state(self, worker: int, is_known: bool, /) -> None:
-        """Notes if a successor of a worker can have the state of its dataset."""
-
-    def successor(self, lost: Any, worker: int, start: EpochStart, in_hand: Any, /) -> Any:
-        """Returns the handle of a worker's successor, which runs; None if there may be none."""
-
-    def why_not(self, worker: int, /) -> Iterable[str]:
-        """Returns the reason why a lost worker got no successor; nothing if none was wanted."""
-
-
 class Transport(abc.ABC):
     """Tasks to the workers of one iterator, and their results.
 
@@ -65,7 +49,7 @@ class Transport(abc.ABC):
     Args:
         engine: The native end.
         options: The options that workers ask.
-        watchdog: Describes late batches; None without ``watchdog`` and ``timeout``.
+        supervisors: Supervise the workers. The transport closes them.
 
     Attributes:
         path: The path of its iterators, as a report names it.
@@ -87,10 +71,12 @@ class Transport(abc.ABC):
     about: str
     scheduler: Any
 
-    def __init__(self, engine: Any, options: Sequence[WorkerOption], watchdog: Watchdog | None) -> None:
+    def __init__(
+        self, engine: Any, options: Sequence[WorkerOption], supervisors: Sequence[Supervisor]
+    ) -> None:
         self.engine = engine
         self.options = options
-        self.watchdog = watchdog
+        self.supervisors = supervisors
         self.sound = True
         self._owner = self._process_identity()
         self._ended: set[int] = set()
@@ -104,6 +90,16 @@ class Transport(abc.ABC):
     @abc.abstractmethod
     def start(self, work: Work) -> Any:
         """Starts the worker of ``work``, with the options of the transport, and returns its handle.
+
+        Raises:
+            BaseException: An error of the start. No worker runs then.
+        """
+
+    @abc.abstractmethod
+    def start_later(self, work: Work) -> Any:
+        """Starts a worker while others run, and returns its handle.
+
+        It never ran, or has ended, and its results were taken. Tasks without an answer must be sent again.
 
         Raises:
             BaseException: An error of the start. No worker runs then.
@@ -139,13 +135,9 @@ class Transport(abc.ABC):
             *notes: Notes for the error.
         """
 
-    def make_successors(self, is_iterable: bool) -> Successors | None:  # noqa: ARG002
-        """Returns what starts successors of lost workers, if the transport always has some.
-
-        Args:
-            is_iterable: True for a dataset whose workers cannot go on where they were.
-        """
-        return None
+    def lost(self, lost: LostWorker) -> Any:
+        """Returns the handle of a lost worker's successor, which runs; None if there may be none."""
+        return next(filter(None, (supervisor.lost(lost) for supervisor in self.supervisors)), None)
 
     def is_inherited(self) -> bool:
         """True in a forked child of the process that made it."""
@@ -154,6 +146,8 @@ class Transport(abc.ABC):
     def begin_epoch(self) -> None:
         """Begins another epoch of the same workers, before they are told."""
         self.engine.begin_epoch()
+        for supervisor in self.supervisors:
+            supervisor.begin_epoch()
 
     @abc.abstractmethod
     def close(self, may_keep: bool = False) -> None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import held_memory
-from ringloader._late.watchdog import ThreadWatchdog, Watchdog
+from ringloader._common.supervisor import Supervisor
+from ringloader._late.watchdog import ThreadWatchdog
 from ringloader._log import logger
 from ringloader._options import worker_task
 from ringloader._options.table import Options
@@ -39,8 +40,10 @@ class ThreadTransport(Transport):
     _monotonic = staticmethod(time.monotonic)
     _current_thread = staticmethod(threading.current_thread)
 
-    def __init__(self, workers: int, options: Sequence[WorkerOption], watchdog: Watchdog | None) -> None:
-        super().__init__(_native.ThreadQueues(workers), options, watchdog)
+    def __init__(
+        self, workers: int, options: Sequence[WorkerOption], supervisors: Sequence[Supervisor]
+    ) -> None:
+        super().__init__(_native.ThreadQueues(workers), options, supervisors)
         self._threads: dict[int, WorkerThread] = {}
         # When the time is over that the end of an iterator waits for its workers, once it has begun.
         self._until: float | None = None
@@ -149,15 +152,16 @@ def make_transport(
     """
     held_memory.tell_of_forks()
     put_worker_info_in_place()
-    watching = None
+    supervisors: list[Supervisor] = []
     shares = options.worker_task == "sample"
     if loader.timeout or options.watchdog is not None:
         watching = ThreadWatchdog(options.watchdog, turn_is_known=loader.in_order and not shares)
+        supervisors.append(watching)
         worker_options = in_order(*worker_options, *watching.options)
     if shares:
         whole = worker_task.keeps_whole(loader)
         worker_options = in_order(*worker_options, Joint(whole))
-    made = ThreadTransport(workers, worker_options, watching)
+    made = ThreadTransport(workers, worker_options, supervisors)
     if shares:
         made.joint_tasks = worker_task.most_tasks(loader)
         made.engine.share_tasks(made.joint_tasks(loader.num_workers), not whole)
