@@ -49,14 +49,11 @@ class DatasetState:
         is_shared: bool,
     ) -> None:
         self._iterator = weakref.ref(iterator)
-        self._resumed = begun
         self._is_resumed = is_resumed
         self.workers: int = loader.num_workers
         self._is_in_order = loader.in_order or self.workers <= 1
         self._is_shared = is_shared
-        self._is_stateful, self.shared_seed = self._begins_stateful(), begun.shared_seed
-        # Batches that the main process reads again and drops.
-        self.to_drop = begun.drop
+        self._is_stateful, self.shared_seed = self._begins_stateful(begun), begun.shared_seed
         self._begun = begun.parts
         many = len(begun.parts)
         self.worker_progress = _native.WorkerProgress(many, begun.next)
@@ -70,9 +67,9 @@ class DatasetState:
         # Without workers, the fetcher that has the state. It goes with its iterator.
         self._asked: weakref.ref[Asked] | None = None
 
-    def _begins_stateful(self) -> bool:
+    def _begins_stateful(self, begun: Workers) -> bool:
         """True if the dataset is known to have a state before a batch comes with one."""
-        return self._resumed.is_stateful
+        return begun.is_stateful
 
     def returned(self) -> int:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
@@ -108,8 +105,6 @@ class DatasetState:
         """Returns ``take`` for batches that may come with states."""
 
         def take_next(iterator: OurWorkersIterator) -> Any:
-            if self.to_drop:
-                self._drop(take, iterator)
             found = take(iterator)
             if is_result(found) and found.snapshot is not None:
                 self._record(read_sent(found.snapshot))
@@ -120,23 +115,6 @@ class DatasetState:
             return found
 
         return take_next
-
-    def _drop(self, take: Callable[[Any], Any], iterator: OurIterator) -> None:
-        """Reads batches again that came since the states were taken."""
-        while self.to_drop:
-            try:
-                found = take(iterator)
-                if is_result(found) and found.snapshot is not None:
-                    self._record(read_sent(found.snapshot))
-                del found
-            except StopIteration:
-                raise
-            except Exception:
-                # The caller got this error before, in the batch's turn.
-                pass
-            self.to_drop -= 1
-        # The dropped batches are passed, and were not returned.
-        self.worker_progress.raised(iterator._num_yielded)
 
     def _has_none(self, iterator: OurWorkersIterator) -> bool:
         """True if each worker has sent a batch without a state: then none sends one in this epoch."""
@@ -202,9 +180,6 @@ class DatasetState:
                 "it is not that of one of them. Give the iterator that its __iter__ returns a state_dict and "
                 'load_state_dict, or use num_workers=1, or worker_method="multiprocessing"'
             )
-        if self.to_drop:
-            # Nothing, or not all, was read yet of what is read again.
-            return self._resumed
         return Workers(
             num_workers=self.workers,
             parts=tuple(self._parts()),
@@ -222,7 +197,7 @@ class MapDatasetState(DatasetState):
     need the batches as they were.
     """
 
-    def _begins_stateful(self) -> bool:
+    def _begins_stateful(self, _begun: Workers) -> bool:
         return not self._is_shared
 
     def _look_at(self, asked: Asked) -> None:

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._common.states import Rest
 from ringloader._sources import samplers
-from ringloader._state.dataset_state import DatasetState, MapDatasetState, returned_by
+from ringloader._state.dataset_state import DatasetState, returned_by
 from ringloader._state.order import NativeOrder
-from ringloader._state.positions import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._state.snapshots import ResumePoint, Snapshots
@@ -186,7 +185,6 @@ class SampledEpoch(Epoch):
         seed: The seed of the workers, if the iterator does not draw it.
     """
 
-    dataset: MapDatasetState | None
     ledger: _native.Ledger
 
     def __init__(
@@ -194,7 +192,7 @@ class SampledEpoch(Epoch):
         begun: Saved,
         iterator: OurIterator | None,
         order: NativeOrder | ReadOrder,
-        dataset: MapDatasetState | None,
+        dataset: DatasetState | None,
         seed: int | None,
     ) -> None:
         super().__init__(begun, iterator, dataset, seed)
@@ -259,11 +257,17 @@ class SampledEpoch(Epoch):
         return self.ledger.position(self.returned()).fingerprint
 
 
-class _OfIterable(Epoch):
-    """An epoch whose state has the positions of the workers."""
+class StreamedEpoch(Epoch):
+    """An epoch of an iterable dataset, whose state has the positions of the workers."""
 
-    def _saved_at(self, workers: Workers) -> Saved:
-        before = self.begun.workers
+    dataset: DatasetState
+
+    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        return samplers.index_source(iterator._index_sampler, places)
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        workers, before = self.dataset.saved(), self.begun.workers
         assert before is not None
         batches = workers.batches()
         if self._resumes:
@@ -275,39 +279,3 @@ class _OfIterable(Epoch):
             bad_samples=self._bad_samples(),
             workers=workers,
         )
-
-
-class StreamedEpoch(_OfIterable):
-    """An epoch whose batches come with states of the workers."""
-
-    dataset: DatasetState
-
-    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
-        return samplers.index_source(iterator._index_sampler, places)
-
-    def saved(self) -> Saved:
-        """Returns the state of what ``next`` has returned."""
-        workers = self.dataset.saved()
-        return self.begun if self.dataset.to_drop else self._saved_at(workers)
-
-
-class CountedEpoch(_OfIterable):
-    """An epoch that torch's own loader runs: no worker sends its state, and the batches of all are counted.
-
-    Args:
-        begun: The epoch's beginning, or the state from which it goes on.
-        seed: The seed of the workers, if the iterator does not draw it.
-    """
-
-    ledger: _native.Ledger
-
-    def __init__(self, begun: Saved, seed: int | None) -> None:
-        super().__init__(begun, None, None, seed)
-        self.ledger = _native.Ledger([], begun.batches, None, None, whole=True)
-
-    def saved(self) -> Saved:
-        """Returns the state of what ``next`` has returned."""
-        before = self.begun.workers
-        assert before is not None
-        batches = self.ledger.position(self.returned()).batches
-        return self._saved_at(Workers.uncounted(before.num_workers, batches))

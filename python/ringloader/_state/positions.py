@@ -141,9 +141,7 @@ class Workers:
         num_workers: The number of workers.
         parts: The position of each.
         next: The worker whose turn it is.
-        drop: Batches of all workers that are read again and dropped in the main process.
         is_stateful: True if the dataset, or its iterator, has a state.
-        is_counted: True if the batches of each worker are known, and not only their sum, ``drop``.
         is_in_order: True if batches came in turn.
         shared_seed: The seed that torch gives the DataPipes of all workers.
     """
@@ -151,23 +149,12 @@ class Workers:
     num_workers: Annotated[int, count]
     parts: Annotated[tuple[Part, ...], _read_parts]
     next: Annotated[int, count] = 0
-    drop: Annotated[int, count] = 0
     is_stateful: Annotated[bool, flag] = False
-    is_counted: Annotated[bool, flag] = True
     is_in_order: Annotated[bool, flag] = True
     shared_seed: Annotated[int | None, or_none(count)] = None
 
-    @classmethod
-    def uncounted(cls, num_workers: int, batches: int) -> Workers:
-        """Returns the position after ``batches`` batches of all workers, which are read again."""
-        if num_workers <= 1:
-            return cls(num_workers, (Part(batches, batches),))
-        return cls(num_workers, (Part(),) * num_workers, drop=batches, is_counted=False)
-
     def moved(self, batches: int) -> Workers:
         """Returns the positions ``batches`` batches later, or earlier if negative."""
-        if not self.is_counted:
-            return dataclasses.replace(self, drop=max(0, self.drop + batches))
         parts, end = list(self.parts), self.next + batches
         step = 1 if batches > 0 else -1
         for turn in range(self.next, end) if batches > 0 else range(self.next - 1, end - 1, -1):
@@ -177,12 +164,10 @@ class Workers:
 
     def batches(self) -> int:
         """Returns how many batches all workers have passed."""
-        return sum(part.batches for part in self.parts) if self.is_counted else self.drop
+        return sum(part.batches for part in self.parts)
 
     def reads_again(self) -> int:
         """Returns the number of batches that are read again because no state was taken before them."""
-        if not self.is_counted:
-            return self.drop
         return sum(part.batches for part in self.parts if part.snapshot is None)
 
     def to_dict(self) -> dict[str, Any]:
@@ -211,7 +196,8 @@ def read_workers(value: object) -> Workers:
     many = max(1, found.num_workers)
     if len(found.parts) != many or found.next >= many:
         raise ValueError(f"its 'parts' must be a list of {many}, and its 'next' one of them")
-    return found
+    # Older dicts of this version have one number of batches for all workers, which they gave in turn.
+    return found.moved(count(value.get("drop", 0))) if isinstance(value, Mapping) else found
 
 
 def _read_part(value: object) -> Part:

@@ -11,33 +11,13 @@ from ringloader._log import logger
 from ringloader._options import epochs
 from ringloader._sources import samplers
 from ringloader._state import datasets
-from ringloader._state.dataset_state import DatasetState, MapDatasetState
-from ringloader._state.epoch import CountedEpoch, SampledEpoch, StreamedEpoch
 from ringloader._state.order import NativeOrder, draw_base_seed
-from ringloader._state.positions import Workers
 from ringloader._state.reading import ReadOrder
 from ringloader._state.saved import Saved
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
-    from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
-
-
-def epoch_of(
-    begun: Saved,
-    iterator: OurIterator | None,
-    order: NativeOrder | ReadOrder | None,
-    dataset: DatasetState | None,
-    seed: int | None,
-) -> SampledEpoch | StreamedEpoch | CountedEpoch:
-    """Begins an epoch of the class that its order, or its dataset, makes it."""
-    if order is not None:
-        assert dataset is None or isinstance(dataset, MapDatasetState)
-        return SampledEpoch(begun, iterator, order, dataset, seed)
-    if iterator is None or dataset is None:
-        return CountedEpoch(begun, seed)
-    return StreamedEpoch(begun, iterator, dataset, seed)
 
 
 def resumed(
@@ -70,7 +50,7 @@ def resumed(
         seed = loaded.base_seed if loaded.is_finished and loader.persistent_workers else None
         return beginning(loader, order, number), order, seed
     if order is None:
-        rest = _rest_of_dataset(loader, loaded, is_torchs)
+        rest = _rest_of_dataset(loader, loaded)
     else:
         rest = _rest_of_order(order, loaded, named, is_torchs)
         rest = rest.but(batch_size=beginning(loader, order).batch_size)
@@ -90,23 +70,18 @@ def _rest_of_order(
     return order.resumed(loaded.but(workers=None) if is_torchs else loaded)
 
 
-def _rest_of_dataset(loader: TorchLoader, loaded: Saved, is_torchs: bool) -> Saved:
+def _rest_of_dataset(loader: TorchLoader, loaded: Saved) -> Saved:
     """Returns the state from which the epoch of an iterable dataset goes on. Logs what is read again."""
     before = loaded.workers
     assert before is not None
-    why = None if before.is_stateful else _NO_STATE
     workers = before.moved(loaded.num_yielded - loaded.batches)
-    if is_torchs:
-        why, workers = _TORCHS, Workers.uncounted(before.num_workers, loaded.num_yielded)
-    elif workers.reads_again() > before.reads_again():
-        why = why or _MOVED
     batches = workers.reads_again()
-    if batches and why is not None:
+    if batches and (not before.is_stateful or batches > before.reads_again()):
         logger.warning(
             "load_state_dict(): %d batches of the %s are read again and dropped, because %s",
             batches,
             type(loader.dataset).__name__,
-            why,
+            _MOVED if before.is_stateful else _NO_STATE,
         )
     return loaded.but(batches=loaded.num_yielded, workers=workers)
 
@@ -115,7 +90,6 @@ _NO_STATE = (
     "it has no state: give it, or the iterator that its __iter__ returns, the methods state_dict and "
     "load_state_dict"
 )
-_TORCHS = "torch's own loader runs, where no state of a worker can be had"
 _MOVED = "the position was moved back before the last state"
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterDataPipe, get_worker_info
+from torch.utils.data import get_worker_info
 
 import ringloader._native as _native
-from ringloader._options import generators
-from ringloader._state.epoch import CountedEpoch, SampledEpoch
-from ringloader._state.saved import Saved
+from ringloader._state import datasets
+from ringloader._state.epoch import SampledEpoch
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
 
@@ -23,13 +21,12 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchIterator, TorchLoader
 
 
-def why_not(loader: TorchLoader, get_iterator: Any, loaded: Saved | None) -> str | None:
+def why_not(loader: TorchLoader, get_iterator: Any) -> str | None:
     """Returns the reason why a loader has no state where torch's own loader runs, or None.
 
     Args:
         loader: The loader.
         get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
-        loaded: The state from which the epoch is to go on.
     """
     if not _native.SUPPORTED or internals.missing_name() is not None:
         return "this build or torch lacks what a state needs"
@@ -40,11 +37,7 @@ def why_not(loader: TorchLoader, get_iterator: Any, loaded: Saved | None) -> str
         return reason
     if loader.num_workers > 1 and not loader.in_order:
         return "with in_order=False it does not say which batches it has given"
-    if isinstance(loader.dataset, IterDataPipe):
-        return "it draws the seeds of an IterDataPipe"
-    if loaded is not None and loaded.workers is not None and not loaded.workers.is_in_order:
-        return "it gives the batches of a dataset in order, and those of the state were given in any order"
-    return None
+    return "no position of an IterableDataset can be had there" if datasets.decides(loader) else None
 
 
 class TorchsEpoch:
@@ -55,13 +48,10 @@ class TorchsEpoch:
         epoch: The epoch.
     """
 
-    def __init__(self, loader: TorchLoader, epoch: SampledEpoch | CountedEpoch) -> None:
+    def __init__(self, loader: TorchLoader, epoch: SampledEpoch) -> None:
         self.epoch = epoch
         self.ledger = epoch.ledger
-        self._is_counted = isinstance(epoch, CountedEpoch)
         self._num_workers: int = loader.num_workers
-        # Batches of an iterable dataset that are read again and dropped.
-        self._to_drop = epoch.begun.batches if self._is_counted else 0
         # Indices that were read, and those whose batches the caller got.
         self._read = 0
         self._got = 0
@@ -98,10 +88,6 @@ class TorchsEpoch:
 
     def next(self, iterator: TorchIterator) -> Any:
         """Returns the next batch of an iterator of torch's."""
-        if self._to_drop:
-            # Without workers, what was drawn for these batches was drawn before.
-            with contextlib.nullcontext() if self._num_workers else generators.put_back():
-                self._drop(iterator)
         self.ledger.begin_call()
         before = self._consumed(iterator)
         try:
@@ -121,40 +107,16 @@ class TorchsEpoch:
         return int(iterator._rcvd_idx) if self._num_workers else self._read
 
     def _record(self) -> None:
-        if self._is_counted:
-            self.ledger.take(None)
-        elif self._got < self._read:
+        if self._got < self._read:
             self.ledger.got(self._got)
             self._got += 1
-
-    def _drop(self, iterator: TorchIterator) -> None:
-        """Reads the batches again that the state has passed.
-
-        Raises:
-            ValueError: If there are fewer.
-        """
-        while self._to_drop:
-            before = self._consumed(iterator)
-            try:
-                next(iterator)
-            except StopIteration:
-                raise ValueError(
-                    f"load_state_dict(): the dataset has ended {self._to_drop} batches before the position "
-                    "of the state: it is another one than that of the state"
-                ) from None
-            except Exception:
-                if self._consumed(iterator) == before:
-                    raise
-                # The error was raised before, in its turn.
-            self._to_drop -= 1
 
     def indices(self, made: Iterator[Any]) -> Iterator[Any]:
         """Returns the indices of the epoch. torch asks twice with workers, and reads what it gets then."""
         return map(self._record_read, self.epoch.indices(made, at_once=not self._num_workers))
 
     def _record_read(self, index: Any) -> Any:
-        if not self._is_counted:
-            self.ledger.read(index)
+        self.ledger.read(index)
         self._read += 1
         return index
 

@@ -14,10 +14,10 @@ from ringloader._options import epochs, loader_options
 from ringloader._options.checks import AUTO
 from ringloader._state import datasets, saved, torchs
 from ringloader._state.dataset_state import DatasetState
-from ringloader._state.epoch import CountedEpoch, Epoch, SampledEpoch, StreamedEpoch
+from ringloader._state.epoch import Epoch, SampledEpoch, StreamedEpoch
 from ringloader._state.order import NativeOrder
 from ringloader._state.reading import ReadOrder
-from ringloader._state.resuming import beginning, check_alike, epoch_of, order_of, resumed
+from ringloader._state.resuming import beginning, check_alike, order_of, resumed
 from ringloader._state.saved import Saved
 from ringloader._state.torchs import TorchsEpoch
 from ringloader._torch import select_path
@@ -123,7 +123,7 @@ def begin(
     iterator: OurIterator | None,
     number: int | None,
     are_same: bool = False,
-) -> SampledEpoch | StreamedEpoch | CountedEpoch:
+) -> SampledEpoch | StreamedEpoch:
     """Begins an epoch of a loader, before anything is drawn for it.
 
     Until :func:`has_begun`, the loader's state is that of the epoch before, or the loaded one.
@@ -149,7 +149,9 @@ def begin(
     is_resumed = loaded is not None
     dataset = None if iterator is None else datasets.state_for(loader, iterator, begun, is_resumed)
     _log_states(loader, order, dataset)
-    return epoch_of(begun, iterator, order, dataset, seed)
+    if order is not None:
+        return SampledEpoch(begun, iterator, order, dataset, seed)
+    return StreamedEpoch(begun, iterator, dataset, seed)
 
 
 def begin_torchs(
@@ -167,10 +169,10 @@ def begin_torchs(
         RuntimeError: If the epoch was to go on from a state, and cannot.
     """
     loaded = loaded_of(loader)
-    why_not = torchs.why_not(loader, get_iterator, loaded if datasets.decides(loader) else None)
+    why_not = torchs.why_not(loader, get_iterator)
     if why_not is None:
         epoch = begin(loader, None, None, are_same)
-        assert not isinstance(epoch, StreamedEpoch)
+        assert isinstance(epoch, SampledEpoch)
         return TorchsEpoch(loader, epoch)
     if loaded is not None:
         raise RuntimeError(
