@@ -1,4 +1,4 @@
-//! Epochs: their numbers, and the one that follows.
+//! Epochs: how one begins, and their numbers.
 
 use super::Scheduler;
 use crate::transport::task_number::EPOCHS;
@@ -10,38 +10,11 @@ impl<T> Scheduler<T> {
         self.selector.reset();
         self.tasks.reset();
         self.behind = None;
-        self.added = None;
+        if let Some(varying) = &mut self.varying {
+            varying.reset();
+        }
         self.epoch = self.next_number();
         self.follower = None;
-    }
-
-    /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. The caller
-    /// sends nothing more in this one, and polls nothing in the next one before it [continues](Self::continue_from)
-    /// from this one. Until then the tasks of the next one go to the workers in turn.
-    ///
-    /// INVARIANT: a worker answers in the order of its tasks, and where all workers share them, it begins an epoch once all
-    /// tasks of the one before are answered. So in its ring nothing of this epoch comes after anything of the next.
-    #[must_use]
-    pub fn follow(&mut self) -> Self {
-        let number = self.next_number();
-        self.follower = Some(number);
-        let mut next = Self::new(self.selector.workers() as u32, self.selector.prefetch_factor(), self.order);
-        next.epoch = number;
-        if self.shares {
-            next.share_tasks(self.most_tasks());
-        }
-        if self.varies {
-            next.varies = true;
-            next.selector.use_first(self.selector.used(), self.selector.max_tasks());
-        }
-        next
-    }
-
-    /// Continues from `before`, which this one [follows](Self::follow) and which is over, or was given up.
-    pub fn continue_from(&mut self, before: &mut Self) {
-        self.ended = std::mem::take(&mut before.ended);
-        self.loads = before.loads.take();
-        (self.last_number, self.told) = (before.last_number, before.told);
     }
 
     /// Returns the number of this epoch in the numbers of its tasks.
@@ -58,7 +31,7 @@ impl<T> Scheduler<T> {
         self.last_number
     }
 
-    fn next_number(&mut self) -> u64 {
+    pub(super) fn next_number(&mut self) -> u64 {
         let told = self.told.take();
         told.unwrap_or_else(|| {
             self.last_number = (self.last_number + 1) % EPOCHS;

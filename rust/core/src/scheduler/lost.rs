@@ -31,17 +31,14 @@ pub(super) enum Missing {
 }
 
 impl<T> Scheduler<T> {
-    /// Workers that have ended and owe a result, which may still be in their rings. Where all workers share all tasks,
-    /// each one owes the results, but one that was to end only what it has begun.
+    /// Workers that have ended and owe a result, which may still be in their rings.
     fn debtors(&self, transport: &impl Transport) -> impl Iterator<Item = u32> {
         let ended = self.ended.iter().copied();
         ended.filter(|&worker| {
-            let owes_all = worker < self.selector.used();
             self.selector.is_active(worker)
-                && if self.shares {
-                    self.tasks.outstanding() > 0 && (owes_all || transport.has_claim(worker))
-                } else {
-                    self.tasks.awaits(worker)
+                && match transport.joint() {
+                    Some(joint) => self.owes_jointly(joint, worker),
+                    None => self.tasks.awaits(worker),
                 }
         })
     }
@@ -96,24 +93,6 @@ impl<T> Scheduler<T> {
         self.selector.deactivate(worker);
     }
 
-    /// As [`give_up`](Self::give_up), where all workers share all tasks: the others do what this one had, if any is
-    /// left.
-    pub fn leave_to_others(&mut self, transport: &impl Transport, worker: u32) {
-        self.give_up(worker);
-        if self.shares {
-            transport.lose(worker);
-            match self.selector.choose() {
-                Some(other) => {
-                    for _ in 0..self.tasks.reassign(worker, other) {
-                        self.selector.record_sent(other);
-                    }
-                }
-                // Tasks are counted for workers that were to end, too.
-                None => (0..self.selector.workers() as u32).for_each(|other| self.selector.deactivate(other)),
-            }
-        }
-    }
-
     /// A successor runs in place of a worker that was [lost](super::Poll::Lost): sends the tasks again whose results have not
     /// come, in their order, with the indices that `index` knows.
     ///
@@ -127,8 +106,8 @@ impl<T> Scheduler<T> {
     ) -> Result<()> {
         self.ended.retain(|&ended| ended != worker);
         self.behind = None;
-        if self.shares {
-            transport.lose(worker);
+        if let Some(joint) = transport.joint() {
+            joint.lose(worker);
             return Ok(());
         }
         let of_worker = self.tasks.awaited_tasks().filter(|&(_, of)| of == worker);

@@ -13,20 +13,32 @@
 //! names the task, whose descriptor has left the ring, so the error comes in its turn and the other batches come too. A
 //! descriptor that cannot be read stays in its ring, and every later call raises again.
 //!
-//! `lost.rs` says what happens when a worker dies, `workers.rs` which workers get tasks, `epochs.rs` how one epoch follows
-//! another.
+//! | file | about |
+//! |---|---|
+//! | `poll.rs` | the next step towards the next batch |
+//! | `lost.rs` | lost workers |
+//! | `epochs.rs` | the numbers of epochs |
+//! | `balance.rs` | tasks for the worker with the fewest |
+//! | `varying.rs` | a number of workers that changes |
+//! | `joint.rs` | tasks that all workers share |
+//! | `following.rs` | an epoch that begins before the end of the one before |
 
+mod balance;
 mod epochs;
+mod following;
+mod joint;
 mod lost;
 mod poll;
-mod workers;
+mod varying;
 
 use std::time::Instant;
 
 pub use self::lost::PATIENCE;
 pub use self::poll::Poll;
 
+use self::balance::Balance;
 use self::lost::Missing;
+use self::varying::Varying;
 use crate::error::{Error, Result};
 use crate::plan::{Next, ReorderBuffer, ResultOrder, WorkerSelector};
 use crate::testing::fault::fault;
@@ -47,26 +59,22 @@ pub struct Scheduler<T> {
     order: ResultOrder,
     /// True if only the worker whose result is next is looked at.
     looks_in_turn: bool,
-    /// True if all workers share all tasks. Then a task's worker is only the one that its result is counted for.
-    shares: bool,
     /// Modulo [`EPOCHS`](crate::transport::task_number::EPOCHS).
     epoch: u64,
     /// Workers whose process has ended, and has no successor.
     ended: Vec<u32>,
     /// The time since which results of a worker that has ended wait for another worker's.
     behind: Option<Instant>,
-    /// Memory in which [`balance`](Self::balance) counts each worker's unanswered tasks; `None` without balancing.
-    loads: Option<Box<[u64]>>,
-    /// The epoch that follows, once its tasks may be out, after all tasks of this one.
-    follower: Option<u64>,
     /// The last number that an epoch got, also one that never began.
     last_number: u64,
     /// The number of the epoch that begins next, if it has one already.
     told: Option<u64>,
-    /// True if the number of workers that get tasks may change.
-    varies: bool,
-    /// The worker that [began](Self::begin_worker) last, and the first task that it got since.
-    added: Option<(u32, Option<u64>)>,
+    balance: Option<Balance>,
+    varying: Option<Varying>,
+    /// True if all workers share all tasks. Then a task's worker is only the one that its result is counted for.
+    shares: bool,
+    /// The epoch that follows, once its tasks may be out, after all tasks of this one.
+    follower: Option<u64>,
 }
 
 impl<T> Scheduler<T> {
@@ -78,31 +86,16 @@ impl<T> Scheduler<T> {
             tasks: ReorderBuffer::new(),
             order,
             looks_in_turn: order == ResultOrder::InOrder,
-            shares: false,
             epoch: 0,
             ended: Vec::new(),
             behind: None,
-            loads: None,
-            follower: None,
             last_number: 0,
             told: None,
-            varies: false,
-            added: None,
+            balance: None,
+            varying: None,
+            shares: false,
+            follower: None,
         }
-    }
-
-    /// Lets all workers share all tasks, of which `most` may be out: the transport hands them out, and any worker may
-    /// send the result of any task. Before the first task. The order of the results stays.
-    pub fn share_tasks(&mut self, most: u64) {
-        self.shares = true;
-        self.looks_in_turn = false;
-        self.selector = WorkerSelector::for_shared(self.selector.workers() as u32, most);
-    }
-
-    /// Returns true if all workers share all tasks.
-    #[must_use]
-    pub fn shares(&self) -> bool {
-        self.shares
     }
 
     /// Returns true if torch's limit forbids another task. Where the limit may fall, results that wait for their turn
@@ -110,7 +103,7 @@ impl<T> Scheduler<T> {
     #[must_use]
     pub fn is_full(&self) -> bool {
         let is_in_order = self.order == ResultOrder::InOrder;
-        let out = if self.varies && is_in_order {
+        let out = if self.varies() && is_in_order {
             self.tasks.send_idx() - self.tasks.rcvd_idx()
         } else {
             self.tasks.outstanding()
@@ -240,11 +233,6 @@ impl<T> Scheduler<T> {
     /// Returns true if a result answers a task of an epoch before, or only says that a worker is ready for a new epoch.
     fn is_stale(&self, seq: u64, kind: ResultKind) -> bool {
         kind == ResultKind::Object || epoch_of(seq) != self.epoch && !fault("epoch_ignored")
-    }
-
-    /// Returns true if a result answers a task of the epoch that follows.
-    fn is_early(&self, seq: u64, kind: ResultKind) -> bool {
-        kind != ResultKind::Object && self.follower == Some(epoch_of(seq))
     }
 
     /// Takes a result that [`poll`](Self::poll) brought, or what stands for one that failed. Returns its worker

@@ -1,5 +1,6 @@
 //! The trait that the scheduler needs of whatever carries tasks and results.
 
+use super::joint::Joint;
 use super::message::ResultKind;
 use crate::error::Result;
 
@@ -54,33 +55,9 @@ pub trait Transport {
     /// A worker that has ended since, each once. All that it had committed is there before.
     fn take_ended(&self) -> Option<u32>;
 
-    /// A worker has ended, and all that it had committed was taken: what it had of tasks that all workers
-    /// share is for the others.
-    fn lose(&self, worker: u32) {
-        let _ = worker;
-    }
-
-    /// Only the first `workers` workers make tasks that all workers share, from now on: batches are cut for as many, and
-    /// [`has_made`](Self::has_made) is false again for the workers that did not before.
-    fn share_among(&self, workers: u32) {
-        let _ = workers;
-    }
-
-    /// Returns true if `worker` has something of tasks that all workers share which is not answered.
-    fn has_claim(&self, worker: u32) -> bool {
-        let _ = worker;
-        false
-    }
-
-    /// Returns true if something is left of tasks that all workers share which no worker has, except for the task that was
-    /// sent last, which workers may not have seen yet.
-    fn is_open(&self) -> bool {
-        false
-    }
-
-    /// Returns true if `worker` has made some of a batch since it [shares](Self::share_among) tasks.
-    fn has_made(&self, worker: u32) -> bool {
-        let _ = worker;
-        false
+    /// Returns what the transport knows of tasks that all workers share, if they share them.
+    #[inline]
+    fn joint(&self) -> Option<&dyn Joint> {
+        None
     }
 }

@@ -4,6 +4,7 @@ use ringloader_core::plan::ResultOrder;
 use ringloader_core::scheduler::{EPOCH_SHIFT, Poll, Scheduler};
 
 use crate::fleet::{Backend, Fleet};
+use crate::queues::ThreadQueues;
 use crate::rings::Rings;
 
 over_both!(
@@ -133,15 +134,18 @@ fn no_task_is_counted_as_load_of_the_epoch_before<B: Backend>() {
 /// Where all workers share all tasks, the next epoch is not lost with a worker: its results there are taken too.
 #[test]
 fn results_of_the_next_epoch_are_taken_of_a_lost_worker_before_the_loss_is_told() {
-    let mut fleet = Fleet::<Rings>::new(2, 2, ResultOrder::InOrder);
+    let mut fleet = Fleet::<ThreadQueues>::new(2, 2, ResultOrder::InOrder);
+    fleet.backend.transport().share_tasks(4, None).unwrap();
     fleet.scheduler.share_tasks(2);
     fleet.fill();
     let mut next = fleet.scheduler.follow();
     assert!(next.shares() && next.epoch() == 1);
     while !next.is_full() {
-        next.send(fleet.backend.transport(), Rings::index()).unwrap();
+        next.send(fleet.backend.transport(), ()).unwrap();
     }
-    fleet.answer(0, 2);
+    for seq in [0, 1 << EPOCH_SHIFT] {
+        fleet.backend.commit(0, seq, 0);
+    }
     fleet.backend.end(0);
     let mut seen = Vec::new();
     loop {

@@ -5,6 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloader_core::transport::Transport;
+use ringloader_core::transport::joint::Joint;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::queues::{Queues, Reply, Request};
 use ringloader_core::transport::task_number::EPOCH_SHIFT;

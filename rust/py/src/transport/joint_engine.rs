@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine as CoreEngine;
-use ringloader_core::transport::joint::{JointMemory, JointTasks};
+use ringloader_core::transport::joint::{Joint, JointMemory, JointTasks};
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::received::Received;
 use ringloader_core::{Error, Result};
@@ -148,6 +148,12 @@ impl Transport for JointTransport {
         self.engine.wake_workers();
     }
 
+    fn joint(&self) -> Option<&dyn Joint> {
+        Some(self)
+    }
+}
+
+impl Joint for JointTransport {
     fn lose(&self, worker: u32) {
         self.tasks.lose(worker);
         self.engine.wake_workers();

@@ -48,7 +48,7 @@ impl JointTasks {
         self.workers
     }
 
-    /// See [`Transport::share_among`](crate::transport::Transport::share_among).
+    /// See [`Joint::share_among`](super::Joint::share_among).
     pub fn share_among(&self, workers: u32) {
         self.lock().tasks.share_among(workers);
     }

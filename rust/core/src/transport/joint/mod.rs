@@ -10,6 +10,7 @@
 //! worker's death loses one.
 
 mod claims;
+mod interface;
 mod joint_tasks;
 mod rows;
 mod tasks;
@@ -21,6 +22,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 pub use self::claims::Claims;
+pub use self::interface::Joint;
 pub use self::joint_tasks::JointTasks;
 pub use self::rows::Rows;
 pub(crate) use self::tasks::{LaidOut, Tasks};

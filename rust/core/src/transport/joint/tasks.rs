@@ -48,7 +48,7 @@ impl<I, K> Tasks<I, K> {
         }
     }
 
-    /// See [`Transport::share_among`](crate::transport::Transport::share_among).
+    /// See [`Joint::share_among`](super::Joint::share_among).
     pub(crate) fn share_among(&mut self, workers: u32) {
         self.have_made.resize(self.workers as usize, false);
         let before = self.sharers.min(workers);

@@ -5,6 +5,7 @@ use super::{Queues, Reply, Request};
 use crate::error::Result;
 use crate::sync::Ordering;
 use crate::transport::interface::Transport;
+use crate::transport::joint::Joint;
 use crate::transport::message::ResultKind;
 
 impl<I, R> Queues<I, R> {
@@ -86,6 +87,12 @@ impl<I, R> Transport for Queues<I, R> {
         self.lock().ok()?.ended.pop_front()
     }
 
+    fn joint(&self) -> Option<&dyn Joint> {
+        self.shares.load(Ordering::Relaxed).then_some(self)
+    }
+}
+
+impl<I, R> Joint for Queues<I, R> {
     fn lose(&self, worker: u32) {
         let Ok(mut state) = self.lock() else { return };
         state.workers[worker as usize].collating = None;
