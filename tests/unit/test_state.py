@@ -304,7 +304,7 @@ def test_other_data_is_refused():
         resumed = built(ringloader.StatefulDataLoader, "random", True, Numbers(length))
         resumed.load_state_dict(state)
         with pytest.raises(ValueError, match="are not those that the RandomSampler gives now"):
-            iter(resumed)
+            next(iter(resumed))
         assert resumed.state_dict() == state
     # Fewer samples than were passed.
     for last_batch in ("keep", "rollover"):

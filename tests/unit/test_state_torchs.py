@@ -169,7 +169,7 @@ def test_other_indices_are_refused(options, monkeypatch):
     other.sampler.seed = 5
     other.load_state_dict(state)
     with pytest.raises(ValueError, match="are not those that the DistributedSampler gives now"):
-        iter(other)
+        next(iter(other))
 
 
 @pytest.mark.parametrize("options", [{}, {"num_workers": 2}], ids=["none", "workers"])

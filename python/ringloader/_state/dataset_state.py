@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -48,7 +49,8 @@ class DatasetState:
         size: int,
         is_shared: bool,
     ) -> None:
-        self._iterator = weakref.ref(iterator)
+        # Batches that `next` has returned.
+        self.returned = functools.partial(returned_by, weakref.ref(iterator))
         self._is_resumed = is_resumed
         self.workers: int = loader.num_workers
         self._is_in_order = loader.in_order or self.workers <= 1
@@ -70,10 +72,6 @@ class DatasetState:
     def _begins_stateful(self, begun: Workers) -> bool:
         """True if the dataset is known to have a state before a batch comes with one."""
         return begun.is_stateful
-
-    def returned(self) -> int:
-        """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
-        return returned_by(self._iterator)
 
     def start_of(self, worker: int) -> ResumePoint | None:
         """Returns where a worker goes on; None in an epoch that was not resumed."""

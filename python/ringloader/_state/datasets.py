@@ -37,13 +37,9 @@ def every(loader: TorchLoader) -> int | None:
     return loader_options.of(loader).snapshot_every_n_steps
 
 
-def _are_threads(loader: TorchLoader) -> bool:
-    return loader.num_workers > 0 and loader_options.of(loader).worker_method == THREAD
-
-
 def share_dataset(loader: TorchLoader) -> bool:
     """True if several threads have one dataset, whose state is then no worker's."""
-    return _are_threads(loader) and loader.num_workers > 1
+    return loader.num_workers > 1 and loader_options.of(loader).worker_method == THREAD
 
 
 def option_for(loader: TorchLoader) -> Snapshots | None:

@@ -68,8 +68,8 @@ class Epoch:
 
     @property
     def is_drawn(self) -> bool:
-        """True if the epoch goes on, and has drawn before all that ``iter`` draws."""
-        return self._resumes
+        """True if the epoch goes on, and has drawn all that ``iter`` draws. An order is drawn again."""
+        return self._resumes and self.ledger is None
 
     def attach(self, iterator: OurIterator) -> None:
         """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
@@ -99,18 +99,13 @@ class Epoch:
         """Returns where a worker goes on; None: it begins with the epoch."""
         return None if self.dataset is None else self.dataset.start_of(worker)
 
-    def indices(self, made: Any, at_once: bool = False) -> Any:  # noqa: ARG002
-        """Returns an iterator of the epoch's indices.
-
-        Args:
-            made: The iterator that torch has made of the loader's index sampler.
-            at_once: True if other indices than those of the state are an error now.
-        """
+    def indices(self, made: Any) -> Any:
+        """Returns an iterator of the epoch's indices; ``made`` is torch's of the loader's index sampler."""
         return made
 
     def read(self, iterator: TorchIterator, options: Sequence[WorkerOption]) -> None:
         """Makes an iterator without workers, which has these options, read the epoch from where it is."""
-        iterator._sampler_iter = self.indices(iterator._sampler_iter, at_once=True)
+        iterator._sampler_iter = self.indices(iterator._sampler_iter)
         option = next((one for one in options if isinstance(one, Snapshots)), None)
         if self.dataset is not None and option is not None:
             self.dataset.ask_here(option)
@@ -200,14 +195,9 @@ class SampledEpoch(Epoch):
         self.index_sampler = order.index_sampler
         self.ledger = order.begin(begun)
 
-    @property
-    def is_drawn(self) -> bool:
-        """False: an order that goes on is drawn again, and ``iter`` draws the rest."""
-        return False
-
-    def indices(self, made: Any, at_once: bool = False) -> Any:
+    def indices(self, made: Any) -> Any:
         """Returns an iterator of the epoch's indices. See :meth:`Epoch.indices`."""
-        return self._order.read(made, at_once)
+        return self._order.read(made)
 
     def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
         native = self._order.source(places)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -87,10 +86,6 @@ class Order:
     def named_epoch(self) -> int | None:
         """Returns the sampler's next epoch; None for a sampler without epochs."""
         return inside.epoch_of(self._sampler)
-
-    def whose_states(self) -> list[str]:
-        """Returns texts that say whose own states are taken, and when: none of torch's samplers."""
-        return []
 
     def _begin(self, saved: Saved) -> None:
         """Records the epoch's beginning."""
@@ -192,20 +187,11 @@ class NativeOrder(Order):
             return None
         return _native.IndexSource.native(self._draws, self._ledger, places)
 
-    def read(self, made: Iterator[Any], at_once: bool) -> Iterator[Any]:
-        """Returns an iterator of the epoch's indices.
-
-        Args:
-            made: The iterator that torch has made of the loader's index sampler.
-            at_once: True if other indices than those of the state are to be an error now, and not of the
-                first request. What the epoch had drawn before is not drawn again, so nothing has to wait.
-        """
-        if not self._saved.has_begun:
-            return self._natively(made) if self._draws_from_program() else made
-        rest = self._natively(None)
-        if at_once and self._saved.ranges:
-            return itertools.chain(list(itertools.islice(rest, 1)), rest)
-        return rest
+    def read(self, made: Iterator[Any]) -> Iterator[Any]:
+        """Returns an iterator of the epoch's indices; ``made`` is torch's of the loader's index sampler."""
+        if self._saved.has_begun:
+            return self._natively(None)
+        return self._natively(made) if self._draws_from_program() else made
 
     def _natively(self, made: Iterator[Any] | None) -> Iterator[Any]:
         """Yields an epoch's indices in place of torch's iterator, which draws unnoticed.

@@ -42,7 +42,7 @@ class ReadOrder(Order):
         self.batches = found if has_batches else None
         sampler = found.sampler if has_batches else found
         super().__init__(loader, found, sampler, self.batches, "inner_generator")
-        self._has_state = has_state(self._sampler)
+        self.has_state = has_state(self._sampler)
         # True once the iterator of indices was asked, and if it records states.
         self._is_asked = False
         self._records_states = False
@@ -61,7 +61,7 @@ class ReadOrder(Order):
 
     def beginning(self) -> Saved:
         """Returns the state before the next epoch."""
-        state = _state_of(self._sampler) if self._has_state else None
+        state = _state_of(self._sampler) if self.has_state else None
         return super().beginning().but(sampler_begun=state, sampler_state=state)
 
     def restore(self, saved: Saved) -> None:
@@ -69,7 +69,7 @@ class ReadOrder(Order):
         if saved.epoch is not None and saved.has_begun and not saved.is_finished:
             self.set_epoch(saved.epoch)
         super().restore(saved)
-        if self._has_state:
+        if self.has_state:
             state = saved.sampler_begun if saved.is_edited else saved.sampler_state
             if state is not None:
                 self._sampler.load_state_dict(copy.deepcopy(state))
@@ -79,11 +79,7 @@ class ReadOrder(Order):
 
         A sampler with a state is not read again: then what a finished epoch leaves is in its state.
         """
-        return self._rest() if is_finished and self._has_state else super().rest_after(is_finished)
-
-    def whose_states(self) -> list[str]:
-        """Returns texts that say whose own states are taken, and when."""
-        return [f"of the {self.kind} after each batch"] if self._has_state else []
+        return self._rest() if is_finished and self.has_state else super().rest_after(is_finished)
 
     def pass_epoch(self, saved: Saved) -> None:
         """Draws all that an epoch draws which is over, from generators as they were when it began.
@@ -96,7 +92,7 @@ class ReadOrder(Order):
         draws = (saved.inner_generator, saved.loader_generator) != (None, None)
         # A sampler may count epochs itself, unless the program has named the next one.
         counts = named is not None and named == saved.epoch
-        if self._has_state or not (draws or counts or self._rolling is not None):
+        if self.has_state or not (draws or counts or self._rolling is not None):
             return
         if saved.epoch is not None:
             self.set_epoch(saved.epoch)
@@ -113,7 +109,7 @@ class ReadOrder(Order):
         rank, many = inside.rank_of(self._sampler)
         if (rank, many) == (saved.rank, saved.num_replicas):
             return saved
-        if many != saved.num_replicas and not self._has_state:
+        if many != saved.num_replicas and not self.has_state:
             raise ValueError(
                 f"load_state_dict(): the state was taken with {saved.num_replicas} ranks, and there are "
                 f"{many} now: over a {self.kind} an epoch goes on with as many ranks only"
@@ -133,7 +129,7 @@ class ReadOrder(Order):
     def source(self, _places: _native.Places | None) -> None:
         """Returns None: Python reads the indices."""
 
-    def read(self, made: Iterator[Any], _at_once: bool) -> Iterator[Any]:
+    def read(self, made: Iterator[Any]) -> Iterator[Any]:
         """Returns the iterator of the epoch's indices, over torch's of the loader's index sampler."""
         return _Indices(self, made)
 
@@ -169,7 +165,7 @@ class ReadOrder(Order):
         """Begins to read. Returns the loader's indices, and the object to take states of, or None."""
         iterator = made if self.batches is None else iter(self._sampler)
         keeps = has_state(iterator)
-        stateful = self._sampler if self._has_state else iterator if keeps else None
+        stateful = self._sampler if self.has_state else iterator if keeps else None
         self._is_asked, self._records_states = True, stateful is not None
         rest = self._rest_of(iterator, keeps)
         return rest if self.batches is None else _grouped(rest, self.batches), stateful
@@ -204,7 +200,7 @@ class ReadOrder(Order):
         if saved.sampler_ended and not saved.is_edited:
             return iter(())
         has_moved = saved.sampler_state is not None and not saved.is_edited
-        if has_moved and not self._has_state and keeps:
+        if has_moved and not self.has_state and keeps:
             indices.load_state_dict(copy.deepcopy(saved.sampler_state))  # type: ignore[attr-defined]
         goes_on = has_moved and self._records_states
         ranges = saved.ranges

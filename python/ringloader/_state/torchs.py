@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import random
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import get_worker_info
 
 import ringloader._native as _native
 from ringloader._state import datasets
@@ -67,16 +64,13 @@ class TorchsEpoch:
         vars(twin).update(vars(loader), **{name: _Sampler(loader._index_sampler, self)})
         seed = self.epoch.given_seed
         if seed is not None:
-            # The epoch has its base seed: nothing is drawn for it again.
-            init_fn = functools.partial(_begin_worker, seed, loader.worker_init_fn)
-            vars(twin).update(generator=torch.Generator(), worker_init_fn=init_fn)
+            # The epoch has drawn before: the seeds of its workers come from its own, and from no draw.
+            vars(twin).update(generator=torch.Generator().manual_seed(seed))
         given = dict(vars(twin))
         iterator = get_iterator(twin)
         # Other code in a part of torch may write to the loader that it gets.
         written = {name: value for name, value in vars(twin).items() if value is not given.get(name, given)}
         vars(loader).update(written)
-        if seed is not None:
-            iterator._base_seed = seed
         self.epoch.begin(iterator, seed is None)
         return iterator
 
@@ -113,7 +107,7 @@ class TorchsEpoch:
 
     def indices(self, made: Iterator[Any]) -> Iterator[Any]:
         """Returns the indices of the epoch. torch asks twice with workers, and reads what it gets then."""
-        return map(self._record_read, self.epoch.indices(made, at_once=not self._num_workers))
+        return map(self._record_read, self.epoch.indices(made))
 
     def _record_read(self, index: Any) -> Any:
         self.ledger.read(index)
@@ -133,18 +127,3 @@ class _Sampler(InFront):
 
     def __len__(self) -> int:
         return len(self._behind)
-
-
-def _begin_worker(base_seed: int, init_fn: Callable[[int], object] | None, worker: int) -> None:
-    """Begins a worker with the base seed of an epoch. MIRRORS torch worker.py::_worker_loop."""
-    seed = base_seed + worker
-    random.seed(seed)
-    torch.manual_seed(seed)
-    if internals.worker_module.HAS_NUMPY:
-        import numpy
-
-        numpy.random.seed(internals.generate_state(base_seed, worker))
-    # A plain assignment is refused.
-    object.__setattr__(get_worker_info(), "seed", seed)
-    if init_fn is not None:
-        init_fn(worker)

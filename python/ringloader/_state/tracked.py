@@ -219,7 +219,9 @@ def _log_states(
     if vars(loader).get(_HAS_LOGGED):
         return
     vars(loader)[_HAS_LOGGED] = True
-    taken = [] if order is None else order.whose_states()
+    taken = []
+    if isinstance(order, ReadOrder) and order.has_state:
+        taken.append(f"of the {order.kind} after each batch")
     steps = datasets.every(loader)
     if dataset is not None and steps is not None:
         when = f"every {steps} batches" if datasets.decides(loader) else "after each batch"
