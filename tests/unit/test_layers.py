@@ -217,7 +217,6 @@ PYTHON_MAY_USE = {
         "_native",
         "_options",
         "_placement",
-        "_pool",
         "_report",
         "_start",
         "_torch",

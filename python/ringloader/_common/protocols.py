@@ -21,6 +21,24 @@ else:
         """Stands for the protocol of the stub, which the binary does not have."""
 
 
+class Handle(Protocol):
+    """A worker, as ``iterator._workers`` lists it: a process of ``multiprocessing``, a thread, an actor."""
+
+    @property
+    def pid(self) -> int | None:
+        """The id of its process; None before it runs."""
+
+    @property
+    def exitcode(self) -> int | None:
+        """None until it has ended, then the exit code of its process, or 0 for one that has left."""
+
+    def is_alive(self) -> bool: ...
+
+    def join(self, timeout: float | None = None) -> None: ...
+
+    def terminate(self) -> None: ...
+
+
 class OurIterator(TorchIterator, Protocol):
     """An iterator of ringloader's, on any path."""
 

@@ -70,6 +70,17 @@ class Lease:
         """Returns a process object for one of them. ``work``: a worker's end, and a ``Work`` for the loop."""
         return Assigned(lambda: self._begin(work), self._crew.give_back)
 
+    def start(self, handle: Assigned) -> None:
+        """Gives a worker's work to one of the processes."""
+        handle.start()
+
+    def lives_on(self, handle: Assigned) -> bool:
+        """True if a worker's process has left the iterator's memory, and lives on."""
+        return handle.has_left
+
+    def note_all_started(self) -> None:
+        """Does nothing: the pool has pickled what they share."""
+
     def _begin(self, work: tuple[Any, ...]) -> PoolProcess:
         while True:
             process = self._take()

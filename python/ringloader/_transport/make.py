@@ -18,8 +18,7 @@ from ringloader._late.samples import SampleNotes
 from ringloader._options import worker_task
 from ringloader._options.checks import AUTO
 from ringloader._options.table import Options
-from ringloader._pool.crew import Lease
-from ringloader._start import guard, processes, spawn
+from ringloader._start.starter import NewProcesses, Starter
 from ringloader._torch import internals
 from ringloader._transport import budget, joint
 from ringloader._transport.joint import JointMemory
@@ -37,7 +36,7 @@ def make_transport(
     workers: int,
     worker_options: Sequence[WorkerOption] = (),
     device_type: str | None = None,
-    lease: Lease | None = None,
+    starter: Starter | None = None,
     in_turn: bool = True,
 ) -> ProcessTransport:
     """Makes the transport of one iterator of a loader with workers.
@@ -49,7 +48,7 @@ def make_transport(
         worker_options: The options that workers ask.
         device_type: Of the device that batches are moved to. What was registered for it is not for batches
             that the user is given where they lie.
-        lease: The processes of a pool; None to start processes. The transport gives them back.
+        starter: Starts the workers, and is the transport's; None for new processes.
         in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
 
     Raises:
@@ -61,10 +60,7 @@ def make_transport(
     context = loader.multiprocessing_context or torch.multiprocessing
     held_memory.tell_of_forks()
     held_memory.drop_unread()
-    if lease is None:
-        guard.refuse_in_import(context)
-        processes.preload_fork_server(context)
-        spawn.prepare(loader)
+    starter = starter or NewProcesses(loader)
     shares = options.worker_task == "sample"
     most_tasks = budget.most_tasks(loader, workers, in_turn)
     if shares:
@@ -116,12 +112,11 @@ def make_transport(
     return ProcessTransport(
         engine,
         registrations,
-        context,
+        starter,
         workers,
         cache,
         worker_options,
         dispatching,
-        lease,
         supervisors,
         shared,
     )

@@ -17,13 +17,13 @@ from ringloader._dispatch.process import Dispatching
 from ringloader._late import overdue
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
-from ringloader._pool.crew import Lease
-from ringloader._start import fallback, guard, pickled, processes, shared_work, spawn
+from ringloader._start import guard, processes
+from ringloader._start.starter import Starter
 from ringloader._torch import internals
 from ringloader._transport.joint import JointMemory
 from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
-from ringloader._worker import channel, entry
+from ringloader._worker import channel
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
@@ -52,12 +52,11 @@ class ProcessTransport(Transport):
         self,
         engine: _native.Engine,
         registrations: Registrations | None,
-        context: Any,
+        starter: Starter,
         workers: int,
         cache: SegmentCache,
         options: Sequence[WorkerOption],
         dispatching: Dispatching | None = None,
-        lease: Lease | None = None,
         supervisors: Sequence[Supervisor] = (),
         shared: JointMemory | None = None,
     ) -> None:
@@ -69,19 +68,11 @@ class ProcessTransport(Transport):
         self._dispatching = dispatching
         self._registrations = registrations
         self._cache = cache
-        # The processes, if they are a pool's.
-        self._lease = lease
+        self._starter = starter
         self._workers = workers
         # True if some workers start while others run, and may end before the others.
         self.starts_later = False
-        self._context = context if lease is None else lease.context
-        self._fork = guard.FORK if lease is None else lease.fork
         self._processes: dict[int, Any] = {}
-        self._finds_main = fallback.main_is_found()
-        # A pool pickles the work itself, and a forked process is sent nothing.
-        self._shared: shared_work.Shared | None = None
-        if lease is None and context.get_start_method() != "fork":
-            self._shared = shared_work.Shared(self._finds_main)
         self._calls = threading.RLock()
         self._tag = 0
 
@@ -107,27 +98,15 @@ class ProcessTransport(Transport):
         return channel.WorkerEndpoint(self.engine, worker, self.options, *begin)
 
     def _begin(self, work: Work, worker_end: channel.WorkerEndpoint) -> Any:
-        process = self._process(worker_end, work)
-        process.daemon = True
+        process = self._starter.worker(worker_end, work)
         # Before it starts: what an interrupt leaves is ended with the rest.
         self._processes[work.worker] = process
-        with guard.explaining_missing_guard(self._context, self._fork):
-            process.start()
-        if self._lease is None:
-            processes.record_start(process)
+        self._starter.start(process)
+        assert process.pid is not None, "it has started"
         self.engine.watch_worker(work.worker, process.pid)
         if len(self._processes) == self._workers:
-            self._share_nothing_more()
+            self._starter.note_all_started()
         return process
-
-    def _process(self, worker_end: channel.WorkerEndpoint, work: Work) -> Any:
-        if self._lease is not None:
-            return self._lease.worker(worker_end, work)
-        args: tuple[Any, Any] = worker_end, work
-        if self._shared is not None:
-            sent_end = pickled.ForOne(worker_end, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
-            args = sent_end, shared_work.SharedWork(self._shared, work)
-        return spawn.by_server(self._context.Process(target=entry.run_worker, args=args))
 
     def call(self, worker: int, fd: int, make: Callable[[int], object]) -> bool:
         """Sends a worker a call, after its tasks, with a descriptor, which stays the caller's.
@@ -167,16 +146,15 @@ class ProcessTransport(Transport):
         return process
 
     def has_left(self, worker: int) -> bool:
-        """True once the process of a worker that was told to end has ended, or has gone back to its pool."""
+        """True once the process of a worker that was told to end has ended, or has left the memory."""
         process = self._processes[worker]
-        # Asked first: a pool's process may end right after.
+        # Asked first: one that lives on may end right after.
         is_alive = process.is_alive()
-        has_left: bool = self._lease is not None and process.has_left
-        return not is_alive and (has_left or self.engine.has_ended(worker))
+        return not is_alive and (self._starter.lives_on(process) or self.engine.has_ended(worker))
 
     def retire(self, worker: int) -> None:
         """Notes that a worker has left, and that all its results were taken."""
-        if self._lease is not None and self._processes[worker].has_left:
+        if self._starter.lives_on(self._processes[worker]):
             self.engine.note_left(worker)
 
     def lost(self, lost: LostWorker) -> Any:
@@ -186,17 +164,13 @@ class ProcessTransport(Transport):
 
     def _is_without_guard(self, process: Any) -> bool:
         """True if a process has ended because the main file has no guard: so would any other."""
-        return guard.is_missing(self._context.get_start_method(), process.exitcode)
-
-    def _share_nothing_more(self) -> None:
-        if self._shared is not None:
-            self._shared.close()
+        return guard.is_missing(self._starter.context.get_start_method(), process.exitcode)
 
     def error_of_lost(self, _worker: int, handle: Any, in_hand: Late | None, *notes: str) -> RuntimeError:
         """Returns torch's error for a worker whose process has ended, or ours if the guard is missing."""
         handle.join(1.0)
         if self._is_without_guard(handle):
-            return guard.error_of(self._context.get_start_method(), self._fork)
+            return guard.error_of(self._starter.context.get_start_method(), self._starter.fork)
         return overdue.error_of_lost(handle, in_hand, *notes)
 
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
@@ -243,25 +217,17 @@ class ProcessTransport(Transport):
             self._joint.engine.close()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
-            self._report_left()
+            for worker in self._processes:
+                self.retire(worker)
             self._cache.store(self.engine, registrations)
         else:
             self.engine.close()
             if registrations is not None:
                 registrations.close()
-        self._share_nothing_more()
-        if self._lease is not None:
-            self._lease.close()
+        self._starter.close()
         for supervisor in self.supervisors:
             supervisor.close()
         self._processes.clear()
-
-    def _report_left(self) -> None:
-        """Tells the engine which processes have left and live on: none of them uses the memory any more."""
-        if self._lease is not None:
-            for worker, process in self._processes.items():
-                if process.has_left:
-                    self.engine.note_left(worker)
 
     def _ended_well(self) -> bool:
         started = self._processes.values()
