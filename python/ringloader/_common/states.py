@@ -31,19 +31,6 @@ class Rest(NamedTuple):
     start: int
 
 
-class DatasetStates(Protocol):
-    """The states of a dataset in one epoch."""
-
-    # True once it is known that no batch of this epoch comes with a state.
-    sends_none: bool
-
-    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns ``take`` for batches that may come with states."""
-
-    def succeed(self, worker: int) -> tuple[bool, Any]:
-        """Returns where the successor of a lost worker begins. False first: the state for it is not known."""
-
-
 class Epoch(Protocol):
     """An epoch whose state can be asked for."""
 
@@ -51,7 +38,7 @@ class Epoch(Protocol):
     given_seed: int | None
     # The sampler that the loader gave for this epoch; None: torch's iterator asks the loader.
     index_sampler: Any
-    # The states of its dataset, if it may have any.
+    # The states of its dataset (`_state/dataset_state.py::DatasetState`), if it may have any.
     dataset: Any
 
     @property

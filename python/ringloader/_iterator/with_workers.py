@@ -220,7 +220,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._epoch_to_tell = None
         return self._index_source()
 
-    def _dataset_states(self) -> states.DatasetStates | None:
+    def _dataset_states(self) -> Any:
         """Returns the states of the dataset in this epoch, if it may have any."""
         return None if self._plan.tracked is None else self._plan.tracked.dataset
 
