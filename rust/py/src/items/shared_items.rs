@@ -9,8 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
 use ringloader_core::items::{self, Builder, Items};
 
-use super::form::{Writer, read, read_plain};
-use super::named::Named;
+use super::form::{Named, Writer, read, read_plain};
 use crate::gil::{exception, without_interpreter};
 use crate::objects;
 use crate::process::duplicate;

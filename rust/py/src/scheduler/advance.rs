@@ -13,7 +13,7 @@ use super::late::Watched;
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::{Core, Due, End, Scheduling, State, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
-use crate::python::{Callbacks, Late};
+use crate::python::Callbacks;
 use crate::strings;
 use crate::torch::names::Torch;
 use crate::transport::event::stand_in;
@@ -96,31 +96,8 @@ impl<E: ParentEnd> Scheduling<E> {
                         return Err(invalid_state());
                     }
                     let Some(core) = &engine else { return Err(invalid_state()) };
-                    // If workers share tasks, the others make the tasks of this one.
-                    if let Some(following) = state.following.as_mut().filter(|_| !state.core.shares()) {
-                        following.lose();
-                    }
-                    let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
-                        Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
-                    });
-                    // Not known of a worker that is elsewhere: it does its tasks in their order.
-                    let in_hand = in_hand.or_else(|| {
-                        let index = |index: &_| E::index(py, index);
-                        E::is_elsewhere(core, worker)
-                            .then(|| state.sent.late(&state.core, Some(worker), index).pop())?
-                    });
-                    state.source.get().record_lost(worker, || state.core.awaited_of(worker));
-                    if callbacks.replace_lost(worker, in_hand.clone())? {
-                        let sent = |seq| state.sent.get(seq).map(|index| E::clone_index(index, py));
-                        state.core.resume(&**core, worker, sent).map_err(exception)?;
-                        deadline = Deadline::after(self.timeout)?;
-                        continue;
-                    }
-                    state.core.leave_to_others(&**core, worker);
-                    callbacks.raise_lost(worker, in_hand)?;
-                    return Err(PyRuntimeError::new_err(format!(
-                        "DataLoader worker {worker} exited unexpectedly"
-                    )));
+                    self.replace_lost(state, callbacks, core, worker)?;
+                    deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
@@ -131,12 +108,10 @@ impl<E: ParentEnd> Scheduling<E> {
                     let mut limit = left.min(limit);
                     if let Some(after) = state.watch {
                         let watched = watched.get_or_insert_with(|| Watched::new(after));
-                        if let Some(waited) = watched.is_due() {
-                            let owing = Self::owing(py, state, engine, worker);
-                            callbacks.note_wait(waited.as_secs_f64(), owing)?;
-                            continue;
+                        match Self::report(watched, state, callbacks, engine, worker)? {
+                            Some(left) => limit = limit.min(left),
+                            None => continue,
                         }
-                        limit = limit.min(watched.left());
                     }
                     let begun = monotonic();
                     let woken = E::wait(py, engine, worker, limit);
@@ -150,46 +125,39 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. If all
-    /// workers share the tasks: the ones of which they make samples, the earliest first.
-    fn late<'py>(
-        py: Python<'py>,
-        state: &State<IndexOf<E>>,
-        engine: &E::Core,
-        turn: Option<u32>,
-    ) -> Vec<Late<'py>> {
-        let mut at: Vec<Late<'py>> = (E::all_in_hand(engine, py).into_iter().flatten())
-            .filter_map(|(worker, seq, index)| {
-                Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
-            })
-            .collect();
-        at.sort_by_key(|&(_, number, _)| number);
-        if at.is_empty() { state.sent.late(&state.core, turn, |index| E::index(py, index)) } else { at }
-    }
-
-    /// Returns the task that each worker owes. The worker whose turn it is comes first.
-    fn owing<'py>(
-        py: Python<'py>,
-        state: &State<IndexOf<E>>,
-        engine: &E::Core,
-        turn: Option<u32>,
-    ) -> Vec<Late<'py>> {
-        let mut owing = Self::late(py, state, engine, None);
-        if E::all_in_hand(engine, py).is_some() {
-            return owing;
+    /// A worker has ended and owes a result: a successor gets its tasks.
+    ///
+    /// # Errors
+    /// The error for a lost worker, where it has no successor.
+    fn replace_lost(
+        &self,
+        state: &mut State<IndexOf<E>>,
+        callbacks: &Callbacks<'_, '_>,
+        core: &E::Core,
+        worker: u32,
+    ) -> PyResult<()> {
+        let py = callbacks.py();
+        // If workers share tasks, the others make the tasks of this one.
+        if let Some(following) = state.following.as_mut().filter(|_| !state.core.shares()) {
+            following.lose();
         }
-        owing.sort_by_key(|&(worker, ..)| Some(worker) != turn);
-        for (worker, number, index) in &mut owing {
-            // Results of earlier tasks may lie in the worker's ring already, so look at the task that it took last.
-            // Nothing lies in the ring of the worker whose turn it is.
-            let taken = (Some(*worker) != turn).then(|| E::in_hand(engine, *worker)).flatten();
-            if let Some((seq, taken)) = taken
-                && let Some(awaited) = state.core.awaited_task(seq)
-            {
-                (*number, *index) = (awaited, E::index(py, &taken).ok());
-            }
+        let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
+            Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
+        });
+        // Not known of a worker that is elsewhere: it does its tasks in their order.
+        let in_hand = in_hand.or_else(|| {
+            let index = |index: &_| E::index(py, index);
+            E::is_elsewhere(core, worker).then(|| state.sent.late(&state.core, Some(worker), index).pop())?
+        });
+        state.source.get().record_lost(worker, || state.core.awaited_of(worker));
+        if callbacks.replace_lost(worker, in_hand.clone())? {
+            let sent = |seq| state.sent.get(seq).map(|index| E::clone_index(index, py));
+            state.core.resume(core, worker, sent).map_err(exception)?;
+            return Ok(());
         }
-        owing
+        state.core.leave_to_others(core, worker);
+        callbacks.raise_lost(worker, in_hand)?;
+        Err(PyRuntimeError::new_err(format!("DataLoader worker {worker} exited unexpectedly")))
     }
 
     /// A worker has nothing more of its iterable dataset.

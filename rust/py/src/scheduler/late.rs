@@ -6,7 +6,9 @@ use std::time::{Duration, Instant};
 use pyo3::prelude::*;
 use ringloader_core::scheduler::Scheduler;
 
-use crate::python::Late;
+use super::parent_end::{IndexOf, ParentEnd};
+use super::{Scheduling, State};
+use crate::python::{Callbacks, Late};
 
 /// Tasks of this epoch by their numbers: all that are awaited, and some that were answered.
 pub(super) struct SentTasks<I>(BTreeMap<u64, I>);
@@ -51,6 +53,73 @@ impl<I> SentTasks<I> {
     }
 }
 
+impl<E: ParentEnd> Scheduling<E> {
+    /// Reports each wait for a batch from now on: after `seconds`, and again each time it is twice as long.
+    pub(super) fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
+        let mut state = self.lock(py)?;
+        // A time that no clock can count to never comes.
+        state.watch = Duration::try_from_secs_f64(seconds).ok();
+        state.keeps_sent = true;
+        Ok(())
+    }
+
+    /// Returns the task that each worker is at, or begins with: for the worker whose turn it is, or for all. If all
+    /// workers share the tasks: the ones of which they make samples, the earliest first.
+    pub(super) fn late<'py>(
+        py: Python<'py>,
+        state: &State<IndexOf<E>>,
+        engine: &E::Core,
+        turn: Option<u32>,
+    ) -> Vec<Late<'py>> {
+        let mut at: Vec<Late<'py>> = (E::all_in_hand(engine, py).into_iter().flatten())
+            .filter_map(|(worker, seq, index)| {
+                Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
+            })
+            .collect();
+        at.sort_by_key(|&(_, number, _)| number);
+        if at.is_empty() { state.sent.late(&state.core, turn, |index| E::index(py, index)) } else { at }
+    }
+
+    /// Returns the task that each worker owes. The worker whose turn it is comes first.
+    fn owing<'py>(
+        py: Python<'py>,
+        state: &State<IndexOf<E>>,
+        engine: &E::Core,
+        turn: Option<u32>,
+    ) -> Vec<Late<'py>> {
+        let mut owing = Self::late(py, state, engine, None);
+        if E::all_in_hand(engine, py).is_some() {
+            return owing;
+        }
+        owing.sort_by_key(|&(worker, ..)| Some(worker) != turn);
+        for (worker, number, index) in &mut owing {
+            // Results of earlier tasks may lie in the worker's ring already, so look at the task that it took last.
+            // Nothing lies in the ring of the worker whose turn it is.
+            let taken = (Some(*worker) != turn).then(|| E::in_hand(engine, *worker)).flatten();
+            if let Some((seq, taken)) = taken
+                && let Some(awaited) = state.core.awaited_task(seq)
+            {
+                (*number, *index) = (awaited, E::index(py, &taken).ok());
+            }
+        }
+        owing
+    }
+
+    /// Reports the wait for a batch, if it must be reported now. Else returns the time until then.
+    pub(super) fn report(
+        watched: &mut Watched,
+        state: &State<IndexOf<E>>,
+        callbacks: &Callbacks<'_, '_>,
+        engine: &E::Core,
+        turn: Option<u32>,
+    ) -> PyResult<Option<Duration>> {
+        let Some(waited) = watched.is_due() else { return Ok(Some(watched.left())) };
+        let owing = Self::owing(callbacks.py(), state, engine, turn);
+        callbacks.note_wait(waited.as_secs_f64(), owing)?;
+        Ok(None)
+    }
+}
+
 /// A wait for a batch, which is reported when it has become long, and again whenever it is twice as long.
 pub(super) struct Watched {
     since: Instant,
@@ -64,7 +133,7 @@ impl Watched {
     }
 
     /// Returns the length of the wait, if it must be reported now.
-    pub(super) fn is_due(&mut self) -> Option<Duration> {
+    fn is_due(&mut self) -> Option<Duration> {
         let waited = self.since.elapsed();
         let is_due = waited >= self.next;
         while waited >= self.next {
@@ -75,7 +144,7 @@ impl Watched {
     }
 
     /// Returns the time until the next report.
-    pub(super) fn left(&self) -> Duration {
+    fn left(&self) -> Duration {
         self.next.saturating_sub(self.since.elapsed())
     }
 }

@@ -3,27 +3,30 @@
 //! | file | about |
 //! |---|---|
 //! | `classes.rs` | the Python classes, one for each transport |
-//! | `state.rs` | the state of an epoch |
 //! | `advance.rs` | from one batch to the next |
+//! | `parent_end.rs` | the parent's end of a transport |
 //! | `ahead.rs` | batches that are prepared before their turn |
 //! | `following.rs` | the epoch that follows |
 //! | `late.rs` | tasks that are late |
 //! | `timed.rs` | what the recorder is told |
-//! | `parent_end.rs` | the parent's end of a transport |
+//! | `varying.rs` | a number of workers that changes |
+//! | `joint.rs` | tasks that all workers share |
 
 mod advance;
 mod ahead;
 mod classes;
 mod following;
+mod joint;
 mod late;
 pub(crate) mod parent_end;
-mod state;
 mod timed;
+mod varying;
 
+use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError, PyValueError};
+use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
@@ -37,10 +40,10 @@ use ringloader_core::transport::Transport;
 pub(crate) use self::classes::{JointScheduler, Order, Positions, Scheduler, ThreadScheduler};
 
 use self::ahead::Ahead;
-use self::following::Reading;
+use self::following::{Following, Reading};
 use self::late::SentTasks;
 use self::parent_end::{IndexOf, ParentEnd};
-use self::state::{Due, End, State, Taken};
+use self::timed::Made;
 use crate::caught::caught;
 use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
@@ -75,6 +78,95 @@ struct Scheduling<E: ParentEnd> {
     timeout: Option<f64>,
     /// Notes how long batches take, where that is wanted; and the work that is done for a batch ahead of its turn.
     recorder: OnceLock<(Py<Recorder>, MainWork)>,
+}
+
+/// The state of an epoch, which the scheduler has under one lock.
+struct State<I> {
+    core: Core,
+    source: Py<IndexSource>,
+    reading: Reading,
+    /// The epoch that follows, once its first tasks may go out.
+    following: Option<Following<I>>,
+    /// Batches that were taken and not yet handed out, in their order.
+    taken: VecDeque<Taken>,
+    /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
+    interrupted: Option<((u64, u32), Py<PyAny>)>,
+    /// The batch that was taken next, if there was no memory to keep it with the others.
+    unqueued: Option<(Taken, Py<PyAny>)>,
+    /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
+    /// change which worker gets which of the tasks that are sent until its turn.
+    end_ahead: Option<End>,
+    /// Workers whose end was taken and is stored until its turn.
+    ends_stored: Vec<u32>,
+    /// True if the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
+    keeps_sent: bool,
+    /// The indices that are kept.
+    sent: SentTasks<I>,
+    /// The moments of results that came before this epoch began, for the recorder.
+    early: Vec<(u64, Made)>,
+    /// The time after which a wait for a batch is reported.
+    watch: Option<Duration>,
+}
+
+impl<I> State<I> {
+    fn new(core: Core, source: Py<IndexSource>, keeps_sent: bool) -> Self {
+        Self {
+            core,
+            source,
+            reading: Reading::Open,
+            following: None,
+            taken: VecDeque::new(),
+            interrupted: None,
+            unqueued: None,
+            end_ahead: None,
+            ends_stored: Vec::new(),
+            keeps_sent,
+            sent: SentTasks::default(),
+            early: Vec::new(),
+            watch: None,
+        }
+    }
+
+    /// Forgets the batches that this epoch has taken, and the epoch that follows. Returns the objects, for the caller
+    /// to drop after the lock is released.
+    fn forget(&mut self) -> impl Sized + use<I> {
+        self.taken.clear();
+        self.end_ahead = None;
+        self.ends_stored.clear();
+        self.early.clear();
+        (self.interrupted.take(), self.unqueued.take(), self.following.take())
+    }
+
+    /// Returns the number of tasks that were sent and whose batches were not handed out.
+    fn outstanding(&self) -> u64 {
+        let taken = self.taken.len() + usize::from(self.unqueued.is_some());
+        self.core.positions().2 + taken as u64 + u64::from(self.interrupted.is_some())
+    }
+}
+
+/// The end of a worker's iterable dataset.
+#[derive(Clone, Copy)]
+enum End {
+    /// The answer to this task, which is still awaited.
+    Answer(u64),
+    /// The end of this worker, whose answer was stored until its turn.
+    Stored(u32),
+}
+
+/// A result whose turn it is.
+struct Due<'py> {
+    /// The task's number in the epoch.
+    seq: u64,
+    worker: u32,
+    data: Bound<'py, PyAny>,
+}
+
+/// A batch that was taken and not yet handed out.
+struct Taken {
+    seq: u64,
+    worker: u32,
+    /// torch's `_rcvd_idx` before it.
+    received: u64,
 }
 
 impl<E: ParentEnd> Scheduling<E> {
@@ -118,75 +210,6 @@ impl<E: ParentEnd> Scheduling<E> {
 
     /// Keeps the indices of tasks from now on, until their results have come.
     fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
-        self.lock(py)?.keeps_sent = true;
-        Ok(())
-    }
-
-    /// Sends each task from now on to the worker with the fewest tasks that it has not answered. Not for
-    /// iterable datasets, where each worker has an end of its own.
-    fn balance(&self, py: Python<'_>) -> PyResult<()> {
-        self.lock(py)?.core.balance();
-        Ok(())
-    }
-
-    /// Sends tasks to the first `workers` workers only from now on, of which `most` may be out.
-    fn use_first(&self, py: Python<'_>, workers: u32, most: u64) -> PyResult<()> {
-        let mut state = self.lock(py)?;
-        if workers == 0 || workers > self.workers {
-            return Err(PyValueError::new_err(format!("{workers} is not from 1 to {}", self.workers)));
-        }
-        if let Ok(engine) = E::of(&self.engine).core() {
-            state.core.use_first(&*engine, workers, most);
-        }
-        Ok(())
-    }
-
-    /// Returns true if the worker that began last has made something since; nothing is awaited of it once the workers
-    /// were ended.
-    fn has_begun(&self, py: Python<'_>) -> PyResult<bool> {
-        let state = self.lock(py)?;
-        Ok(E::of(&self.engine).core().map_or(true, |engine| state.core.has_begun(&*engine)))
-    }
-
-    /// Returns true if a worker that was told to end, and has, owes nothing.
-    fn retire(&self, py: Python<'_>, worker: u32) -> PyResult<bool> {
-        let mut state = self.lock(py)?;
-        Ok(E::of(&self.engine).core().map_or(true, |engine| state.core.retire(&*engine, worker)))
-    }
-
-    /// A process runs as `worker`, which had none, or whose process was to end and owed nothing.
-    fn begin_worker(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
-        self.lock(py)?.core.begin_worker(worker);
-        Ok(())
-    }
-
-    /// Returns how many tasks each worker has that it has not answered; nothing once the workers were ended.
-    fn unanswered(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-        let state = self.lock(py)?;
-        let Ok(engine) = E::of(&self.engine).core() else { return Ok(Vec::new()) };
-        Ok(state.core.unanswered(&*engine).into())
-    }
-
-    /// Lets all workers share all tasks, of which `most` may be out. Before the first one.
-    fn share_tasks(&self, py: Python<'_>, most: u64) -> PyResult<()> {
-        self.lock(py)?.core.share_tasks(most);
-        Ok(())
-    }
-
-    /// Reports each wait for a batch from now on: after `seconds`, and again each time it is twice as long.
-    fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-        let mut state = self.lock(py)?;
-        // A time that no clock can count to never comes.
-        state.watch = Duration::try_from_secs_f64(seconds).ok();
-        state.keeps_sent = true;
-        Ok(())
-    }
-
-    /// Lets `recorder` note how long batches take from now on. `decodes`: a placement only decodes.
-    fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
-        let work = if decodes { MainWork::Decode } else { MainWork::Place };
-        let _ = self.recorder.set((recorder, work));
-        // For the indices of the longest.
         self.lock(py)?.keeps_sent = true;
         Ok(())
     }

@@ -21,7 +21,6 @@ use crate::sampling::codec::{decode_index, encode_index};
 use crate::sampling::places;
 use crate::sampling::source::IndexSource;
 use crate::transport::engine::Engine;
-use crate::transport::joint_engine::{JointEngine, JointTransport};
 use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
 
 /// In each pickle that has what torch sends of a tensor to another process.
@@ -210,85 +209,6 @@ impl ParentEnd for Engine {
 
     fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
         wait(py, core, only, limit)
-    }
-}
-
-impl ParentEnd for JointEngine {
-    type Core = JointTransport;
-
-    fn of(this: &Py<Self>) -> &Self {
-        this.get()
-    }
-
-    fn core(&self) -> PyResult<Arc<JointTransport>> {
-        self.core()
-    }
-
-    fn is_done(&self) -> bool {
-        self.engine.get().is_done()
-    }
-
-    fn end_wait(&self) -> PyResult<()> {
-        ParentEnd::end_wait(self.engine.get())
-    }
-
-    fn unpack<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
-        self.engine.get().unpack(py, delivery)
-    }
-
-    fn arrival<'py>(
-        this: &Py<Self>,
-        py: Python<'py>,
-        delivery: Received,
-        iterable: bool,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        Engine::arrival(&this.get().engine, py, delivery, iterable)
-    }
-
-    fn stamps(delivery: &Received) -> Option<(u32, Stamps)> {
-        Engine::stamps(delivery)
-    }
-
-    fn take_runs(core: &JointTransport, delivery: &Received) -> Vec<TimedRun> {
-        core.tasks.take_timed(delivery.seq)
-    }
-
-    fn numbers(index: &TaskIndex) -> Option<&[u8]> {
-        numbers(index)
-    }
-
-    fn read(
-        source: &IndexSource,
-        callbacks: &Callbacks<'_, '_>,
-        _again: bool,
-    ) -> PyResult<Option<TaskIndex>> {
-        // Each worker that makes a part of the batch decodes it.
-        source.read(callbacks, true)
-    }
-
-    fn clone_index(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
-        index.clone()
-    }
-
-    fn index<'py>(py: Python<'py>, index: &TaskIndex) -> PyResult<Bound<'py, PyAny>> {
-        Engine::index(py, index)
-    }
-
-    fn in_hand(core: &JointTransport, worker: u32) -> Option<(u64, TaskIndex)> {
-        core.tasks.in_hand(worker)
-    }
-
-    fn all_in_hand(core: &JointTransport, _py: Python<'_>) -> Option<Vec<(u32, u64, TaskIndex)>> {
-        let of = |worker| core.tasks.in_hand(worker).map(|(seq, index)| (worker, seq, index));
-        Some((0..core.tasks.workers()).filter_map(of).collect())
-    }
-
-    fn is_elsewhere(_core: &JointTransport, _worker: u32) -> bool {
-        false
-    }
-
-    fn wait(py: Python<'_>, core: &JointTransport, only: Option<u32>, limit: Duration) -> PyResult<()> {
-        wait(py, &core.engine, only, limit)
     }
 }
 

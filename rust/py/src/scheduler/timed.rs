@@ -9,6 +9,7 @@ use ringloader_core::transport::run_times::TimedRun;
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::{Scheduling, State};
 use crate::sampling::codec::decode_index;
+use crate::timing::Recorder;
 
 /// The moments of a batch where it was made.
 pub(super) struct Made {
@@ -24,6 +25,15 @@ pub(super) struct Timed {
 }
 
 impl<E: ParentEnd> Scheduling<E> {
+    /// Lets `recorder` note how long batches take from now on. `decodes`: a placement only decodes.
+    pub(super) fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
+        let work = if decodes { MainWork::Decode } else { MainWork::Place };
+        let _ = self.recorder.set((recorder, work));
+        // For the indices of the longest.
+        self.lock(py)?.keeps_sent = true;
+        Ok(())
+    }
+
     /// Begins to note a batch that has arrived, where that is wanted.
     pub(super) fn begin_timed(&self, delivery: &DeliveryOf<E>) -> Option<Timed> {
         self.moments(delivery).map(|made| Timed { made, begun: monotonic() })

@@ -17,8 +17,7 @@ use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory, Row
 use ringloader_core::transport::port::Wake;
 use ringloader_core::transport::task_number::{epoch_of, is_before};
 
-use super::claimed::Claimed;
-use super::joint_batch::JointBatch;
+use super::joint_batch::{Claimed, JointBatch};
 use super::port::Port;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
