@@ -15,9 +15,9 @@ import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._auto import numbers
 from ringloader._dispatch import datapipes
+from ringloader._features import features_of
 from ringloader._iterator import pausing
 from ringloader._iterator.make import make_iterator
-from ringloader._iterator.stages import Stages
 from ringloader._iterator.torchs import TorchsIterator
 from ringloader._options import conflicts, epochs, loader_options, worker_task
 from ringloader._options.about import given_of
@@ -301,9 +301,10 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         without_ours = hook.beneath(internals.Loader._get_iterator)
-        iterator = make_iterator(self, loader_options.of(self), without_ours, super()._get_iterator)
+        options, fall_back = loader_options.of(self), super()._get_iterator
+        iterator = make_iterator(self, options, without_ours, fall_back, features_of)
         if not isinstance(iterator, pausing.Pausing):
-            torchs, iterator = iterator, TorchsIterator(iterator, Stages())
+            torchs, iterator = iterator, TorchsIterator(iterator)
             report.pass_on(self, torchs, iterator)
         return iterator
 

@@ -26,6 +26,7 @@ from ringloader import DataLoader, Retry, WorkerPool
 from ringloader._transport import make
 from ringloader._transport.joint import JointMemory
 from small_datasets import Made
+from unit.prefetch_epochs_parts import next_epoch_of
 
 pytestmark = [
     pytest.mark.rings_only,
@@ -372,7 +373,7 @@ def test_the_loss_of_a_worker_between_two_epochs_is_torchs_error_and_the_others_
     loader = crossing(tmp_path, Gated, restart_workers=0, shuffle=False)
     batches = iter(loader)
     first = [next(batches) for _ in range(4)]
-    assert loader._iterator._next_epoch.has_begun
+    assert next_epoch_of(loader._iterator).has_begun_next
     os.kill(loader._iterator._workers[0].pid, signal.SIGKILL)
     loader._iterator._workers[0].join(10)
     for rest in ([*first], []):
@@ -409,7 +410,7 @@ def test_no_worker_begins_an_epoch_while_a_sample_of_the_one_before_is_made(meth
     taking = threading.Thread(target=lambda: next(batches))
     taking.start()
     deadline = time.monotonic() + 30
-    while not loader._iterator._next_epoch.has_begun or len(list(tmp_path.glob("begun0-*"))) < 3:
+    while not next_epoch_of(loader._iterator).has_begun_next or len(list(tmp_path.glob("begun0-*"))) < 3:
         assert time.monotonic() < deadline
         time.sleep(0.001)
     time.sleep(0.1)
@@ -443,7 +444,7 @@ def test_nothing_is_left_of_an_epoch_that_was_begun(tmp_path):
         next(batches)
     taking = threading.Thread(target=functools.partial(next, batches, None))
     taking.start()
-    while not loader._iterator._next_epoch.has_begun:
+    while not next_epoch_of(loader._iterator).has_begun_next:
         time.sleep(0.001)
     (tmp_path / "open").touch()
     taking.join(30)

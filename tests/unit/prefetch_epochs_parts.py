@@ -12,8 +12,16 @@ from torch.utils.data import (
 )
 
 from ringloader import DataLoader
+from ringloader._iterator.next_epoch import NextEpoch
 
 LENGTH = 20
+
+
+def next_epoch_of(iterator):
+    """Returns the feature that begins the next epoch of an iterator."""
+    (found,) = (feature for feature in iterator._features if isinstance(feature, NextEpoch))
+    return found
+
 
 # The way in which workers share the work, in all tests here.
 TASK = "batch"

@@ -80,7 +80,7 @@ class SimulatedLoader:
 
     _prefetch_factor = PREFETCH_FACTOR
     _shutdown = False
-    _next_epoch = None
+    _features = ()
     # Each task is one worker's.
     joint_tasks = None
 

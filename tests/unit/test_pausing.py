@@ -12,7 +12,6 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 import ringloader
 from ringloader import DataLoader
 from ringloader._iterator import pausing
-from ringloader._iterator.stages import Stages
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
@@ -297,7 +296,8 @@ def test_a_pause_while_the_stages_are_put_holds(path, change, monkeypatch):
     """A signal handler, or another thread, pauses in the middle of another change of the gate."""
     iterator = begun(path, made(path, numbers(6)))
     iterator.limit(5)
-    chain, pauses = Stages.chain, [True]
+    cls = type(iterator)
+    chain, pauses = cls._chain, [True]
 
     def paused_meanwhile(*args, **kwargs):
         found = chain(*args, **kwargs)
@@ -306,7 +306,7 @@ def test_a_pause_while_the_stages_are_put_holds(path, change, monkeypatch):
             iterator.pause()
         return found
 
-    monkeypatch.setattr(Stages, "chain", paused_meanwhile)
+    monkeypatch.setattr(cls, "_chain", paused_meanwhile)
     if change == "limit":
         iterator.limit(None)
     else:

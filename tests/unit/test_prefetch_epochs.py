@@ -16,6 +16,7 @@ from prefetch_epochs_parts import (
     kill,
     lists,
     made,
+    next_epoch_of,
     worker_pid,
 )
 from torch.utils.data import (
@@ -143,7 +144,7 @@ def test_without_it_nothing_is_asked_for_ahead():
     with made(prefetch=False, shuffle=True) as loader:
         list(loader)
         assert loader.dataset.asked.value == LENGTH
-        assert loader._iterator._next_epoch is None
+        assert not loader._iterator._features
 
 
 def large(index):
@@ -190,7 +191,7 @@ def test_a_worker_that_dies_before_the_end_of_the_epoch_is_restarted(in_order, t
         batches = iter(loader)
         found = lists(itertools.islice(batches, 9))
         # The last batch is worker 1's, and tasks of the next epoch are behind it.
-        assert loader._iterator._next_epoch._begun is not None
+        assert next_epoch_of(loader._iterator)._begun is not None
         kill(loader, 1)
         loader.dataset.gate.touch()
         found += lists(batches)
@@ -255,7 +256,7 @@ def test_the_iterator_does_not_keep_its_loader():
     iterator = iter(made())
     gc.collect()
     assert len(list(iterator)) == 10
-    assert iterator._next_epoch._begun is None
+    assert next_epoch_of(iterator)._begun is None
     iterator._shutdown_workers()
 
 
@@ -266,7 +267,8 @@ def test_a_program_ends_with_an_epoch_that_nobody_asks_for(tmp_path):
         options = dict(num_workers=2, persistent_workers=True, prefetch_epochs=True)
         loader = DataLoader(torch.arange(40), batch_size=2, **options)
         assert len(list(loader)) == 20
-        assert loader._iterator._next_epoch._begun.is_whole
+        (next_epoch,) = loader._iterator._features
+        assert next_epoch._begun.is_whole
         """,
         tmp_path,
     )

@@ -13,6 +13,7 @@ from prefetch_epochs_parts import (
     Counting,
     Drawing,
     made,
+    next_epoch_of,
 )
 from torch.utils.data import (
     Sampler,
@@ -83,7 +84,7 @@ def test_an_error_of_the_sampler_that_nobody_sees_keeps_no_workers():
         loader = failing(ValueError("no order"))
         iterator = iter(loader)
         assert len(list(iterator)) == 10
-        assert iterator._next_epoch._begun.error is not None
+        assert next_epoch_of(iterator)._begun.error is not None
         gone = weakref.ref(iterator)
         del iterator, loader
         assert gone() is None

@@ -1,5 +1,6 @@
 """Steps of a batch between the scheduler, or the dataset, and the caller."""
 
+import functools
 import importlib
 import pkgutil
 import re
@@ -11,9 +12,11 @@ from torch.utils.data import IterableDataset
 
 import ringloader
 from parity import harness
-from ringloader import DataLoader
-from ringloader._iterator import parts, torchs
-from ringloader._iterator.stages import Stages
+from ringloader import DataLoader, _features, dataloader
+from ringloader._common.feature import Feature, StagePosition, chain
+from ringloader._iterator import torchs
+from ringloader._options.table import TABLE
+from ringloader._report import asked
 from ringloader._torch import select_path
 from ringloader._transport import processes
 from ringloader._worker.options import Position, WorkerOption
@@ -144,28 +147,46 @@ def test_a_profiled_epoch_has_torchs_record(path, name):
     assert list(iterator) == [2, 3, 4, 5]
 
 
-class Named:
+class Named(Feature):
     """A stage that notes when a batch passes it."""
 
-    def __init__(self, name, passed):
-        self.name, self.passed = name, passed
+    def __init__(self, position, passed):
+        self.position, self.passed = position, passed
 
     def around(self, take):
-        def next_of(iterator):
-            batch = take(iterator)
-            self.passed.append(self.name)
-            return batch
+        return functools.partial(self._next, take)
 
-        return next_of
+    def _next(self, take, iterator):
+        batch = take(iterator)
+        self.passed.append(self.position)
+        return batch
 
 
 def test_a_batch_passes_the_stages_in_their_order():
     passed = []
-    options = {name: Named(name, passed) for name in ("recording", "transform", "collecting")}
-    others = {name: Named(name, passed) for name in ("gate", "dataset", "next_epoch")}
-    take = Stages(**options).chain(lambda iterator: iterator, **others)
+    features = [Named(position, passed) for position in reversed(StagePosition)]
+    more, gate = features.pop(2), Named("gate", passed)
+    take = chain(lambda iterator: iterator, features, gate, more)
     assert take("batch") == "batch"
-    assert passed == ["next_epoch", "dataset", "collecting", "transform", "recording", "gate"]
+    assert passed == [*StagePosition, "gate"]
+
+
+def test_features_that_are_on_have_the_stages_of_their_options():
+    options = {"on_error": "skip", "stats": True, "prefetch_epochs": True, "main_prefetch": 1}
+    loader = DataLoader(DATASETS["map"], num_workers=1, persistent_workers=True, **options)
+    stages = [stage.position for feature in iter(loader)._features for stage in feature.stages()]
+    assert sorted(stages) == [StagePosition.NEXT_EPOCH, StagePosition.ERRORS, StagePosition.TIMES]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_option_that_is_off_has_no_feature(workers):
+    assert iter(DataLoader(DATASETS["map"], num_workers=workers))._features == ()
+
+
+def test_each_module_of_a_feature_has_its_maker():
+    for module, names in _features.FEATURES:
+        assert callable(importlib.import_module(module).feature_for)
+        assert names <= set(TABLE)
 
 
 def test_each_option_of_a_worker_has_a_place_of_its_own():
@@ -206,17 +227,19 @@ def test_a_batch_that_looks_as_if_options_had_sent_something_along_is_the_caller
     assert loader.errors == []
 
 
-def test_an_error_where_the_stages_are_made_leaves_no_memory(monkeypatch):
+def test_an_error_of_a_feature_leaves_no_memory(monkeypatch):
     closed = []
     close = processes.ProcessTransport.close
     monkeypatch.setattr(
         processes.ProcessTransport, "close", lambda transport: (closed.append(transport), close(transport))
     )
 
-    def fails(*_args):
-        raise KeyboardInterrupt
+    class Fails(Feature):
+        def attach(self, _transport):
+            raise KeyboardInterrupt
 
-    monkeypatch.setattr(parts, "stages_of", fails)
+    monkeypatch.setattr(dataloader, "features_of", lambda *_: (Fails(),))
+    monkeypatch.setattr(asked, "mode", lambda: True)
     with pytest.raises(KeyboardInterrupt):
         iter(DataLoader(DATASETS["map"], num_workers=1))
     assert len(closed) == 1 and not closed[0]._processes

@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from prefetch_epochs_parts import next_epoch_of
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
 from ringloader import StatefulDataLoader
@@ -404,6 +405,6 @@ def test_while_the_next_epoch_is_begun_early():
     with handled(signal.SIGALRM, ask), sent(signal.SIGALRM, 0.001):
         for batch in iterator:
             returned += batch
-    assert iterator._next_epoch._begun is not None, "no epoch was begun early"
+    assert next_epoch_of(iterator)._begun is not None, "no epoch was begun early"
     assert asked and all(many <= SIZE * batches <= many + SIZE for many, batches in asked)
     loader.shutdown()

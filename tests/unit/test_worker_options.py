@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader as TorchsLoader
 from torch.utils.data import Dataset
 
 from ringloader import DataLoader
-from ringloader._iterator import parts
+from ringloader._iterator import make
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import EpochStart, WorkerOption
 from small_datasets import Stream
@@ -82,7 +82,7 @@ class Fails(WorkerOption):
 
 
 def use(monkeypatch, *options):
-    monkeypatch.setattr(parts, "worker_options_of", lambda *_: options)
+    monkeypatch.setattr(make, "_worker_options_of", lambda *_: options)
 
 
 @pytest.mark.parametrize("dataset", [range(4), Stream(range(4))], ids=["map", "iterable"])

@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ringloader._torch.protocols import TorchIterator
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import ringloader._native as _native
+    from ringloader._common.feature import Feature
     from ringloader._torch.protocols import TorchLoader
 
     _SchedulerCallbacks = _native.SchedulerCallbacks
@@ -44,6 +47,7 @@ class OurIterator(TorchIterator, Protocol):
 
     # A record of `_report`, which is above.
     _noted: Any
+    _features: Sequence[Feature]
 
     @property
     def _batches_returned(self) -> int: ...
@@ -62,7 +66,6 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     _scheduler: _native.Scheduler | _native.ThreadScheduler
     # Of any class of `_transport`, which is above.
     _transport: Any
-    _next_epoch: Any
     _counts_epochs: bool
     _epoch_to_tell: int | None
 

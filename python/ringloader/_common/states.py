@@ -64,6 +64,9 @@ class Epoch(Protocol):
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers."""
 
+    def count_errors(self, collecting: Any) -> None:
+        """Makes ``Collecting`` count the bad samples from where the epoch begins."""
+
     def record_error(self, iterator: OurIterator, error: BaseException) -> None:
         """Records that ``next`` has raised."""
 
@@ -112,7 +115,7 @@ class States(Protocol):
     ) -> TorchsEpoch | None:
         """Begins an epoch that torch's own loader runs whole. None: it has no state."""
 
-    def has_begun(self, loader: TorchLoader, epoch: Any, collecting: Any) -> None:
+    def has_begun(self, loader: TorchLoader, epoch: Any) -> None:
         """Makes an epoch that has begun the loader's: the last step of ``iter``."""
 
     def is_loaded(self, loader: TorchLoader) -> bool:

@@ -266,5 +266,5 @@ def _has_memory(iterator: OurWorkersIterator, tasks: list[int], more: int) -> bo
 def _has_sent_all(iterator: OurWorkersIterator) -> bool:
     """True if no tasks of the epoch are left, for which a change would come too late."""
     # The first tasks of the epoch that follows are for the workers that run now.
-    begun = iterator._next_epoch is not None and iterator._next_epoch.has_begun
+    begun = any(feature.has_begun_next for feature in iterator._features)
     return begun or iterator._scheduler.is_at_end()

@@ -3,28 +3,50 @@
 from __future__ import annotations
 
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from ringloader._common import states
 from ringloader._iterator.pausing import Pausing
-from ringloader._iterator.plan import EpochPlan
 from ringloader._options import epochs
 from ringloader._sources import inside
 from ringloader._torch import internals
 from ringloader._worker.options import InFront
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import ringloader._native as _native
+    from ringloader._common.feature import Feature
     from ringloader._common.protocols import OurIterator
-    from ringloader._options.seeding import Keys
     from ringloader._torch.protocols import TorchLoader
 
     # torch's iterators are untyped, so only a base shows mypy their attributes.
     _Declared = OurIterator
 else:
     _Declared = object
+
+
+class EpochPlan(NamedTuple):
+    """All that tells one epoch from another. Iterators, workers, seeds and states only read it.
+
+    Attributes:
+        number: The number of the epoch, as ``Seeds`` count; None if no option counts epochs.
+        key_number: The number from which ``seeding`` makes keys: the sampler's epoch, or ``number``.
+        told: The epoch that ``set_epoch`` of the loader has named for it; None: it was not called.
+        last_told: That epoch, or the last one before it; None: it was never called. A worker that begins
+            anew in mid-epoch is told it.
+        tracked: The epoch as a state knows it; None for a loader without states.
+        of_tasks: The epoch in the numbers of its tasks; None for the first one, and until workers are told.
+    """
+
+    number: int | None = None
+    key_number: int | None = None
+    told: int | None = None
+    last_told: int | None = None
+    tracked: states.Epoch | None = None
+    of_tasks: int | None = None
 
 
 class _WithSampler(InFront):
@@ -53,8 +75,7 @@ class LoaderIterator(Pausing, _Declared):
     _profile_name: str
     _IterableDataset_len_called: int | None
     _plan = EpochPlan()
-    # True if an option needs the numbers of epochs.
-    _counts_epochs = False
+    _features: Sequence[Feature] = ()
 
     def __next__(self) -> Any:
         """Returns the next batch. MIRRORS torch dataloader.py::_BaseDataLoaderIter.__next__."""
@@ -91,13 +112,14 @@ class LoaderIterator(Pausing, _Declared):
             told: The epoch that ``set_epoch`` of the loader has named.
             are_same: True if the workers are those of the epoch before.
         """
-        number = epochs.next_of(loader) if self._counts_epochs else None
+        counts = self._counts_epochs
+        number = epochs.next_of(loader) if counts else None
         kept = states.of(loader)
         epoch = None if kept is None else kept.begin(loader, self, number, are_same)
         if number is not None:
             epochs.count_from(loader, number + 1)
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
-        named = inside.epoch_of(loader._index_sampler) if self._counts_epochs else None
+        named = inside.epoch_of(loader._index_sampler) if counts else None
         last_told = self._plan.last_told if told is None else told
         return EpochPlan(number, number if named is None else named, told, last_told, epoch)
 
@@ -117,11 +139,26 @@ class LoaderIterator(Pausing, _Declared):
             self._base_seed = seed
         epoch.begin(self, seed is None)
 
-    def _places(self, keys: Keys) -> _native.Places:
-        """Returns what gives tasks their places in the epoch that begins."""
+    @property
+    def _counts_epochs(self) -> bool:
+        return any(feature.counts_epochs for feature in self._features)
+
+    def _places(self) -> _native.Places | None:
+        """Returns what gives tasks their places in the epoch that begins, if a feature needs them."""
+        if self._plan.key_number is None:
+            return None
         rest = None if self._plan.tracked is None else self._plan.tracked.rest
-        assert self._plan.key_number is not None
-        return keys.places(self._index_sampler, self._base_seed, self._plan.key_number, rest)
+        arguments = self._index_sampler, self._base_seed, self._plan.key_number, rest
+        found = (feature.places(*arguments) for feature in self._features)
+        return next((places for places in found if places is not None), None)
+
+    def _note_begun(self, loader: TorchLoader) -> None:
+        """Makes the epoch that has begun the loader's: the last step of ``iter``."""
+        kept, epoch = states.of(loader), self._plan.tracked
+        if kept is not None and epoch is not None:
+            kept.has_begun(loader, epoch)
+            for feature in self._features:
+                feature.track(epoch)
 
     def _drawing(self, loader: TorchLoader) -> Any:
         """Returns the loader for torch's ``_reset``; in front of it for an epoch that has drawn before."""

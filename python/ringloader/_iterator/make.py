@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,9 +12,8 @@ import torch
 import ringloader._native as _native
 from ringloader._auto import numbers
 from ringloader._common import states
+from ringloader._common.feature import Feature, FeaturesOf, Setup
 from ringloader._dispatch.dataset import Dispatch
-from ringloader._iterator import parts
-from ringloader._iterator.stages import Stages
 from ringloader._options import conflicts, epochs, loader_options, seeding
 from ringloader._options.checks import AUTO, THREAD
 from ringloader._options.table import TABLE, Options
@@ -23,6 +22,7 @@ from ringloader._report.tally import PathName
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker import gather
+from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
     from ringloader._iterator.auto_workers import AutoWorkers
@@ -31,7 +31,11 @@ if TYPE_CHECKING:
 
 
 def make_iterator(
-    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+    loader: TorchLoader,
+    options: Options,
+    without_ours: Any,
+    fall_back: Callable[[], Any],
+    features_of: FeaturesOf,
 ) -> Any:
     """Returns an iterator of any torch loader, and notes the path that it takes.
 
@@ -41,6 +45,7 @@ def make_iterator(
         without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
         fall_back: Makes torch's iterator. It may come to a hook further down, beneath a wrapper, which takes
             another path and notes that one.
+        features_of: Returns the features that are on.
 
     Raises:
         ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
@@ -48,13 +53,19 @@ def make_iterator(
     """
     before = epochs.count_of(loader)
     try:
-        return _make(loader, options, without_ours, fall_back)
+        return _make(loader, options, without_ours, fall_back, features_of)
     except BaseException:
         epochs.take_back(loader, before)
         raise
 
 
-def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]) -> Any:
+def _make(
+    loader: TorchLoader,
+    options: Options,
+    without_ours: Any,
+    fall_back: Callable[[], Any],
+    features_of: FeaturesOf,
+) -> Any:
     workers = loader.num_workers if options.num_workers is None else _bound_for(loader, options)
     if internals.is_in_worker():
         # In a worker: this loader leaves its batches on the CPU, and the main process moves them.
@@ -63,6 +74,8 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
         options = conflicts.off_linux(options)
     if options.changed:
         conflicts.check(loader, options)
+    if not options.changed and not asked.mode():
+        features_of = _no_features
     epochs.log_if_forgotten(loader)
     if loader.generator is not None:
         _refuse_other_generators(loader, loader.generator)
@@ -72,12 +85,12 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
     elif workers == 0:
         reason = select_path.reason_against_own_iterator(loader, without_ours)
         if reason is None:
-            return _without_workers(loader, options)
+            return _without_workers(loader, options, features_of)
     elif options.worker_method == THREAD:
         why_not = select_path.reason_against_threads(loader, without_ours)
         if why_not is not None:
             raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
-        return _with_threads(loader, options, workers, _auto_workers_of(loader, options))
+        return _with_threads(loader, options, workers, _auto_workers_of(loader, options), features_of)
     else:
         reason = select_path.reason_for_torch(loader, without_ours)
         is_remote = options.worker_pool is not None and options.worker_pool._is_remote
@@ -87,7 +100,8 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
             # A start on other machines may take long, and needs no lock here.
             one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
             with one_at_a_time:
-                made = _with_processes(loader, options, workers, _auto_workers_of(loader, options))
+                auto = _auto_workers_of(loader, options)
+                made = _with_processes(loader, options, workers, auto, features_of)
             if not isinstance(made, Reason):
                 return made
             reason = made
@@ -97,7 +111,11 @@ def _make(loader: TorchLoader, options: Options, without_ours: Any, fall_back: C
                 f"the workers of {options.worker_pool!r} cannot be used: {reason.text}; leave worker_pool "
                 "out for workers on this machine"
             )
-    return _torchs(loader, options, reason, without_ours, fall_back)
+    return _torchs(loader, options, reason, without_ours, fall_back, features_of)
+
+
+def _no_features(_loader: TorchLoader, _options: Options, _setup: Setup) -> tuple[Feature, ...]:
+    return ()
 
 
 def _bound_for(loader: TorchLoader, options: Options) -> int:
@@ -127,7 +145,11 @@ def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
 
 
 def make_as_far_as_it_fits(
-    loader: TorchLoader, options: Options, without_ours: Any, fall_back: Callable[[], Any]
+    loader: TorchLoader,
+    options: Options,
+    without_ours: Any,
+    fall_back: Callable[[], Any],
+    features_of: FeaturesOf,
 ) -> Any:
     """Returns an iterator as :func:`make_iterator` does, for options that were meant for all loaders.
 
@@ -135,22 +157,26 @@ def make_as_far_as_it_fits(
     and the report says so.
     """
     options, aside = conflicts.fitting(loader, options)
-    made = make_iterator(loader, options, without_ours, fall_back)
+    made = make_iterator(loader, options, without_ours, fall_back, features_of)
     for text in aside:
         report.add(loader, text)
     return made
 
 
 def _torchs(
-    loader: TorchLoader, options: Options, reason: Reason, without_ours: Any, fall_back: Callable[[], Any]
+    loader: TorchLoader,
+    options: Options,
+    reason: Reason,
+    without_ours: Any,
+    fall_back: Callable[[], Any],
+    features_of: FeaturesOf,
 ) -> Any:
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._iterator.torchs import TorchsIterator
 
     before = report.times(loader)
     _check_for_torchs(loader, options, reason.text)
-    workers = loader.num_workers
-    stages = parts.stages_of(loader, options, workers, parts.times_of(options, workers))
+    features = features_of(loader, options, Setup("torch", loader.num_workers))
     own_states = states.of(loader)
     epoch = None if own_states is None else own_states.begin_torchs(loader, reason.text, without_ours)
     iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
@@ -163,10 +189,10 @@ def _torchs(
         if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
             select_path.log_once(f"{name} has no effect where torch's own loader runs")
     if own_states is not None and epoch is not None:
-        own_states.has_begun(loader, epoch.epoch, None)
-    if epoch is not None or stages != Stages():
-        iterator = TorchsIterator(iterator, stages, epoch)
-    _record(loader, iterator, "torch", reason.text, stages)
+        own_states.has_begun(loader, epoch.epoch)
+    if epoch is not None or features:
+        iterator = TorchsIterator(iterator, features, epoch)
+    _record(loader, iterator, "torch", reason.text, features)
     return iterator
 
 
@@ -182,22 +208,20 @@ def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> Non
         )
 
 
-def _without_workers(loader: TorchLoader, options: Options) -> Any:
+def _without_workers(loader: TorchLoader, options: Options, features_of: FeaturesOf) -> Any:
     # A torch without a private name that it needs has torch's path. In this form an import is cheap.
     import ringloader._iterator.without_workers as without_workers
 
-    if not options.changed and states.of(loader) is None and not asked.mode():
+    is_plain = features_of is _no_features
+    features = () if is_plain else features_of(loader, options, Setup("single-process"))
+    if not features and states.of(loader) is None:
         is_gathered = gather.is_gathered(loader.dataset)
         cls = without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator
         made = cls(loader)
         report.record(loader, made, "single-process", _NO_WORKERS)
         return made
-    times = parts.times_of(options, 0)
-    stages = parts.stages_of(loader, options, 0, times)
-    here = parts.worker_options_of(loader, options, 0, times[0])
-    keys, counts_epochs = parts.numbering_of(loader, options)
-    made = without_workers.IteratorWithOptions(loader, here, stages, keys, counts_epochs)
-    _record(loader, made, "single-process", _NO_WORKERS, stages)
+    made = without_workers.IteratorWithOptions(loader, _worker_options_of(loader, features), features)
+    _record(loader, made, "single-process", _NO_WORKERS, features)
     return made
 
 
@@ -213,46 +237,48 @@ def _auto_workers_of(loader: TorchLoader, options: Options) -> AutoWorkers | Non
     return AutoWorkers(loader, numbers.limits(options.worker_pool))
 
 
-def _with_threads(loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None) -> Any:
+def _worker_options_of(loader: TorchLoader, features: Iterable[Feature]) -> Sequence[WorkerOption]:
+    """Returns the options that take part where batches are made: in workers, or without them here."""
+    own_states = states.of(loader)
+    snapshots = None if own_states is None else own_states.worker_option(loader)
+    found = (option for feature in features for option in feature.workers())
+    return in_order(gather.option_for(loader), snapshots, *found)
+
+
+def _with_threads(
+    loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None, features_of: FeaturesOf
+) -> Any:
     workers, history = (workers, None) if auto is None else (auto.most, auto.history)
-    stages = parts.stages_of(loader, options, workers, parts.times_of(options, workers), history=history)
+    features = features_of(loader, options, Setup("threads", workers, history))
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
 
-    clocks = [_native.WorkerClock() for _ in range(workers if options.stats else 0)]
-    worker_options = parts.worker_options_of(loader, options, workers, clocks)
-    transport = threads.make_transport(loader, options, workers, worker_options, clocks)
-    keys, counts_epochs = parts.numbering_of(loader, options)
-    made = WorkersIterator(
-        loader,
-        transport,
-        stages,
-        workers,
-        keys=keys,
-        next_epoch=parts.next_epoch_of(loader, options),
-        counts_epochs=counts_epochs,
-        auto_workers=auto,
-    )
+    transport = threads.make_transport(loader, options, workers, _worker_options_of(loader, features))
+    for feature in features:
+        feature.attach(transport)
+    made = WorkersIterator(loader, transport, features, workers, auto_workers=auto)
     shown = _shown_workers(options, workers, auto)
-    _record(loader, made, transport.path, transport.about, stages, transport.counters, shown)
+    _record(loader, made, transport.path, transport.about, features, transport.counters, shown)
     return made
 
 
-def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None) -> Any:
+def _with_processes(
+    loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None, features_of: FeaturesOf
+) -> Any:
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
     workers, history = (workers, None) if auto is None else (auto.most, auto.history)
-    times = parts.times_of(options, workers)
+    features = features_of(loader, options, Setup("native", workers, history))
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._pool import pool
     from ringloader._transport import budget
     from ringloader._transport.make import make_transport
 
-    worker_options = parts.worker_options_of(loader, options, workers)
-    keys, counts_epochs = parts.numbering_of(loader, options)
+    worker_options = _worker_options_of(loader, features)
     device = None if options.device is None else devices.resolve(options.device)
     lease = told = None
     transport: ProcessTransport | Any
-    device_type, in_turn = None if device is None else device.type, keys is None or not keys.balances
+    device_type = None if device is None else device.type
+    in_turn = all(feature.in_turn for feature in features)
     try:
         takes = options.worker_pool is not None and pool.takes(loader, options)
         if takes:
@@ -278,30 +304,17 @@ def _with_processes(loader: TorchLoader, options: Options, workers: int, auto: A
         _explain_descriptors(error)
         raise
     try:
-        shared_bytes = transport.engine.share * workers
-        stages = parts.stages_of(
-            loader, options, workers, times, shared_bytes, transport.registrations, history
-        )
+        for feature in features:
+            feature.attach(transport)
         transport.starts_later = auto is not None
-        made = WorkersIterator(
-            loader,
-            transport,
-            stages,
-            workers,
-            options.main_prefetch,
-            keys,
-            parts.next_epoch_of(loader, options),
-            counts_epochs,
-            told,
-            auto,
-        )
+        made = WorkersIterator(loader, transport, features, workers, told, auto)
     except BaseException as error:
         # An iterator that was begun has closed it.
         transport.close()
         _explain_descriptors(error)
         raise
     shown = _shown_workers(options, workers, auto)
-    _record(loader, made, transport.path, transport.about, stages, transport.counters, shown)
+    _record(loader, made, transport.path, transport.about, features, transport.counters, shown)
     return made
 
 
@@ -317,12 +330,13 @@ def _record(
     made: Any,
     path: PathName,
     reason: str,
-    stages: Stages,
+    features: Sequence[Feature],
     of_transport: Callable[[], Mapping[str, int]] = dict,
     workers: Callable[[], int] | None = None,
 ) -> None:
-    counters = functools.partial(_counters, of_transport, stages.counters)
-    report.record(loader, made, path, reason, counters, stages.recording, stages.clock, workers)
+    counts = [of_transport, *(feature.counters for feature in features if feature.counters is not None)]
+    noted = {name: value for feature in features for name, value in feature.reported().items()}
+    report.record(loader, made, path, reason, functools.partial(_counters, counts), workers=workers, **noted)
 
 
 def _explain_descriptors(error: BaseException) -> None:
@@ -335,7 +349,5 @@ def _explain_descriptors(error: BaseException) -> None:
         )
 
 
-def _counters(
-    of_transport: Callable[[], Mapping[str, int]], others: Callable[[], Mapping[str, int]]
-) -> Mapping[str, int]:
-    return {**of_transport(), **others()}
+def _counters(counts: Iterable[Callable[[], Mapping[str, int]]]) -> Mapping[str, int]:
+    return {name: number for count in counts for name, number in count().items()}

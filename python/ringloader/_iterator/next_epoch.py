@@ -26,7 +26,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common import errors, states
 from ringloader._common.attributes import stored
+from ringloader._common.feature import Feature, Setup, StagePosition
 from ringloader._options import epochs
+from ringloader._options.table import Options
 from ringloader._sources import inside
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
@@ -52,12 +54,14 @@ _KNOWN = {
 _OF_EPOCH = ("_plan", "_epoch_to_tell", "_sampler_iter")
 
 
-class NextEpoch:
+class NextEpoch(Feature):
     """Begins the next epoch of an iterator once the last index of the one under way has been sent.
 
     Args:
         loader: The loader, which this does not keep alive. Its first epoch begins.
     """
+
+    position = StagePosition.NEXT_EPOCH
 
     def __init__(self, loader: TorchLoader) -> None:
         self._loader = weakref.ref(loader)
@@ -69,7 +73,7 @@ class NextEpoch:
         self._begun: _Begun | None = None
 
     @property
-    def has_begun(self) -> bool:
+    def has_begun_next(self) -> bool:  # type: ignore[override]
         """True once the epoch was begun that ``iter`` has not asked for yet."""
         return self._begun is not None
 
@@ -158,8 +162,10 @@ class NextEpoch:
             iterator._epoch_to_tell = epochs.last_told(loader)
         return False
 
-    def tell(self, iterator: OurWorkersIterator, worker: int) -> None:
-        """Tells a worker that was just started of the epoch that was begun, if there is one."""
+    def replaced(self, iterator: OurWorkersIterator, worker: int) -> None:
+        """Tells a successor that shares all tasks of the epoch that was begun, if there is one."""
+        if iterator._transport.joint_tasks is None:
+            return
         made = None if self._begun is None else self._begun.made
         plan = None if made is None else made.of_iterator["_plan"]
         if plan is not None and plan.of_tasks is not None:
@@ -171,10 +177,15 @@ class NextEpoch:
         if begun is not None:
             begun.draws.undo()
 
-    def give_up(self) -> None:
+    def give_up_next(self) -> None:
         """Makes ``iter`` begin the next epoch itself, even if it was begun."""
         if self._begun is not None:
             self._begun.is_whole = False
+
+
+def feature_for(loader: TorchLoader, _options: Options, setup: Setup) -> NextEpoch | None:
+    """Returns the feature that begins epochs before ``iter``; None without workers."""
+    return NextEpoch(loader) if setup.workers else None
 
 
 class _Numbers(NamedTuple):

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringloader._common import states
+from ringloader._common.feature import Feature, chain
 from ringloader._iterator import pausing
 from ringloader._iterator.pausing import Pausing
-from ringloader._iterator.stages import Stages
 from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
@@ -21,13 +21,15 @@ class TorchsIterator(Pausing):
 
     Args:
         iterator: The iterator. ``isinstance`` takes this object for one of its class.
-        stages: The stages of options between the source and the caller.
+        features: The features that are on.
         epoch: The epoch, if the loader has a state.
     """
 
-    def __init__(self, iterator: Any, stages: Stages, epoch: states.TorchsEpoch | None = None) -> None:
+    def __init__(
+        self, iterator: Any, features: Sequence[Feature] = (), epoch: states.TorchsEpoch | None = None
+    ) -> None:
         self._iterator = iterator
-        self._stages = stages
+        self._features = features
         self._epoch = epoch
         # Batches that `next` has returned: torch's iterator counts one before it is moved to a device.
         self._batches_returned = 0
@@ -36,12 +38,7 @@ class TorchsIterator(Pausing):
         self._put_stages()
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
-        recording, moving = self._stages.recording, self._stages.moving
-        if recording is None or moving is None:
-            take = self._stages.moved(_next_of)
-        else:
-            take = recording.moving(moving.place_next, _next_of)
-        return self._stages.chain(take, gate=gate)
+        return chain(_next_of, self._features, gate)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -80,14 +77,14 @@ class TorchsIterator(Pausing):
     def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
         """Begins another epoch of persistent workers."""
         self._remove_gate()
-        self._stages.begin_recording()
+        for feature in self._features:
+            feature.begin_times()
         get_iterator = hook.beneath(internals.Loader._get_iterator)
         own_states = states.of(loader)
         if own_states is not None:
             self._epoch = own_states.begin_torchs(loader, "it began the epoch before", get_iterator, True)
-        if self._stages.moving is not None:
-            self._stages.moving.abandon()
-        self._stages.begin_epoch(loader)
+        for feature in self._features:
+            feature.begin_epoch(loader)
         if self._noted is not None:
             self._noted.count.end_epoch(self._batches_returned)
         self._batches_returned = 0
@@ -97,8 +94,9 @@ class TorchsIterator(Pausing):
             self._epoch.attach(self)
             self._epoch.reset(self._iterator, loader)
             assert own_states is not None
-            own_states.has_begun(loader, self._epoch.epoch, None)
-        self._stages.has_begun()
+            own_states.has_begun(loader, self._epoch.epoch)
+        for feature in self._features:
+            feature.has_begun()
 
     def _stop(self, message: str) -> None:
         """Makes torch's iterator raise an error with this message, also in a thread that waits in it.

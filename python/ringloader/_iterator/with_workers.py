@@ -9,14 +9,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
 from ringloader._common import states
+from ringloader._common.feature import Feature, chain, placement_of
 from ringloader._common.supervisor import Late, LostWorker
-from ringloader._iterator.base import LoaderIterator
-from ringloader._iterator.next_epoch import NextEpoch
-from ringloader._iterator.plan import EpochPlan
-from ringloader._iterator.stages import Stages
+from ringloader._iterator.base import EpochPlan, LoaderIterator
 from ringloader._late import overdue
 from ringloader._options import epochs
-from ringloader._placement import decoding, lookahead, pinning
+from ringloader._placement import lookahead, pinning
 from ringloader._placement.lookahead import Placement
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
@@ -27,7 +25,6 @@ from ringloader._worker.options import EpochStart
 
 if TYPE_CHECKING:
     from ringloader._iterator.auto_workers import AutoWorkers
-    from ringloader._options.seeding import Keys
     from ringloader._torch.protocols import TorchLoader
 
     # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
@@ -45,12 +42,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     Args:
         loader: The loader.
         transport: Starts the workers, and carries tasks and batches.
-        stages: The stages of options between the source and the caller.
+        features: The features that are on.
         workers: The most workers that there may be.
-        main_prefetch: Batches that a thread decodes before their turn, at most.
-        keys: Makes the keys and places of each epoch's samples, for workers that seed generators by them.
-        next_epoch: Begins the next epoch before ``iter`` does.
-        counts_epochs: True if an option needs the numbers of epochs.
         told: The epoch that the dataset of a pool's workers is told.
         auto_workers: Changes how many workers run.
     """
@@ -77,21 +70,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self,
         loader: TorchLoader,
         transport: Transport,
-        stages: Stages,
+        features: Sequence[Feature],
         workers: int,
-        main_prefetch: int = 0,
-        keys: Keys | None = None,
-        next_epoch: NextEpoch | None = None,
-        counts_epochs: bool = False,
         told: int | None = None,
         auto_workers: AutoWorkers | None = None,
     ) -> None:
         self._transport = transport
-        self._stages = stages
-        self._main_prefetch = main_prefetch
-        self._keys = keys
-        self._next_epoch = next_epoch
-        self._counts_epochs = counts_epochs
+        self._features = features
         self._auto_workers = auto_workers
         self._workers: list[Any] = []
         self._workers_status = [True] * workers
@@ -101,7 +86,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 loader.check_worker_number_rationality()
             self._plan = self._decide(loader, told)
             self._init_base(loader)
-            if stages.moving is not None:
+            if features:
+                self._placement = placement_of(features)
+            if self._placement is not None:
                 self._pin_memory = False
             self._num_workers = workers
             self._prefetch_factor = budget.prefetch_factor_of(loader)
@@ -161,12 +148,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         except BaseException:
             epochs.take_back(loader, before)
             raise
-        self._stages.has_begun()
+        for feature in self._features:
+            feature.has_begun()
 
     def _begin(self, loader: TorchLoader, first_iter: bool = False) -> None:
         self._remove_gate()
         if not first_iter:
-            self._stages.begin_recording()
+            for feature in self._features:
+                feature.begin_times()
         source: _native.IndexSource | None = None
         if first_iter:
             internals.BaseIterator._reset(self, self._drawing(loader), True)
@@ -174,14 +163,15 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._source = self._make_source()
         else:
             returned = self._batches_returned
-            if self._next_epoch is None or not self._next_epoch.commit(self, loader):
+            if not any(feature.commit(self, loader) for feature in self._features):
                 self._draw(loader)
                 self._transport.begin_epoch()
                 source = self._send_start()
             if self._noted is not None:
                 self._noted.count.end_epoch(returned)
             epochs.log_if_forgotten(loader)
-            self._stages.begin_epoch(loader)
+            for feature in self._features:
+                feature.begin_epoch(loader)
             if self._auto_workers is not None:
                 self._auto_workers.begin_epoch(self)
             if self._placement is not None:
@@ -193,9 +183,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if first_iter or source is not None:
             for _ in range(self._most_tasks_of(self._workers_to_begin_with)):
                 self._scheduler.put_index(self)
-        kept = states.of(loader)
-        if kept is not None:
-            kept.has_begun(loader, self._plan.tracked, self._stages.collecting)
+        self._note_begun(loader)
 
     def _draw(self, loader: TorchLoader, is_early: bool = False) -> None:
         """Begins another epoch in this process. ``is_early``: True before ``iter`` has asked for it."""
@@ -238,7 +226,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         return dataclasses.replace(self._start_of(worker), told=self._plan.last_told)
 
     def _index_source(self) -> _native.IndexSource:
-        places = None if self._keys is None else self._places(self._keys)
+        places = self._places()
         if self._plan.tracked is None:
             return samplers.index_source(self._index_sampler, places)
         return self._plan.tracked.index_source(self, places)
@@ -257,17 +245,18 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             supervisor.schedule(made)
         if self._transport.joint_tasks is not None:
             made.share_tasks(self._most_tasks_of(self._workers_to_begin_with))
-        elif self._keys is not None and self._keys.balances:
+        elif not all(feature.in_turn for feature in self._features):
             made.balance()
         if self._auto_workers is not None:
             made.use_first(self._auto_workers.number, self._most_tasks_of(self._auto_workers.number))
-        if self._stages.recording is not None:
-            made.record(self._stages.recording.recorder, self._main_prefetch > 0)
+        for feature in self._features:
+            feature.schedule(made)
         return made
 
     def _make_source(self) -> Callable[[Any], Any]:
         """Returns the function that gives the next batch, from where it is needed."""
-        self._placement = self._make_placement()
+        if self._pin_memory:
+            self._placement = pinning.Pinning(self._pin_memory_device, devices.current_device_index())
         take: Callable[[Any], Any] = self._scheduler.next
         if self._placement is not None:
             prepare = functools.partial(lookahead.prepare, self._placement)
@@ -277,16 +266,10 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
         dataset = self._dataset_states()
-        if dataset is not None and dataset.sends_none:
-            dataset = None
-        return self._stages.chain(self._source, self._next_epoch, dataset, gate)
-
-    def _make_placement(self) -> Placement | None:
-        if self._stages.moving is not None:
-            return self._stages.moving
-        if self._pin_memory:
-            return pinning.Pinning(self._pin_memory_device, devices.current_device_index())
-        return decoding.Decoding(self._main_prefetch) if self._main_prefetch else None
+        if dataset is not None and not dataset.sends_none:
+            return chain(self._source, self._features, gate, dataset)
+        # A loader without features does not look for stages.
+        return chain(self._source, self._features, gate) if self._features or gate else self._source
 
     def _try_put_index(self) -> None:
         self._scheduler.put_index(self)
@@ -315,8 +298,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             # True, or None while modules are torn down: the interpreter exits.
             if not self._shutdown and getattr(self._torch_utils, "python_exit_status", None) is False:
                 self._shutdown = True
-                if self._next_epoch is not None:
-                    self._next_epoch.end()
+                for feature in self._features:
+                    feature.end()
                 self._transport.end(self._workers, self._is_to_be_told)
         finally:
             try:
@@ -380,8 +363,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if successor is None:
             return False
         self._workers[worker_id] = successor
-        if self._next_epoch is not None and self._transport.joint_tasks is not None:
-            self._next_epoch.tell(self, worker_id)
+        for feature in self._features:
+            feature.replaced(self, worker_id)
         return True
 
     def _raise_lost(self, worker_id: int, in_hand: Late | None) -> NoReturn:

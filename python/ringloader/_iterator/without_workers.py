@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringloader._common import states
+from ringloader._common.feature import Feature, chain, placement_of
 from ringloader._iterator.base import LoaderIterator
-from ringloader._iterator.stages import NO_STAGES, Stages
-from ringloader._options.seeding import Keys, Placing
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate, gather
 from ringloader._worker import options as worker_options
-from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.options import EpochStart, Fetcher, InFront, WorkerOption
 
 if TYPE_CHECKING:
+    import ringloader._native as _native
     from ringloader._torch.protocols import TorchLoader
 
 
@@ -24,7 +23,6 @@ _PROFILE_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: ignore[misc]
     """An iterator that asks the dataset in the caller's process: torch's, whose collation is native."""
 
-    _stages = NO_STAGES
     # Without a gate or an option.
     _take_next = staticmethod(internals.SingleIterator._next_data)
 
@@ -38,8 +36,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         collate.put_native_again(self._dataset_fetcher)
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
-        take = self._stages.moved(internals.SingleIterator._next_data)
-        return self._stages.chain(take, gate=gate)
+        return chain(internals.SingleIterator._next_data, self._features, gate)
 
     def __del__(self) -> None:
         if self._noted is not None:
@@ -58,6 +55,22 @@ class GatheringIterator(SingleProcessIterator):
         self._dataset_fetcher = gather.wrapped(self._dataset_fetcher)  # type: ignore[has-type]
 
 
+class _Placing(InFront):
+    """In front of the fetcher of a loader without workers: places indices, as natively for workers.
+
+    Args:
+        fetcher: The fetcher, which takes the places off again.
+        places: The epoch's.
+    """
+
+    def __init__(self, fetcher: Fetcher, places: _native.Places) -> None:
+        super().__init__(fetcher)
+        self._places = places
+
+    def fetch(self, index: Any, /) -> Any:
+        return self._behind.fetch(self._places.placed(index))
+
+
 class IteratorWithOptions(SingleProcessIterator):
     """An iterator without workers, with options or states around it.
 
@@ -66,26 +79,19 @@ class IteratorWithOptions(SingleProcessIterator):
     Args:
         loader: The loader.
         options: The options that workers would ask.
-        stages: The stages of options between the source and the caller.
-        keys: Makes the key and the places of the epoch's samples, by which an option seeds generators.
-        counts_epochs: True if an option needs the numbers of epochs.
+        features: The features that are on.
     """
 
     def __init__(
-        self,
-        loader: TorchLoader,
-        options: Sequence[WorkerOption],
-        stages: Stages,
-        keys: Keys | None = None,
-        counts_epochs: bool = False,
+        self, loader: TorchLoader, options: Sequence[WorkerOption], features: Sequence[Feature]
     ) -> None:
-        self._counts_epochs = counts_epochs
+        self._features = features
         self._plan = self._decide(loader)
         self._init_base(loader)
         self._profile_name = _PROFILE_NAME
         if self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
-        if stages.moving is not None:
+        if placement_of(features) is not None:
             self._pin_memory = False
         data_pipes.shard(self)
         self._dataset_fetcher = worker_options.begin_epoch(
@@ -96,16 +102,13 @@ class IteratorWithOptions(SingleProcessIterator):
             self._dataset_kind == internals.ITERABLE,
             None if internals.is_in_worker() else collate.put_native,
         )
-        self._stages = stages
         self._put_stages()
-        epoch = self._plan.tracked
-        if epoch is not None:
-            epoch.read(self, options)
-        if keys is not None:
-            self._dataset_fetcher = Placing(self._dataset_fetcher, self._places(keys))
-        kept = states.of(loader)
-        if kept is not None:
-            kept.has_begun(loader, epoch, stages.collecting)
+        if self._plan.tracked is not None:
+            self._plan.tracked.read(self, options)
+        places = self._places()
+        if places is not None:
+            self._dataset_fetcher = _Placing(self._dataset_fetcher, places)
+        self._note_begun(loader)
 
     def _start(self) -> EpochStart:
         """Returns the beginning of the epoch, in which this process is the only worker."""

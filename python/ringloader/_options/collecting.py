@@ -6,23 +6,24 @@ import dataclasses
 import functools
 import pickle
 import reprlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringloader._common import errors as kept_errors
 from ringloader._common import pickling
+from ringloader._common.feature import Feature, StagePosition
 from ringloader._common.text import shown
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._log import logger
-from ringloader._options.checks import THREAD
-from ringloader._options.table import Options
 from ringloader._torch import internals
 from ringloader._worker.result import is_result
-from ringloader.bad_samples import RAISE, BadSample
+from ringloader.bad_samples import BadSample
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
+    from ringloader._common.states import Epoch
     from ringloader._torch.protocols import TorchLoader
+    from ringloader._worker.options import WorkerOption
 
 # A bad sample in parts that always arrive: index and error pickled, or None where that cannot be; text of the
 # index and name of the error's type; the worker's number, traceback and handling.
@@ -31,30 +32,25 @@ Packed = tuple[bytes | None, bytes | None, str, str, int | None, str, str]
 _bad_samples_of: WeakRegistry[list[BadSample]] = WeakRegistry()
 
 
-def collecting_for(loader: TorchLoader, options: Options) -> Collecting | None:
-    """Returns the stage of ``on_error``, or None. Begins its first epoch."""
-    if options.on_error == RAISE:
-        return None
-    made = Collecting(options.max_errors, "thread" if options.worker_method == THREAD else "process")
-    made.begin_epoch(loader)
-    return made
-
-
 def listed(loader: object | None) -> list[BadSample]:
     """Returns the bad samples of a loader's epoch; none for no loader."""
     return list(_bad_samples_of.get(loader) or ())
 
 
-class Collecting:
+class Collecting(Feature):
     """Takes the bad samples off an iterator's batches.
 
     Args:
         most: Bad samples of an epoch that are skipped or replaced; None for any number.
         worker: What a worker is: ``"process"`` or ``"thread"``.
+        handling: The option that handles them where batches are made.
     """
 
-    def __init__(self, most: int | None, worker: str) -> None:
+    position = StagePosition.ERRORS
+
+    def __init__(self, most: int | None, worker: str, handling: WorkerOption) -> None:
         self._most = most
+        self._handling = handling
         self._worker = worker
         self._bad: list[BadSample] = []
         # Bad samples other than successful retries.
@@ -73,6 +69,12 @@ class Collecting:
         self.number = 0
         self.has_given = False
         _bad_samples_of.put(loader, self._bad)
+
+    def track(self, epoch: Epoch) -> None:
+        epoch.count_errors(self)
+
+    def workers(self) -> Iterable[WorkerOption]:
+        return (self._handling,)
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` for batches without their bad samples."""

@@ -13,6 +13,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common import ranks, states
 from ringloader._common.attributes import has_method, stored
+from ringloader._common.feature import InWorkers, Setup
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._options.table import Options
 from ringloader._torch import internals, select_path
@@ -105,26 +106,14 @@ _told_last: WeakRegistry[int] = WeakRegistry()
 _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
 
-def are_counted(loader: TorchLoader, options: Options) -> bool:
-    """True if an option needs the numbers of epochs."""
-    return _begins(loader, options) or options.seeds_by_place is not None
-
-
-def option_for(loader: TorchLoader, options: Options) -> EpochOption | None:
-    """Returns the option that begins epochs, if there is work to do then."""
-    if not _begins(loader, options):
-        return None
-    rank, world_size = ranks.ranks()
-    return EpochOption(options.worker_reset_fn, _reseeds(loader, options), options.seed, rank, world_size)
-
-
-def _begins(loader: TorchLoader, options: Options) -> bool:
-    return options.worker_reset_fn is not None or _reseeds(loader, options)
-
-
-def _reseeds(loader: TorchLoader, options: Options) -> bool:
+def feature_for(_loader: TorchLoader, options: Options, setup: Setup) -> InWorkers | None:
+    """Returns the feature of work when an epoch begins, if there is such work."""
     # Without workers the generators are the program's own.
-    return options.seeding == "epoch" and loader.num_workers > 0
+    reseeds = options.seeding == "epoch" and setup.workers > 0
+    if options.worker_reset_fn is None and not reseeds:
+        return None
+    option = EpochOption(options.worker_reset_fn, reseeds, options.seed, *ranks.ranks())
+    return InWorkers(option, counts_epochs=True)
 
 
 def inherit_told(loader: TorchLoader) -> None:

@@ -24,8 +24,10 @@ from torch.utils.data import get_worker_info
 
 from ringloader._common import errors as kept_errors
 from ringloader._common.attributes import is_of
+from ringloader._common.feature import Setup
 from ringloader._common.text import shown
 from ringloader._options import collecting
+from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
 from ringloader._torch import internals
 from ringloader._worker.options import (
@@ -75,9 +77,12 @@ class Handling(WorkerOption):
         raise RuntimeError("on_error cannot take effect: torch's fetcher was replaced")
 
 
-def option_for(options: Options) -> Handling | None:
-    """Returns the option that handles samples that raise, if ``on_error`` says so."""
-    return None if options.on_error == RAISE else Handling(options.on_error)
+def feature_for(loader: Any, options: Options, _setup: Setup) -> collecting.Collecting:
+    """Returns the feature of ``on_error``, whose first epoch begins."""
+    worker = "thread" if options.worker_method == THREAD else "process"
+    made = collecting.Collecting(options.max_errors, worker, Handling(options.on_error))
+    made.begin_epoch(loader)
+    return made
 
 
 class ErrorPolicy:

@@ -17,6 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._common import ranks, states
+from ringloader._common.feature import Feature, Setup
 from ringloader._options import generators
 from ringloader._options.checks import THREAD
 from ringloader._options.generators import Global, OfThread
@@ -50,21 +51,27 @@ def keyed(key: int, part: int) -> int:
     return z ^ z >> 31
 
 
-class Keys:
+class Keys(Feature):
     """Makes the places of each epoch of one iterator, in the main process.
 
     Args:
         loader: The iterator's loader.
         seed: The number that keys come from; None for torch's base seed.
+        option: Sets generators where samples are made.
     """
 
-    def __init__(self, loader: TorchLoader, seed: int | None) -> None:
+    counts_epochs = True
+
+    def __init__(self, loader: TorchLoader, seed: int | None, option: Seeding) -> None:
         self._seed = seed
+        self._option = option
         self._rank, _ = ranks.ranks()
         # True if an index is a batch's.
         self._batches = loader._auto_collation
-        # True if any worker may make any batch.
-        self.balances = any_may_make(loader)
+        self.in_turn = not any_may_make(loader)
+
+    def workers(self) -> Iterable[Seeding]:
+        return (self._option,)
 
     def places(
         self, index_sampler: Any, base_seed: int, number: int, rest: states.Rest | None
@@ -97,22 +104,6 @@ def any_may_make(loader: TorchLoader) -> bool:
     own_states = states.of(loader)
     has_state = own_states is not None and own_states.ask_dataset(loader)
     return loader._dataset_kind != internals.ITERABLE and not has_state
-
-
-class Placing(InFront):
-    """In front of the fetcher of a loader without workers: places indices, as natively for workers.
-
-    Args:
-        fetcher: The fetcher, which takes the places off again.
-        places: The epoch's.
-    """
-
-    def __init__(self, fetcher: Fetcher, places: _native.Places) -> None:
-        super().__init__(fetcher)
-        self._places = places
-
-    def fetch(self, index: Any, /) -> Any:
-        return self._behind.fetch(self._places.placed(index))
 
 
 class Seeding(WorkerOption):
@@ -187,27 +178,19 @@ def _draws_nothing(collate_fn: Any) -> bool:
     return is_torchs and not collating.others_in_collate()
 
 
-def keys_for(loader: TorchLoader, options: Options) -> Keys | None:
-    """Returns the object that makes the places of an iterator's epochs, if an option needs them."""
-    return None if options.seeds_by_place is None else Keys(loader, options.seed)
-
-
-def option_for(loader: TorchLoader, options: Options, workers: int) -> Seeding | None:
-    """Returns the option that sets generators where samples are made."""
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Keys | None:
+    """Returns the feature of seeds by place, if an option asks for it; torch's own loader has none."""
     before = options.seeds_by_place
-    if before is None:
+    if before is None or setup.path == "torch":
         return None
-    if workers and options.seeding is not None and options.worker_method == THREAD:
+    if setup.workers and options.seeding is not None and options.worker_method == THREAD:
         select_path.log_once(
             f"seeding={before!r} with worker_method={THREAD!r} makes only numbers from get_worker_info().rng "
             "repeatable: threads share the generators of random, numpy.random and torch, which are not set"
         )
-    return Seeding(
-        before,
-        is_iterable=loader._dataset_kind == internals.ITERABLE,
-        batches=loader._auto_collation,
-        puts_back=workers == 0,
-    )
+    is_iterable = loader._dataset_kind == internals.ITERABLE
+    puts_back = setup.workers == 0
+    return Keys(loader, options.seed, Seeding(before, is_iterable, loader._auto_collation, puts_back))
 
 
 class Turn:

@@ -144,6 +144,7 @@ def _wanted(function: str, stateful: bool, given: GivenOptions) -> _Wanted:
 def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any], Any]) -> Any:
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader.dataloader as dataloader
+    from ringloader._features import features_of
     from ringloader._iterator import make as making
     from ringloader._options import conflicts
     from ringloader._torch import internals
@@ -158,4 +159,4 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
             # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
             # main process.
             options = conflicts.in_worker(options, is_installed=True)
-    return make(loader, options, previous, lambda: previous(loader))
+    return make(loader, options, previous, lambda: previous(loader), features_of)

@@ -7,10 +7,14 @@ import queue
 import sys
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any, Self
 
 import ringloader._native as _native
+from ringloader._common.feature import Feature, Setup
 from ringloader._placement.lookahead import Prepared
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 # Seconds that the end of an iterator waits for what user code unpickles at that moment.
 _PATIENCE_S = 5.0
@@ -70,7 +74,12 @@ class _Decoded:
         return self._arrival.unpack()
 
 
-class Decoding:
+def feature_for(_loader: TorchLoader, options: Any, setup: Setup) -> Decoding | None:
+    """Returns the feature of ``main_prefetch``; None without workers."""
+    return Decoding(options.main_prefetch) if setup.workers else None
+
+
+class Decoding(Feature):
     """Decodes batches in one thread: unpickles them, makes their tensors, and copies out what must be copied.
 
     The thread is in no mode of the caller's, as torch's pinning thread. It begins with the first batch, and
@@ -101,6 +110,9 @@ class Decoding:
         # Threads that may run: an interrupt may have come while one was started.
         self._begun = 0
         self._process = _native.process_identity()
+
+    def placement(self) -> Self:
+        return self
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Gives the thread a batch to decode."""

@@ -98,9 +98,10 @@ class Moving:
         device: The device. Without an index, the one that is current when the first batch is moved.
         prefetch: How many batches are moved before their turn, at most.
         transform: The user's `device_transform`.
-        find_registrations: Returns what is registered of the memory that arrivals lie in, for a device type.
 
     Attributes:
+        find_registrations: Returns what is registered of the memory that arrivals lie in, for a device type;
+            None where nothing can be.
         depth: ``prefetch``.
         ahead: Batches that were not handed out.
         counts: Counts of what was moved in this epoch.
@@ -112,7 +113,6 @@ class Moving:
         device: torch.device,
         prefetch: int,
         transform: _Transform | None,
-        find_registrations: Callable[[str], Registrations | None] | None = None,
     ) -> None:
         self._device = device
         self._transform = transform
@@ -124,7 +124,7 @@ class Moving:
         self._lock = threading.RLock()
         self.depth = prefetch
         self.ahead: set[Moved] = set()
-        self._find_registrations = find_registrations
+        self.find_registrations: Callable[[str], Registrations | None] | None = None
         self.is_short = False
         self._registrations: Registrations | None = None
         # Batches that torch's iterator has handed out and that could not be moved.
@@ -135,8 +135,8 @@ class Moving:
         """The stream of the copies, made with the first batch: workers have forked by then."""
         if self._copies is None:
             self._copies = CopyStream(self._device)
-            if self._find_registrations is not None:
-                self._registrations = self._find_registrations(self._device.type)
+            if self.find_registrations is not None:
+                self._registrations = self.find_registrations(self._device.type)
                 self.counts.registrations = self._registrations
         return self._copies
 

@@ -12,9 +12,10 @@ import itertools
 import os
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
+from ringloader._common.feature import Feature, StagePosition
 from ringloader._identity import process_identity
 
 if TYPE_CHECKING:
@@ -51,14 +52,16 @@ def plus(one: Figures, other: Figures) -> Figures:
     )
 
 
-class Clock:
-    """A stage that notes the times of an iterator's epochs. The ``iter`` of the first one begins now."""
+class Clock(Feature):
+    """Notes the times of an iterator's epochs. The ``iter`` of the first one begins now."""
+
+    position = StagePosition.CLOCK
 
     def __init__(self) -> None:
         self._before = self._starting = self._waited = 0
         self._begun = self._last = time.monotonic_ns()
 
-    def begin(self) -> None:
+    def begin_times(self) -> None:
         """Notes the beginning of the ``iter`` of another epoch."""
         self._before += self._last - self._begun
         self._begun = self._last = time.monotonic_ns()
@@ -67,6 +70,9 @@ class Clock:
         """Notes the end of an ``iter``."""
         self._last = time.monotonic_ns()
         self._starting += self._last - self._begun
+
+    def reported(self) -> Mapping[str, Any]:
+        return {"clock": self}
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` with the clock read before and after each batch."""

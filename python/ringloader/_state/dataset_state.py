@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
+from ringloader._common.feature import StagePosition
 from ringloader._state.objects import Sent, read_sent
 from ringloader._state.positions import Part, Workers
 from ringloader._state.snapshots import Asked, ResumePoint, Snapshots
@@ -98,6 +99,8 @@ class DatasetState:
             self._is_stateful = True
             self._asked = weakref.ref(asked)
             asked.on_end = self._record_end
+
+    position = StagePosition.SNAPSHOTS
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take`` for batches that may come with states."""

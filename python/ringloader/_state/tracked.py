@@ -24,7 +24,6 @@ from ringloader._torch import select_path
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-    from ringloader._options.collecting import Collecting
     from ringloader._torch.protocols import TorchLoader
 
 # The attribute of a loader with the epoch that began last.
@@ -197,19 +196,16 @@ def set_last_epoch(loader: TorchLoader, epoch: Epoch) -> None:
     vars(loader)[_EPOCH] = _Own(weakref.ref(loader), epoch)
 
 
-def has_begun(loader: TorchLoader, epoch: Epoch, collecting: Collecting | None) -> None:
+def has_begun(loader: TorchLoader, epoch: Epoch) -> None:
     """Records that an epoch has begun: the loader's state is its own, and no loaded one any more.
 
     Args:
         loader: The loader.
         epoch: The epoch.
-        collecting: The part that lists the epoch's bad samples.
     """
     # In this order: another thread that asks for the state finds the loaded one, or that of this epoch.
     set_last_epoch(loader, epoch)
     vars(loader).pop(_LOADED, None)
-    if collecting is not None:
-        epoch.count_errors(collecting)
 
 
 def _log_states(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import ringloader._native as _native
 from ringloader._common import proc
+from ringloader._common.feature import Feature, Setup, Stage, StagePosition, Take
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._options import conflicts, loader_options, worker_task
 from ringloader._options.checks import THREAD
@@ -18,47 +20,50 @@ from ringloader._options.table import Options
 from ringloader._report import report
 from ringloader._stats import verdict
 from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
-from ringloader._torch import hook, internals
+from ringloader._stats.timing import Timing, TimingHere
+from ringloader._torch import devices, hook, internals
 
 if TYPE_CHECKING:
-    from ringloader._auto.controller import Change
     from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
+    from ringloader._worker.options import WorkerOption
 
 _SECOND = 1e-9
 
-History = Callable[[], "tuple[int, Sequence[Change]]"]
+
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Recording:
+    """Returns the feature of ``stats``, whose first epoch begins."""
+    return Recording(loader, options, setup, _native.Recorder(max(setup.workers, 1)))
 
 
-class Recording:
+class Recording(Feature):
     """Notes the times of an iterator's epochs, the first of which begins now. It does not lead to the loader.
 
     Args:
         loader: The loader.
         options: Its options.
-        workers: The most workers that it may have.
-        has_device: True if its batches are moved to a device.
+        setup: The way in which the iterator makes its batches.
         recorder: The clock, which has begun the first epoch.
-        shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
-        history: Returns the number of workers, and its changes; None where the number does not change.
 
     Attributes:
         recorder: The clock.
     """
 
+    position = StagePosition.TIMES
+
     def __init__(
-        self,
-        loader: TorchLoader,
-        options: Options,
-        workers: int,
-        has_device: bool,
-        recorder: _native.Recorder,
-        shared_bytes: int,
-        history: History | None = None,
+        self, loader: TorchLoader, options: Options, setup: Setup, recorder: _native.Recorder
     ) -> None:
         self.recorder = recorder
-        self._shared_bytes = shared_bytes
-        self._history = history
+        self._history = setup.history
+        # Bytes of shared memory of all workers.
+        self._shared_bytes = 0
+        self._decodes_early = options.main_prefetch > 0
+        workers, has_device = setup.workers, devices.resolve(options.device) is not None
+        clocks = [_native.WorkerClock() for _ in range(workers)] if setup.path == "threads" else None
+        is_iterable = loader._dataset_kind == internals.ITERABLE
+        self._timing = Timing(clocks) if workers else TimingHere(recorder, is_iterable)
+        self._clocks = clocks
         shares = options.worker_task == "sample" and workers > 0
         self._window = worker_task.most_tasks(loader) if shares else None
         self._setting = verdict.Setting(
@@ -66,7 +71,7 @@ class Recording:
             # torch 2.6 goes round the workers in any order.
             may_be_unordered=loader.in_order and internals.counts_tasks_per_worker(),
             persistent_workers=loader.persistent_workers or options.worker_pool is not None,
-            is_iterable=loader._dataset_kind == internals.ITERABLE,
+            is_iterable=is_iterable,
             moves=has_device or _pins(loader),
             is_dispatch=issubclass(type(loader.dataset), Dispatch),
             worker_method=options.worker_method,
@@ -79,47 +84,47 @@ class Recording:
         self._is_installed = not loader_options.are_on(loader)
         # Then all that follows a fetch counts as placing.
         self._places_here = self._setting.moves and not workers
+        # True if batches are moved or transformed in `next`, and nothing else notes for how long.
+        is_noted_here = options.device_transform is not None and not self._places_here
+        self._notes_placing = setup.path == "torch" if has_device else is_noted_here
+        # When the batch came that is to be placed.
+        self._fetched = 0
 
-    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    def workers(self) -> Iterable[WorkerOption]:
+        return (self._timing,)
+
+    def attach(self, transport: Any) -> None:
+        if self._clocks is None:
+            self._shared_bytes = transport.engine.share * self._setting.num_workers
+        else:
+            transport.engine.time(self._clocks)
+
+    def schedule(self, scheduler: Any) -> None:
+        scheduler.record(self.recorder, self._decodes_early)
+
+    def begin_times(self) -> None:
+        self.recorder.begin()
+
+    def reported(self) -> Mapping[str, Any]:
+        return {"recording": self}
+
+    def stages(self) -> Iterable[Stage]:
+        return (_Fetched(self._note_fetched), self) if self._notes_placing else (self,)
+
+    def around(self, take: Take) -> Take:
         """Returns ``take``, which gives an iterator its next batch, with the clock read before and after."""
+        take = functools.partial(self._placed, take) if self._notes_placing else take
         return _native.TimedNext(self.recorder, take, self._places_here)
 
-    def placing(self, transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns a ``device_transform`` with its time noted."""
-        if self._places_here:
-            return transform
+    def _placed(self, take: Take, iterator: OurIterator) -> Any:
+        # A batch that could not be moved before is not fetched again.
+        self._note_fetched()
+        batch = take(iterator)
+        self.recorder.note_place(self._fetched)
+        return batch
 
-        def transformed(batch: Any) -> Any:
-            begun = time.monotonic_ns()
-            try:
-                return transform(batch)
-            finally:
-                self.recorder.note_place(begun)
-
-        return transformed
-
-    def moving(
-        self, place_next: Callable[[Callable[[], Any]], Any], take: Callable[[Any], Any]
-    ) -> Callable[[Any], Any]:
-        """Returns ``take``, which gives an iterator its next batch, with the time of moving it noted."""
-
-        def placed(iterator: OurIterator) -> Any:
-            taken = 0
-
-            def timed() -> Any:
-                nonlocal taken
-                begun = time.monotonic_ns()
-                try:
-                    return take(iterator)
-                finally:
-                    taken += time.monotonic_ns() - begun
-
-            begun = time.monotonic_ns()
-            batch = place_next(timed)
-            self.recorder.note_place(begun + taken)
-            return batch
-
-        return placed
+    def _note_fetched(self) -> None:
+        self._fetched = time.monotonic_ns()
 
     def figures(self, path: str) -> EpochStats | None:
         """Returns the figures of the epoch; None if one that was not seen may have run since.
@@ -171,6 +176,27 @@ class Recording:
         )
         judged = verdict.judge(found, setting, read["first_made"] * _SECOND, self._shared_bytes)
         return dataclasses.replace(found, verdict=judged)
+
+
+class _Fetched:
+    """A stage that calls a function when a batch comes.
+
+    Args:
+        note: The function.
+    """
+
+    position = StagePosition.FETCHED
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        self._note = note
+
+    def around(self, take: Take) -> Take:
+        return functools.partial(self._next, take)
+
+    def _next(self, take: Take, iterator: OurIterator) -> Any:
+        batch = take(iterator)
+        self._note()
+        return batch
 
 
 def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:

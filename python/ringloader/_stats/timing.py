@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ringloader._native as _native
-from ringloader._torch import internals
 from ringloader._worker.options import Fetcher, Position, WorkerOption, collator_of
-
-if TYPE_CHECKING:
-    from ringloader._torch.protocols import TorchLoader
-
-
-def option_for(loader: TorchLoader, workers: int, clock: Any = None) -> WorkerOption:
-    """Returns the option that notes times. ``clock``: those of threads, or the recorder without workers."""
-    if workers:
-        return Timing(clock)
-    return TimingHere(clock, loader._dataset_kind == internals.ITERABLE)
 
 
 class Timing(WorkerOption):

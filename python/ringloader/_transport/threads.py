@@ -139,7 +139,6 @@ def make_transport(
     options: Options,
     workers: int,
     worker_options: Sequence[WorkerOption],
-    clocks: Sequence[_native.WorkerClock],
 ) -> ThreadTransport:
     """Makes the transport of one iterator of a loader with workers.
 
@@ -148,7 +147,6 @@ def make_transport(
         options: Its options.
         workers: The most workers that it may have.
         worker_options: The options that workers ask.
-        clocks: The clocks of the workers, if times are noted.
     """
     held_memory.tell_of_forks()
     put_worker_info_in_place()
@@ -165,8 +163,6 @@ def make_transport(
     if shares:
         made.joint_tasks = worker_task.most_tasks(loader)
         made.engine.share_tasks(made.joint_tasks(loader.num_workers), not whole)
-    if clocks:
-        made.engine.time(clocks)
     return made
 
 

@@ -47,8 +47,8 @@ def call_workers(
         return [function(loader.dataset, *args)]
     for iterator in iterators:
         # An epoch that was begun before `iter` is given up, so that the call reaches all batches of it.
-        if getattr(iterator, "_next_epoch", None) is not None:
-            iterator._next_epoch.give_up()
+        for feature in iterator._features:
+            feature.give_up_next()
     workers = _living(iterators)
     in_threads = bool(workers) and isinstance(workers[0].handle, threading.Thread)
     # Pickled first: a function that cannot be sent raises also where no worker lives.

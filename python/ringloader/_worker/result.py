@@ -11,7 +11,7 @@ class Result(NamedTuple):
     """A batch with a sidecar. A batch that has none travels as it is.
 
     Every transport carries it as any other named tuple. The stages of the main process take it apart
-    (``_iterator/stages.py``).
+    (``_common/feature.py``).
 
     Attributes:
         data: The batch.

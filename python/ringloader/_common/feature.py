@@ -1,0 +1,166 @@
+"""A feature of an iterator, as the core sees it: the places where it takes part.
+
+Features derive from `Feature`, and a list of them stands above the core, which names none.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+if TYPE_CHECKING:
+    import ringloader._native as _native
+    from ringloader._torch.protocols import TorchLoader
+
+# Gives the next batch to the iterator that it is called with.
+Take = Callable[[Any], Any]
+
+
+class StagePosition(enum.IntEnum):
+    """The places of stages around the source of an iterator's batches, from the inside out."""
+
+    # Begins the next epoch early.
+    NEXT_EPOCH = enum.auto()
+    # Takes the snapshots of the dataset off batches.
+    SNAPSHOTS = enum.auto()
+    # Takes bad samples off batches.
+    ERRORS = enum.auto()
+    # Notes when a batch comes that is still to be placed.
+    FETCHED = enum.auto()
+    # Moves or transforms batches in the call of `next`.
+    PLACE = enum.auto()
+    # Measures how long `next` takes.
+    TIMES = enum.auto()
+    # Measures that for a report at exit.
+    CLOCK = enum.auto()
+
+
+class Stage(Protocol):
+    """A stage between the source of an iterator's batches and its caller.
+
+    Attributes:
+        position: Its place among the stages of an iterator.
+    """
+
+    position: StagePosition
+
+    def around(self, take: Take) -> Take:
+        """Returns ``take`` with this stage around it."""
+
+
+class Setup(NamedTuple):
+    """The way in which an iterator makes its batches.
+
+    Attributes:
+        path: Its path, as a report names it.
+        workers: The most workers that it may have.
+        history: Returns the number of workers, and its changes; None where the number does not change.
+    """
+
+    path: str
+    workers: int = 0
+    history: Callable[[], tuple[int, Sequence[Any]]] | None = None
+
+
+class Feature:
+    """One feature that is on, in one iterator. By default it takes part nowhere.
+
+    Attributes:
+        position: Its place among the stages, if it is one.
+        counts_epochs: True if it needs the numbers of epochs.
+        in_turn: False if a task may go to any worker, whose turn it need not be.
+        has_begun_next: True once the next epoch has begun, before ``iter`` has asked for it.
+        counters: Returns what a report counts, if anything. Leads to nothing of the user's.
+    """
+
+    position: StagePosition | None = None
+    counts_epochs = False
+    in_turn = True
+    has_begun_next = False
+    counters: Callable[[], Mapping[str, int]] | None = None
+
+    def workers(self) -> Iterable[Any]:
+        """Returns the ``WorkerOption`` objects that take part where batches are made."""
+        return ()
+
+    def attach(self, transport: Any) -> None:
+        """Gets the transport of an iterator with workers, which have not started yet."""
+
+    def stages(self) -> Iterable[Stage]:
+        """Returns the stages of an epoch: the feature itself, if it has a position."""
+        return () if self.position is None else (self,)  # type: ignore[return-value]
+
+    def placement(self) -> Any:
+        """Returns the ``Placement`` of batches, if it brings them elsewhere."""
+        return None
+
+    def places(self, *_args: Any, **_kwargs: Any) -> _native.Places | None:
+        """Returns what gives the tasks of an epoch the places of their samples."""
+        return None
+
+    def schedule(self, scheduler: Any) -> None:
+        """Gets the scheduler before its first task."""
+
+    def begin_times(self) -> None:
+        """Begins another epoch of the same iterator: the first step of ``iter``."""
+
+    def commit(self, iterator: Any, loader: TorchLoader) -> bool:  # noqa: ARG002
+        """Moves an iterator to the epoch that has begun before ``iter``. False: none has."""
+        return False
+
+    def begin_epoch(self, loader: TorchLoader) -> None:
+        """Begins another epoch of the same iterator."""
+
+    def track(self, epoch: Any) -> None:
+        """Gets the ``Epoch`` of a state when it has begun."""
+
+    def has_begun(self) -> None:
+        """Notes the end of the ``iter`` of another epoch."""
+
+    def replaced(self, iterator: Any, worker: int) -> None:
+        """Gets the number of a worker that has a successor."""
+
+    def give_up_next(self) -> None:
+        """Makes ``iter`` begin the next epoch itself, even if it has begun."""
+
+    def end(self) -> None:
+        """Ends the iterator, before its workers end."""
+
+    def reported(self) -> Mapping[str, Any]:
+        """Returns what a report notes: arguments of ``report.record``."""
+        return {}
+
+
+class InWorkers(Feature):
+    """A feature that takes part where batches are made, and nowhere else.
+
+    Args:
+        option: Its ``WorkerOption``.
+        counts_epochs: True if that needs the numbers of epochs.
+    """
+
+    def __init__(self, option: Any, counts_epochs: bool = False) -> None:
+        self._option = option
+        self.counts_epochs = counts_epochs
+
+    def workers(self) -> Iterable[Any]:
+        return (self._option,)
+
+
+# Returns the features that are on, in their order.
+FeaturesOf = Callable[["TorchLoader", Any, Setup], tuple[Feature, ...]]
+
+
+def placement_of(features: Iterable[Feature]) -> Any:
+    """Returns the placement of the first feature that has one, or None."""
+    placements = (feature.placement() for feature in features)
+    return next((placement for placement in placements if placement is not None), None)
+
+
+def chain(take: Take, features: Iterable[Feature], gate: Any, *more: Stage) -> Take:
+    """Returns ``take`` with the stages of features, and ``more``, around it, and a gate around all."""
+    stages = [*more, *(stage for feature in features for stage in feature.stages())]
+    for stage in sorted(stages, key=lambda stage: stage.position):
+        take = stage.around(take)
+    return take if gate is None else gate.around(take)

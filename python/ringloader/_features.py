@@ -1,0 +1,39 @@
+"""The features of the loader, in their order, and the options that turn each on."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ringloader._common.feature import Feature, Setup
+from ringloader._options.table import TABLE, Options
+from ringloader._report import asked, tally
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+# The module of each, whose `feature_for` makes it, and the options by which it is looked up.
+FEATURES = (
+    ("ringloader._stats.recording", {"stats"}),
+    ("ringloader._options.device", {"device"}),
+    ("ringloader._placement.decoding", {"main_prefetch"}),
+    ("ringloader._options.handling", {"on_error"}),
+    ("ringloader._options.epochs", {"worker_reset_fn", "seeding"}),
+    ("ringloader._options.seeding", {"seeding", "worker_task", "num_workers"}),
+    ("ringloader._iterator.next_epoch", {"prefetch_epochs"}),
+)
+
+
+def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Feature, ...]:
+    """Returns the features of an iterator that are on, in their order.
+
+    Args:
+        loader: The iterator's loader.
+        options: Its options. Where torch's own loader runs, some have no effect.
+        setup: The way in which the iterator makes its batches.
+    """
+    clock = tally.Clock() if asked.mode() else None
+    on = {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
+    modules = [importlib.import_module(module) for module, names in FEATURES if not names.isdisjoint(on)]
+    found = [module.feature_for(loader, options, setup) for module in modules]
+    return tuple(feature for feature in (clock, *found) if feature is not None)
