@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 # The module of each, whose `feature_for` makes it, and the options by which it is looked up.
 FEATURES = (
     ("ringloader._stats.recording", {"stats"}),
-    ("ringloader._options.device", {"device"}),
+    ("ringloader._iterator.device", {"device"}),
     ("ringloader._placement.decoding", {"main_prefetch"}),
     ("ringloader._options.handling", {"on_error"}),
     ("ringloader._options.epochs", {"worker_reset_fn", "seeding"}),

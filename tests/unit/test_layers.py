@@ -156,7 +156,6 @@ PYTHON_MAY_USE = {
         "_dispatch",
         "_log",
         "_native",
-        "_placement",
         "_sources",
         "_torch",
         "_worker",
