@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._common import states
 from ringloader._common.feature import Feature, chain, placement_of
 from ringloader._common.supervisor import Late, LostWorker
 from ringloader._iterator.base import EpochPlan, LoaderIterator
