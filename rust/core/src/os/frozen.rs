@@ -3,19 +3,22 @@
 //! INVARIANT: `base .. base + len` is one read-only mapping of a memfd that is sealed against writing, shrinking and
 //! growing, for as long as the `Frozen` lives. So its bytes never change, and no access raises SIGBUS.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
+use super::mappings::map;
+use super::shared_file::SharedFile;
 use crate::error::{Error, Result};
 
 /// A memfd that bytes are appended to. It is not mapped.
 #[derive(Debug)]
 pub struct Growing {
-    fd: OwnedFd,
+    file: SharedFile,
     len: u64,
 }
 
@@ -25,7 +28,7 @@ impl Growing {
     /// # Errors
     /// [`Error::Os`] when the system refuses: too many open files.
     pub fn create(name: &str) -> Result<Self> {
-        Ok(Self { fd: super::memfd(name)?, len: 0 })
+        Ok(Self { file: SharedFile::new(super::memfd(name)?)?, len: 0 })
     }
 
     /// Bytes appended.
@@ -44,17 +47,9 @@ impl Growing {
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses: no memory, a low `RLIMIT_FSIZE`.
-    pub fn append(&mut self, mut bytes: &[u8]) -> Result<()> {
-        while !bytes.is_empty() {
-            match rustix::io::write(&self.fd, bytes) {
-                Ok(written) => {
-                    self.len += written as u64;
-                    bytes = &bytes[written..];
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::os("writing shared memory", errno)),
-            }
-        }
+    pub fn append(&mut self, bytes: &[u8]) -> Result<()> {
+        self.file.write_at(bytes, self.len)?;
+        self.len += bytes.len() as u64;
         Ok(())
     }
 
@@ -63,18 +58,15 @@ impl Growing {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn append_all(&mut self, other: &Self) -> Result<()> {
-        let mut buffer = vec![0; 1 << 20];
+        let mut buffer = vec![MaybeUninit::uninit(); 1 << 20];
         let mut at = 0;
         while at < other.len {
-            match rustix::io::pread(&other.fd, &mut buffer, at) {
-                Ok(0) => return Err(Error::Corrupt("shared memory ends too early".into())),
-                Ok(read) => {
-                    self.append(&buffer[..read])?;
-                    at += read as u64;
-                }
-                Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::os("reading shared memory", errno)),
+            let read = other.file.read_at(&mut buffer, at)?;
+            if read.is_empty() {
+                return Err(Error::Corrupt("shared memory ends too early".into()));
             }
+            self.append(read)?;
+            at += read.len() as u64;
         }
         Ok(())
     }
@@ -84,9 +76,9 @@ impl Growing {
     /// # Errors
     /// [`Error::Os`] when the system refuses, [`Error::Corrupt`] when nothing was appended.
     pub fn freeze(self) -> Result<Frozen> {
-        rustix::fs::fcntl_add_seals(&self.fd, Frozen::seals() | SealFlags::SEAL)
+        rustix::fs::fcntl_add_seals(self.file.fd()?, Frozen::seals() | SealFlags::SEAL)
             .map_err(|errno| Error::os("sealing the memfd", errno))?;
-        Frozen::attach(self.fd)
+        Frozen::over(self.file)
     }
 }
 
@@ -95,9 +87,7 @@ impl Growing {
 pub struct Frozen {
     base: NonNull<u8>,
     len: usize,
-    fd: OwnedFd,
-    /// Device and number of the memfd.
-    inode: (u64, u64),
+    file: SharedFile,
 }
 
 // SAFETY: memory that nobody writes to has no thread of its own.
@@ -115,26 +105,22 @@ impl Frozen {
     /// # Errors
     /// [`Error::Corrupt`] when it is empty or can still be written to, [`Error::Os`] when it cannot be mapped.
     pub fn attach(fd: OwnedFd) -> Result<Self> {
-        let seals = rustix::fs::fcntl_get_seals(&fd).map_err(|errno| Error::os("reading seals", errno))?;
+        Self::over(SharedFile::new(fd)?)
+    }
+
+    fn over(file: SharedFile) -> Result<Self> {
+        let seals =
+            rustix::fs::fcntl_get_seals(file.fd()?).map_err(|errno| Error::os("reading seals", errno))?;
         if !seals.contains(Self::seals()) {
             return Err(Error::Corrupt("the descriptor is no memfd that is sealed against writing".into()));
         }
-        let stat = rustix::fs::fstat(&fd).map_err(|errno| Error::os("fstat of the memfd", errno))?;
-        let len = usize::try_from(stat.st_size).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
+        let len = usize::try_from(file.size()?).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
         if len == 0 {
             return Err(Error::Corrupt("the memfd is empty".into()));
         }
         // Private, because Linux before 6.7 maps no sealed memfd as shared. Pages that are only read are the memfd's.
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            rustix::mm::mmap(std::ptr::null_mut(), len, ProtFlags::READ, MapFlags::PRIVATE, &fd, 0)
-        }
-        .map_err(|errno| Error::os("mmap", errno))?;
-        // A core dump would hold all of it. Nothing depends on it, so a refusal is no error.
-        // SAFETY: the range is the mapping just made; DONTDUMP changes no contents.
-        let _ = unsafe { rustix::mm::madvise(base, len, Advice::LinuxDontDump) };
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
-        Ok(Self { base, len, fd, inode: (stat.st_dev, stat.st_ino) })
+        let base = map(file.fd()?, 0, len, ProtFlags::READ, MapFlags::PRIVATE)?;
+        Ok(Self { base, len, file })
     }
 
     /// All of it.
@@ -150,11 +136,7 @@ impl Frozen {
     /// # Errors
     /// [`Error::Os`] when other code has closed it by its number, as daemons do. What is mapped stays.
     pub fn fd(&self) -> Result<BorrowedFd<'_>> {
-        let stat = rustix::fs::fstat(&self.fd).map_err(|errno| Error::os("fstat of the memfd", errno))?;
-        if (stat.st_dev, stat.st_ino) != self.inode {
-            return Err(Error::os("the descriptor is another file's by now", Errno::BADF));
-        }
-        Ok(self.fd.as_fd())
+        self.file.fd()
     }
 }
 
@@ -189,8 +171,8 @@ mod tests {
     fn what_can_still_be_written_to_is_refused() {
         let mut growing = Growing::create("test").unwrap();
         growing.append(b"x").unwrap();
-        rustix::fs::fcntl_add_seals(&growing.fd, SealFlags::SHRINK | SealFlags::GROW).unwrap();
-        assert!(matches!(Frozen::attach(growing.fd), Err(Error::Corrupt(_))));
+        rustix::fs::fcntl_add_seals(growing.file.fd().unwrap(), SealFlags::SHRINK | SealFlags::GROW).unwrap();
+        assert!(matches!(Frozen::over(growing.file), Err(Error::Corrupt(_))));
         assert!(matches!(Growing::create("test").unwrap().freeze(), Err(Error::Corrupt(_))));
     }
 }

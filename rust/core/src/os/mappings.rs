@@ -8,11 +8,12 @@
 
 use std::mem::MaybeUninit;
 use std::os::fd::BorrowedFd;
-use std::ptr;
+use std::ptr::{self, NonNull};
 
+use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::sync::{AtomicUsize, Ordering};
 
 /// Bytes of the first mapping. Each later one has as many as all before it.
@@ -87,7 +88,9 @@ impl Mappings {
         // ORDERING mapping: the mapping is there before its address is.
         let mut base = place.load(Ordering::Acquire);
         if base == 0 {
-            base = map(fd().ok()?, start, len).unwrap_or(REFUSED);
+            let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+            let made = map(fd().ok()?, start, usize::try_from(len).ok()?, ProtFlags::READ, flags);
+            base = made.map_or(REFUSED, |made| made.as_ptr() as usize);
             // ORDERING mapping: as above.
             if let Err(earlier) = place.compare_exchange(0, base, Ordering::AcqRel, Ordering::Acquire) {
                 unmap(base, len);
@@ -107,16 +110,26 @@ impl Drop for Mappings {
     }
 }
 
-fn map(fd: BorrowedFd<'_>, start: u64, len: u64) -> Option<usize> {
-    let len = usize::try_from(len).ok()?;
-    let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+/// A new mapping of `len` bytes of a file. A core dump would hold all of it, so it is left out, where the system does that.
+///
+/// # Errors
+/// [`Error::Os`] when the system refuses.
+pub(super) fn map(
+    fd: BorrowedFd<'_>,
+    start: u64,
+    len: usize,
+    protection: ProtFlags,
+    flags: MapFlags,
+) -> Result<NonNull<u8>> {
     // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the advice is for it
     // alone.
-    unsafe {
-        let base = rustix::mm::mmap(ptr::null_mut(), len, ProtFlags::READ, flags, fd, start).ok()?;
+    let base = unsafe {
+        let base = rustix::mm::mmap(ptr::null_mut(), len, protection, flags, fd, start)
+            .map_err(|errno| Error::os("mmap", errno))?;
         let _ = rustix::mm::madvise(base, len, Advice::LinuxDontDump);
-        Some(base as usize)
-    }
+        base
+    };
+    NonNull::new(base.cast()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))
 }
 
 fn unmap(base: usize, len: u64) {

@@ -17,6 +17,7 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
+use super::mappings::map;
 use super::page::page_size;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, Ordering};
@@ -66,22 +67,8 @@ impl Segment {
 
     fn map(fd: BorrowedFd<'_>, len: u64) -> Result<Self> {
         let bytes = usize::try_from(len).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory.
-        let base = unsafe {
-            rustix::mm::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED | MapFlags::NORESERVE,
-                fd,
-                0,
-            )
-        }
-        .map_err(|errno| Error::os("mmap", errno))?;
-        // A core dump would hold every batch. Nothing depends on it, so a refusal is no error.
-        // SAFETY: the range is the mapping just made; DONTDUMP changes no contents.
-        let _ = unsafe { rustix::mm::madvise(base, bytes, Advice::LinuxDontDump) };
-        let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
+        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
+        let base = map(fd, 0, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)?;
         Ok(Self { base, len, in_parts: AtomicBool::new(false) })
     }
 

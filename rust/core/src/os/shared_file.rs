@@ -82,7 +82,7 @@ impl SharedFile {
                 Ok(([], _)) => break,
                 Ok((read, _)) => done += read.len(),
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::os("reading samples", errno)),
+                Err(errno) => return Err(Error::os("reading the file", errno)),
             }
         }
         // SAFETY: the calls above have written `done` bytes.
@@ -97,13 +97,13 @@ impl SharedFile {
         let fd = self.fd()?;
         while !bytes.is_empty() {
             match rustix::io::pwrite(fd, bytes, at) {
-                Ok(0) => return Err(Error::os("writing samples", Errno::NOSPC)),
+                Ok(0) => return Err(Error::os("writing the file", Errno::NOSPC)),
                 Ok(written) => {
                     bytes = &bytes[written..];
                     at += written as u64;
                 }
                 Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::os("writing samples", errno)),
+                Err(errno) => return Err(Error::os("writing the file", errno)),
             }
         }
         Ok(())

@@ -10,9 +10,9 @@ use std::ptr::NonNull;
 
 use rustix::fs::SealFlags;
 use rustix::io::Errno;
-use rustix::mm::{Advice, MapFlags, ProtFlags};
+use rustix::mm::{MapFlags, ProtFlags};
 
-use super::mappings::Mappings;
+use super::mappings::{Mappings, map};
 use super::shared_file::SharedFile;
 use crate::error::{Error, Result};
 use crate::sync::AtomicU64;
@@ -63,15 +63,7 @@ impl WordFile {
     fn over(file: SharedFile, count: usize) -> Result<Self> {
         let (len, protection) = (count * size_of::<AtomicU64>(), ProtFlags::READ | ProtFlags::WRITE);
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        // SAFETY: a new mapping at an address of the kernel's choice touches no existing memory; the advice, on which
-        // nothing depends, is for it alone.
-        let base = unsafe {
-            let base = rustix::mm::mmap(std::ptr::null_mut(), len, protection, flags, file.fd()?, 0)
-                .map_err(|errno| Error::os("mmap", errno))?;
-            let _ = rustix::mm::madvise(base, len, Advice::LinuxDontDump);
-            base
-        };
-        let base = NonNull::new(base.cast()).ok_or_else(|| Error::os("mmap", Errno::NOMEM))?;
+        let base = map(file.fd()?, 0, len, protection, flags)?.cast();
         Ok(Self { base, count, file, mappings: Mappings::new() })
     }
 

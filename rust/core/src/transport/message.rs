@@ -32,18 +32,9 @@ impl TaskKind {
     /// Returns the kind with this number, if there is one.
     #[must_use]
     pub fn from_number(number: u64) -> Option<Self> {
-        Some(match number {
-            1 => Self::End,
-            2 => Self::Indices,
-            3 => Self::Index,
-            4 => Self::Nones,
-            5 => Self::PickledIndex,
-            6 => Self::Object,
-            7 => Self::None,
-            8 => Self::Call,
-            9 => Self::Seeded,
-            _ => return None,
-        })
+        use TaskKind::{Call, End, Index, Indices, Nones, Object, PickledIndex, Seeded};
+        let all = [End, Indices, Index, Nones, PickledIndex, Object, Self::None, Call, Seeded];
+        all.into_iter().find(|&kind| kind as u64 == number)
     }
 }
 

@@ -10,6 +10,8 @@ mod joint;
 mod state;
 mod transport;
 
+use std::collections::VecDeque;
+use std::mem::take;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -73,7 +75,8 @@ pub struct Queues<I, R> {
 /// The contents of the queues when they were closed.
 #[derive(Debug)]
 pub struct Remains<I, R> {
-    _workers: Vec<Worker<I, R>>,
+    _requests: Vec<VecDeque<Request<I>>>,
+    _replies: Vec<VecDeque<Reply<R>>>,
     _joint: Option<ThreadTasks<I, R>>,
 }
 
@@ -281,15 +284,11 @@ impl<I, R> Queues<I, R> {
         state.is_done = true;
         state.is_closed = true;
         let runs = state.joint.take();
-        let take = |worker: &mut Worker<I, R>| Worker {
-            requests: std::mem::take(&mut worker.requests),
-            collating: worker.collating.take(),
-            replies: std::mem::take(&mut worker.replies),
-            epoch: worker.epoch,
-            batches: worker.batches,
-            entered: worker.entered,
+        let remains = Remains {
+            _requests: state.workers.iter_mut().map(|worker| take(&mut worker.requests)).collect(),
+            _replies: state.workers.iter_mut().map(|worker| take(&mut worker.replies)).collect(),
+            _joint: runs,
         };
-        let remains = Remains { _workers: state.workers.iter_mut().map(take).collect(), _joint: runs };
         drop(state);
         self.requested.iter().for_each(Condvar::notify_all);
         self.replied.notify_all();

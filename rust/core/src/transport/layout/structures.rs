@@ -58,15 +58,8 @@ impl Counters {
     pub fn read(&self, epoch: u64) -> [(&'static str, u64); 5] {
         // ORDERING epoch: acquires the zeros that `begin_epoch` stored before.
         let is_counted = is_counted(self.epoch.load(Ordering::Acquire), epoch);
-        let counts = self.of(epoch);
-        let get = |counter: &AtomicU64| if is_counted { counter.load(Ordering::Relaxed) } else { 0 };
-        [
-            ("batches", get(&counts.batches)),
-            ("in_place", get(&counts.in_place)),
-            ("copied", get(&counts.copied)),
-            ("pickled", get(&counts.pickled)),
-            ("oversize", get(&counts.oversize)),
-        ]
+        let counts = if is_counted { self.of(epoch).all() } else { [0; 5] };
+        std::array::from_fn(|at| (Counts::NAMES[at], counts[at]))
     }
 
     /// Returns the counts of the epoch that the worker is in.
@@ -104,26 +97,28 @@ impl Counters {
 }
 
 impl Counts {
+    const NAMES: [&str; 5] = ["batches", "in_place", "copied", "pickled", "oversize"];
+
+    /// The counters, in the order of their names.
+    fn counters(&self) -> [&AtomicU64; 5] {
+        [&self.batches, &self.in_place, &self.copied, &self.pickled, &self.oversize]
+    }
+
     /// The figures, in the order of [`Counters::read`].
     #[must_use]
     pub fn all(&self) -> [u64; 5] {
-        let Self { batches, in_place, copied, pickled, oversize } = self;
-        [batches, in_place, copied, pickled, oversize].map(|counter| counter.load(Ordering::Relaxed))
+        self.counters().map(|counter| counter.load(Ordering::Relaxed))
     }
 
     /// Replaces the figures by those that a worker elsewhere has counted.
     pub fn replace(&self, figures: [u64; 5]) {
-        let Self { batches, in_place, copied, pickled, oversize } = self;
-        for (counter, figure) in [batches, in_place, copied, pickled, oversize].into_iter().zip(figures) {
+        for (counter, figure) in self.counters().into_iter().zip(figures) {
             counter.store(figure, Ordering::Relaxed);
         }
     }
 
     fn zero(&self) {
-        let Self { batches, in_place, copied, pickled, oversize } = self;
-        for counter in [batches, in_place, copied, pickled, oversize] {
-            counter.store(0, Ordering::Relaxed);
-        }
+        self.replace([0; 5]);
     }
 }
 
