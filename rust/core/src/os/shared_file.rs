@@ -47,7 +47,9 @@ impl SharedFile {
         let is_ours =
             |fd: &&OwnedFd| rustix::fs::fstat(fd).is_ok_and(|stat| (stat.st_dev, stat.st_ino) == self.inode);
         let fd = self.fd.as_ref().filter(is_ours);
-        Ok(fd.ok_or_else(|| Error::os("the descriptor is another file's by now", Errno::BADF))?.as_fd())
+        Ok(fd
+            .ok_or_else(|| Error::os("the descriptor was closed, or is another file's by now", Errno::BADF))?
+            .as_fd())
     }
 
     /// Bytes of the file, holes included.
