@@ -1,6 +1,8 @@
 //! The parent's side: hands out tasks, takes results, waits. Composition only.
 
 mod channel;
+mod joint;
+mod relayed;
 mod results;
 mod segment_cache;
 mod tasks;
@@ -182,16 +184,6 @@ impl Engine {
     pub fn wake(&self) {
         self.lock().woken = true;
         self.poller.eventfd().notify();
-    }
-
-    /// Takes the windows in which workers may send batches that they have made together. Later calls change nothing.
-    pub fn share_windows(&self, windows: Arc<Windows>) {
-        let _ = self.windows.set(windows);
-    }
-
-    /// Wakes all workers that sleep: there is something that they share.
-    pub fn wake_workers(&self) {
-        self.handles.iter().for_each(|handle| handle.wake());
     }
 
     /// Returns true if [`wake`](Self::wake) was called and not yet taken.

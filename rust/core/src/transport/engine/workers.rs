@@ -1,7 +1,7 @@
 //! The worker processes of an engine: their descriptors, their ends, and their successors.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::time::Instant;
 
 use super::{Engine, EngineState};
@@ -64,27 +64,6 @@ impl Engine {
             Err(other) => return Err(other),
         }
         Ok(())
-    }
-
-    /// Watches a worker that is elsewhere, and whose rings a relay of this process serves: it has ended once `ended` is
-    /// readable. By then no code writes to its slots.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the system refuses.
-    pub fn watch_relayed(&self, worker: u32, ended: OwnedFd) -> Result<()> {
-        self.ends()[worker as usize] = None;
-        let mut state = self.lock();
-        self.poller.add(worker, ended.as_fd())?;
-        let channel = &mut state.channels[worker as usize];
-        channel.pidfd = Some(ended);
-        channel.is_relayed = true;
-        Ok(())
-    }
-
-    /// Returns true if a relay of this process serves the rings of `worker`.
-    #[must_use]
-    pub fn is_relayed(&self, worker: u32) -> bool {
-        self.lock().channels[worker as usize].is_relayed
     }
 
     /// Stops watching the process that ran as `worker`, which has unmapped the memory and lives on. It counts as ended
