@@ -90,6 +90,12 @@ def slowly(batches: Any) -> Iterator[Any]:
         yield batch
 
 
+def auto_of(iterator: Any) -> Any:
+    """Returns what changes the number of an iterator's workers, if it changes."""
+    found = (one for one in iterator._features if isinstance(one, auto_workers.AutoWorkers))
+    return next(found, None)
+
+
 def firsts(batches: Any) -> list[list[float]]:
     return [batch[0].tolist() for batch in batches]
 

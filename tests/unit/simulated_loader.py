@@ -95,7 +95,7 @@ class SimulatedLoader:
         self.others, self.others_until = 0, 0.0
         self._workers: list[Worker] = []
         self._workers_status = [True] * 99
-        self.used = workers
+        self.used = self._running = workers
         self.ready: set[int] = set()
         self.holders: list[Worker] = []
         self.sent = self.returned = 0
@@ -109,7 +109,6 @@ class SimulatedLoader:
         if controller is not None:
             self.auto_workers = AutoWorkers(Owner(), Limits(controller.bound, controller.most))
             self.auto_workers._controller = controller
-            self.auto_workers._used = workers
             self.auto_workers._monotonic = lambda: self.now  # type: ignore[method-assign]
             self.take = self.auto_workers.around(self.take)
         for _ in range(workers):

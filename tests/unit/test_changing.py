@@ -29,6 +29,7 @@ from scripted_number import (
     Noisy,
     Scripted,
     auto,
+    auto_of,
     both_tasks,
     firsts,
     fixed,
@@ -354,11 +355,11 @@ def test_a_loader_that_is_made_of_the_attributes_of_another_one_finds_its_number
         found = made(num_workers=given)
         assert found.num_workers == 2
         assert "num_workers=auto (2)" in repr(found)
-        assert iter(found)._auto_workers is not None
+        assert auto_of(iter(found)) is not None
     # A number that is computed is a number.
-    assert iter(made(num_workers=number * 1, seeding="sample"))._auto_workers is None
+    assert auto_of(iter(made(num_workers=number * 1, seeding="sample"))) is None
     copied = pickle.loads(pickle.dumps(first))
-    assert iter(copied)._auto_workers is not None
+    assert auto_of(iter(copied)) is not None
     assert "auto_workers" not in vars(first)
     with pytest.raises(TypeError, match="unexpected keyword argument 'auto_workers'"):
         auto(auto_workers=True)
@@ -369,7 +370,7 @@ def test_convert_gives_the_number_back(script: Scripted) -> None:
     list(slowly(loader))
     fixed_now = ringloader.convert(loader, num_workers=None, seeding="sample")
     assert type(fixed_now.num_workers) is int and fixed_now.num_workers == script.number
-    assert iter(fixed_now)._auto_workers is None
+    assert auto_of(iter(fixed_now)) is None
 
 
 @pytest.mark.parametrize("value", ["Auto", "4", ""])
@@ -441,14 +442,14 @@ def test_iterators_that_run_at_once_have_workers_of_their_own() -> None:
     for _ in range(10):
         assert next(second) is not None
         assert next(first) is not None
-    assert first._auto_workers._controller is not second._auto_workers._controller
+    assert auto_of(first)._controller is not auto_of(second)._controller
     assert [len(one._workers) >= number for one, number in ((first, 1), (second, 3))] == [True, True]
-    assert numbers.found_for(loader) == second._auto_workers.number
+    assert numbers.found_for(loader) == auto_of(second).number
 
 
 def test_without_the_option_nothing_is_put_around_next() -> None:
     iterator = iter(DataLoader(Numbers(4), num_workers=1))
-    assert iterator._auto_workers is None
+    assert auto_of(iterator) is None
     assert iterator._source == iterator._scheduler.next
     list(iterator)
 

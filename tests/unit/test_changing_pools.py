@@ -15,6 +15,7 @@ from ringloader._auto import numbers
 from scripted_number import (
     Scripted,
     auto,
+    auto_of,
     both_tasks,
     firsts,
     fixed,
@@ -90,7 +91,7 @@ def test_a_pool_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         assert numbers.limits(pool) == (1, 1)
         iterator = iter(loader)
         assert next(iterator)[2].tolist() == [1] * 4
-        assert iterator._auto_workers._controller.most == 1
+        assert auto_of(iterator)._controller.most == 1
         del iterator
     # A loader that has found its number gets a smaller pool, or fewer processors.
     loader = auto()

@@ -20,6 +20,8 @@ Take = Callable[[Any], Any]
 class StagePosition(enum.IntEnum):
     """The places of stages around the source of an iterator's batches, from the inside out."""
 
+    # Adds and ends workers.
+    WORKERS = enum.auto()
     # Begins the next epoch early.
     NEXT_EPOCH = enum.auto()
     # Takes the snapshots of the dataset off batches.

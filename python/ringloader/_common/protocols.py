@@ -62,6 +62,7 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
 
     _workers: list[Any]
     _workers_status: list[bool]
+    _running: int
     _shutdown: bool
     _scheduler: _native.Scheduler | _native.ThreadScheduler
     # Of any class of `_transport`, which is above.
@@ -70,9 +71,6 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     _epoch_to_tell: int | None
 
     def _draw(self, loader: TorchLoader, is_early: bool = False) -> None: ...
-
-    @property
-    def _workers_to_begin_with(self) -> int: ...
 
     def _most_tasks_of(self, workers: int) -> int: ...
 

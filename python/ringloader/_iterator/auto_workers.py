@@ -6,12 +6,13 @@ import collections
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringloader._auto import measuring, numbers
 from ringloader._auto.controller import Change
 from ringloader._auto.measuring import Meter
+from ringloader._common.feature import Feature, Stage, StagePosition
 from ringloader._log import logger
 from ringloader._options import loader_options
 
@@ -28,7 +29,7 @@ _MOST_BETWEEN = 1 << 12
 _MOST_CHANGES = 1000
 
 
-class AutoWorkers:
+class AutoWorkers(Feature):
     """Changes how many workers of an iterator run.
 
     INVARIANT: the first ones run, and the last of them ends first. The iterator lists them, and until it has
@@ -45,6 +46,7 @@ class AutoWorkers:
         most: The most workers that there may be, for which memory is made.
     """
 
+    position = StagePosition.WORKERS
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _monotonic = staticmethod(time.monotonic)
 
@@ -65,8 +67,6 @@ class AutoWorkers:
         self._looks, self._since = 0, 0.0
         # Batches and time at the beginning of the look.
         self._first, self._begun = 0, 0.0
-        # The number of workers that the scheduler knows of.
-        self._used = self.number
         # Tasks that are still to be sent because workers were added.
         self._unsent = 0
         # The tasks that were sent before the last change.
@@ -85,19 +85,15 @@ class AutoWorkers:
         """Returns the number of workers, and the last changes of it, the oldest first."""
         return self.number, tuple(self._changes)
 
-    def running(self, iterator: OurWorkersIterator) -> int:
-        """Returns the number of workers that get tasks when an epoch begins."""
-        if iterator._workers:
-            # Fewer run if an interrupt came after a decision.
-            self._controller.number = min(self.number, len(iterator._workers))
-        return self.number
+    def stages(self) -> Iterable[Stage]:
+        """Returns the stage before which the number may change."""
+        return (self,)
 
-    def begin_epoch(self, iterator: OurWorkersIterator) -> None:
+    def begin_epoch(self, _loader: TorchLoader) -> None:
         """Begins another epoch of the same workers."""
         self._meter = None
         self._left = self._between = 1
-        self._counted = self._settled_at = 0
-        self._use(iterator)
+        self._counted = self._settled_at = self._unsent = 0
 
     def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """Returns ``take``, which gives an iterator its next batch, before which the number may change."""
@@ -133,7 +129,9 @@ class AutoWorkers:
             if self._counted > 1:
                 self._begin_look(iterator, now, waited)
             return
-        if self._used != self.running(iterator):
+        # Fewer run if an interrupt came after a decision.
+        self._controller.number = min(self.number, len(iterator._workers))
+        if iterator._running != self.number and not _has_sent_all(iterator):
             self._use(iterator)
         if self._unsent:
             self._fill(iterator)
@@ -218,11 +216,11 @@ class AutoWorkers:
     def _use(self, iterator: OurWorkersIterator) -> None:
         """Makes the scheduler use the workers that run."""
         number, most = self.number, iterator._most_tasks_of(self.number)
-        for worker in range(self._used, number):
+        for worker in range(iterator._running, number):
             iterator._scheduler.begin_worker(worker)
         iterator._scheduler.use_first(number, most)
-        self._unsent = max(most - iterator._most_tasks_of(self._used), 0)
-        self._used = number
+        self._unsent = max(most - iterator._most_tasks_of(iterator._running), 0)
+        iterator._running = number
 
     def _fill(self, iterator: OurWorkersIterator) -> None:
         """Sends the tasks that more workers are to have."""
@@ -234,7 +232,7 @@ class AutoWorkers:
         """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
         shares = iterator._transport.joint_tasks is not None
         transport = iterator._transport
-        while len(iterator._workers) > self.number:
+        while len(iterator._workers) > iterator._running:
             last = len(iterator._workers) - 1
             if not transport.has_been_ended(last):
                 if not shares and last < len(unanswered) and unanswered[last]:

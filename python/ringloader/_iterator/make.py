@@ -250,13 +250,18 @@ def _with_threads(
 ) -> Any:
     workers, history = (workers, None) if auto is None else (auto.most, auto.history)
     features = features_of(loader, options, Setup("threads", workers, history))
+    if auto is not None:
+        features = (*features, auto)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._transport import threads
 
     transport = threads.make_transport(loader, options, workers, _worker_options_of(loader, features))
     for feature in features:
         feature.attach(transport)
-    made = WorkersIterator(loader, transport, features, workers, auto_workers=auto)
+    if auto is None:
+        loader.check_worker_number_rationality()
+    running = None if auto is None else auto.number
+    made = WorkersIterator(loader, transport, features, workers, running=running)
     shown = _shown_workers(options, workers, auto)
     _record(loader, made, transport.path, transport.about, features, transport.counters, shown)
     return made
@@ -268,6 +273,8 @@ def _with_processes(
     """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
     workers, history = (workers, None) if auto is None else (auto.most, auto.history)
     features = features_of(loader, options, Setup("native", workers, history))
+    if auto is not None:
+        features = (*features, auto)
     from ringloader._iterator.with_workers import WorkersIterator
     from ringloader._pool import pool
     from ringloader._transport import budget
@@ -306,8 +313,10 @@ def _with_processes(
     try:
         for feature in features:
             feature.attach(transport)
-        transport.starts_later = auto is not None
-        made = WorkersIterator(loader, transport, features, workers, told, auto)
+        if auto is None and not transport.is_remote:
+            loader.check_worker_number_rationality()
+        running = None if auto is None else auto.number
+        made = WorkersIterator(loader, transport, features, workers, told, running)
     except BaseException as error:
         # An iterator that was begun has closed it.
         transport.close()

@@ -111,7 +111,7 @@ class NextEpoch(Feature):
             iterator._draw(loader, is_early=True)
             begun.is_told = True
             iterator._scheduler.follow(iterator._send_start())
-            for _ in range(iterator._most_tasks_of(iterator._workers_to_begin_with)):
+            for _ in range(iterator._most_tasks_of(iterator._running)):
                 iterator._scheduler.put_following(iterator)
             begun.is_whole = True
         except Exception as error:

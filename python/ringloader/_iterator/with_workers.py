@@ -23,7 +23,6 @@ from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 
 if TYPE_CHECKING:
-    from ringloader._iterator.auto_workers import AutoWorkers
     from ringloader._torch.protocols import TorchLoader
 
     # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
@@ -44,7 +43,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: The features that are on.
         workers: The most workers that there may be.
         told: The epoch that the dataset of a pool's workers is told.
-        auto_workers: Changes how many workers run.
+        running: The workers that get tasks at first, the first ones; None: all. Features may change it.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -72,17 +71,16 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: Sequence[Feature],
         workers: int,
         told: int | None = None,
-        auto_workers: AutoWorkers | None = None,
+        running: int | None = None,
     ) -> None:
         self._transport = transport
         self._features = features
-        self._auto_workers = auto_workers
+        # The first workers get tasks, so many.
+        self._running = workers if running is None else running
         self._workers: list[Any] = []
         self._workers_status = [True] * workers
         self._persistent_workers = loader.persistent_workers
         try:
-            if auto_workers is None and not transport.is_remote:
-                loader.check_worker_number_rationality()
             self._plan = self._decide(loader, told)
             self._init_base(loader)
             if features:
@@ -105,18 +103,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         # Analysers of traces look for it.
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
-    @property
-    def _workers_to_begin_with(self) -> int:
-        """The number of workers that get tasks when an epoch begins."""
-        return self._num_workers if self._auto_workers is None else self._auto_workers.running(self)
-
     def _most_tasks_of(self, workers: int) -> int:
         """Returns the most tasks that may be out while ``workers`` get them."""
         shared = self._transport.joint_tasks
         return self._prefetch_factor * workers if shared is None else shared(workers)
 
     def _start_workers(self) -> None:
-        for worker in range(self._workers_to_begin_with):
+        for worker in range(self._running):
             self._workers.append(self._transport.start(self._work_of(worker, self._start_of(worker))))
         if self._persistent_workers and hasattr(self, "_register_persistent_workers_atexit"):
             self._register_persistent_workers_atexit()
@@ -171,8 +164,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             epochs.log_if_forgotten(loader)
             for feature in self._features:
                 feature.begin_epoch(loader)
-            if self._auto_workers is not None:
-                self._auto_workers.begin_epoch(self)
             if self._placement is not None:
                 self._scheduler.forget_placed(self._placement)
             if source is not None:
@@ -180,7 +171,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = [True] * self._num_workers
         self._put_stages()
         if first_iter or source is not None:
-            for _ in range(self._most_tasks_of(self._workers_to_begin_with)):
+            for _ in range(self._most_tasks_of(self._running)):
                 self._scheduler.put_index(self)
         self._note_begun(loader)
 
@@ -200,7 +191,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         # After the tasks of an abandoned epoch, which still run, as torch's do. Nothing waits for them:
         # their results are told by their epoch.
         self._plan = self._plan._replace(of_tasks=self._scheduler.number_next())
-        for worker in range(self._workers_to_begin_with):
+        for worker in range(self._running):
             self._transport.send(worker, self._start_of(worker))
         # Not before: where an epoch cannot begin, the workers are told with the next one.
         if self._epoch_to_tell == self._plan.told:
@@ -243,11 +234,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         for supervisor in self._transport.supervisors:
             supervisor.schedule(made)
         if self._transport.joint_tasks is not None:
-            made.share_tasks(self._most_tasks_of(self._workers_to_begin_with))
+            made.share_tasks(self._most_tasks_of(self._running))
         elif not all(feature.in_turn for feature in self._features):
             made.balance()
-        if self._auto_workers is not None:
-            made.use_first(self._auto_workers.number, self._most_tasks_of(self._auto_workers.number))
+        if self._running < self._num_workers:
+            made.use_first(self._running, self._most_tasks_of(self._running))
         for feature in self._features:
             feature.schedule(made)
         return made
@@ -261,7 +252,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             prepare = functools.partial(lookahead.prepare, self._placement)
             self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
             take = functools.partial(self._scheduler.next_placed, self._placement, prepare)
-        return take if self._auto_workers is None else self._auto_workers.around(take)
+        return take
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
         dataset = self._dataset_states()
