@@ -89,7 +89,7 @@ def run(
     rng = random.Random(7)
     controller = Controller(bound, most)
     changes: list[Change] = []
-    batches = since = counted = 0.0
+    batches = since = counted = caller = 0.0
     begun = now = 0.0
     up_at = [start]
     looks: list[Measured] = []
@@ -103,23 +103,24 @@ def run(
         batches += made
         since += made
         looks.append(look)
+        caller += look.waited
+        controller.note(int(batches), now, caller)
         if not controller.is_settled and up == controller.number and now - up_at[-1] > 2 / load.speed(1):
             controller.settle()
             since, begun, looks = 0.0, now, []
             continue
         if not looks or not controller.is_due(int(since), now - begun):
             continue
-        is_early = controller.is_ramping
+        whole, is_early = int(since), controller.is_ramping
         sums = {
             name: sum(getattr(one, name) for one in looks) / len(looks)
             for name in ("busy", "running", "waiting", "idle_cores", "throttled")
         }
         waited = sum(one.waited for one in looks)
-        # Not whole, since the clock does not tick when a batch comes.
-        measured = Measured(seconds=now - begun, batches=since, waited=waited, **sums)  # type: ignore[arg-type]
+        measured = Measured(seconds=now - begun, batches=whole, waited=waited, **sums)
         there = controller.number
         found = controller.decide(measured, lambda more, there=there: there + more <= memory)
-        counted += since
+        counted += whole
         while found.change:
             changes.append(Change(now, counted, controller.number, waited / (now - begun), is_early))
             del up_at[controller.number :]
@@ -127,7 +128,7 @@ def run(
                 break
             up_at.append(now + start)
             found = controller.decide_more(measured, lambda more, there=there: there + more <= memory)
-        since, begun, looks = 0.0, now, []
+        since, begun, looks = since - whole, now, []
     return controller, changes, batches
 
 
@@ -196,6 +197,7 @@ def test_there_are_never_more_than_the_most_and_never_none() -> None:
             waiting=rng.random(),
             idle_cores=rng.uniform(0, 3),
         )
+        measure(controller, rng.uniform(1, 100), rng.randrange(6))
         controller.decide(look)
         while controller.decide_more(look).change:
             pass
@@ -205,11 +207,20 @@ def test_there_are_never_more_than_the_most_and_never_none() -> None:
 WAITS = Measured(seconds=1.0, batches=10, waited=0.9, waiting=0.95)
 
 
+def measure(controller: Controller, rate: float, rounds: int = 8, waits: float = 1.0) -> None:
+    """Notes some rounds at a rate, in which the caller waits for a part of the time."""
+    controller.begin_epoch()
+    round_of = controller.number * (1 + int(0.05 * rate / controller.number))
+    for batches in range(0, (rounds + 1) * round_of, round_of):
+        controller.note(batches, batches / rate, waits * batches / rate)
+
+
 def made(bound: int = 2, most: int = 8, is_early: bool = True) -> Controller:
-    """Returns a controller that may add a worker."""
+    """Returns a controller that knows the rate of one worker: 10 batches per second."""
     controller = Controller(bound, most)
     while not is_early and controller.is_ramping:
         controller.decide(dataclasses.replace(WAITS, waited=0.0))
+    measure(controller, 10.0)
     return controller
 
 
@@ -227,12 +238,20 @@ def test_no_worker_is_added_where(change: dict[str, float], text: str) -> None:
     assert made().decide(dataclasses.replace(WAITS, **change)) == Decision(0), text
 
 
+def test_no_worker_is_added_while_the_rate_is_not_known() -> None:
+    controller = Controller(2, 8)
+    assert controller.decide(WAITS) == Decision(0)
+    measure(controller, 10.0)
+    assert controller.decide(WAITS).change == 1
+
+
 def test_idle_processors_are_for_as_many_workers_as_the_bound() -> None:
     runs = dataclasses.replace(WAITS, waiting=0.0, running=1.0, idle_cores=6.0)
     controller = made()
     assert controller.decide(runs).change == 1
     controller.settle()
     # Twice the rate: it stays, and processors that are idle are for others.
+    measure(controller, 20.0)
     assert controller.decide(dataclasses.replace(runs, batches=20)).change == 0
     assert controller.number == 2
 
@@ -253,6 +272,7 @@ def test_workers_of_one_look_share_idle_processors_and_memory() -> None:
     runs = dataclasses.replace(WAITS, waiting=0.0, running=1.0, idle_cores=1.6)
     controller = made(7, 28)
     controller.number = 4
+    measure(controller, 40.0)
     assert controller.decide(runs).change == 1
     assert controller.decide_more(runs).change == 1
     assert controller.decide_more(runs).change == 0
@@ -264,60 +284,57 @@ def test_workers_of_one_look_share_idle_processors_and_memory() -> None:
 
 
 def trial(
-    rate: int, waits: float = 1.0, is_early: bool = False, controller: Controller | None = None
+    rate: float, rounds: int = 8, waits: float = 1.0, is_early: bool = False
 ) -> tuple[Controller, Decision]:
-    """Returns a controller, and its decision about a second worker, with which there is a rate.
-
-    With one worker there are 10 batches per second.
-    """
-    controller = controller or made(is_early=is_early)
+    """Returns a controller, and its decision about a second worker, with which there is a rate."""
+    controller = made(is_early=is_early)
     assert controller.decide(WAITS).change == 1
-    assert not controller.is_settled
-    assert controller.decide(dataclasses.replace(WAITS, batches=1)) == Decision(0), "it has not settled"
     controller.settle()
-    return controller, controller.decide(dataclasses.replace(WAITS, batches=rate, waited=waits, waiting=0.0))
+    measure(controller, rate, rounds, waits)
+    return controller, controller.decide(dataclasses.replace(WAITS, waiting=0.0))
 
 
 @pytest.mark.parametrize("is_early", [False, True])
 def test_a_third_of_its_share_is_asked_of_a_worker(is_early: bool) -> None:
-    assert trial(14, is_early=is_early)[1] == Decision(0)
-    found = trial(13, is_early=is_early)[1]
+    assert trial(18.0, is_early=is_early)[1] == Decision(0)
+    found = trial(10.5, is_early=is_early)[1]
     assert found.change == -1
-    assert "13 batches/s with 2, 10 with 1: less than a third of its share" in found.why
+    assert "less than a third of its share" in found.why
 
 
-def test_several_that_bring_too_little_are_ended_one_by_one() -> None:
-    controller = made(7, 28)
-    assert controller.decide(WAITS).change == 1
-    while controller.decide_more(WAITS).change:
-        pass
-    assert controller.number == 4
-    # Three of them must bring twice the rate, two of them 5/3, one 4/3.
-    for rate, number in ((18, 3), (15, 2), (15, 2)):
-        controller.settle()
-        controller.decide(dataclasses.replace(WAITS, batches=rate, waiting=0.0))
-        assert controller.number == number
+def test_a_trial_lasts_until_it_is_clear() -> None:
+    controller, found = trial(12.5)
+    assert found == Decision(0)
+    # The difference is small, and gets clear with the samples.
+    measure(controller, 12.5, 100)
+    assert controller.decide(WAITS).change == -1
+    controller, found = trial(10.5, rounds=2)
+    assert found == Decision(0)
 
 
 def test_a_caller_that_no_longer_waits_keeps_the_worker() -> None:
-    controller, found = trial(10, waits=0.05)
+    controller, found = trial(10.5, rounds=50, waits=0.05)
     assert found == Decision(0)
     assert controller.number == 2
 
 
 def test_a_refusal_is_for_a_time_that_doubles() -> None:
-    controller = made(is_early=False)
+    controller, found = trial(10.5)
     pauses = []
-    for _ in range(6):
-        _, found = trial(10, controller=controller)
+    for _ in range(5):
         assert found.change == -1
         controller.settle()
-        pauses.append(0)
-        # Each look is a second.
-        while controller._seconds + WAITS.seconds < controller._paused_until:
-            assert controller.decide(WAITS) == Decision(0)
-            pauses[-1] += 1
-    assert pauses == [0, 1, 3, 7, 15, 31]
+        measure(controller, 10.0, 50)
+        waited = 0
+        while not controller.decide(WAITS).change:
+            measure(controller, 10.0, 50)
+            waited += 1
+        pauses.append(waited)
+        controller.settle()
+        measure(controller, 10.5, 8)
+        found = controller.decide(WAITS)
+    assert pauses[0] in (9, 10)
+    assert all(abs(another - 2 * one) <= 1 for one, another in itertools.pairwise(pauses))
 
 
 def test_a_trial_whose_workers_were_interrupted_is_over() -> None:
@@ -325,7 +342,8 @@ def test_a_trial_whose_workers_were_interrupted_is_over() -> None:
     assert controller.decide(WAITS).change == 1
     controller.number = 1
     controller.settle()
-    controller.decide(dataclasses.replace(WAITS, batches=5, busy=0.0))
+    measure(controller, 5.0)
+    controller.decide(dataclasses.replace(WAITS, busy=0.0))
     assert controller.number == 1
 
 
@@ -334,14 +352,5 @@ def test_a_start_that_fails_is_the_last() -> None:
     assert controller.decide(WAITS).change == 1
     controller.undo(for_good=True)
     assert controller.number == 1
+    measure(controller, 10.0)
     assert all(controller.decide(WAITS).change == 0 for _ in range(10))
-
-
-@pytest.mark.parametrize(("number", "batches"), [(1, 20), (5, 20), (8, 32)])
-def test_a_look_has_four_rounds_of_batches(number: int, batches: int) -> None:
-    early, late = made(8, 8), made(8, 8, is_early=False)
-    early.number = late.number = number
-    assert early.is_due(4 * number, 0.25)
-    assert not early.is_due(4 * number - 1, 9.0) and not early.is_due(99, 0.2)
-    assert late.is_due(batches, 2.0)
-    assert not late.is_due(batches - 1, 9.0) and not late.is_due(99, 1.9)

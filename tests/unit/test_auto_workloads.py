@@ -14,6 +14,7 @@ import pytest
 from simulated_loader import Batch, SimulatedLoader, Workload, simulated
 
 from ringloader._auto import controller as controller_module
+from ringloader._auto import rate
 from ringloader._auto.controller import Controller
 
 pytestmark = pytest.mark.rings_only
@@ -123,14 +124,16 @@ def is_refused_wrongly(monkeypatch: pytest.MonkeyPatch) -> bool:
 
 def test_a_refusal_that_noise_made_is_not_for_good(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not is_refused_wrongly(monkeypatch)
-    monkeypatch.setattr(controller_module, "_PAUSE", 1e9)
+    monkeypatch.setattr(controller_module, "_AFTER_DOUBT", 1e9)
     assert is_refused_wrongly(monkeypatch)
 
 
-def test_a_look_of_one_round_is_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(controller_module, "_ROUNDS", 1)
-    monkeypatch.setattr(controller_module, "_RAMP_SECONDS", 0.05)
-    assert not is_good(parts_of_best(monkeypatch, "eight processors"), 7)
+def test_what_the_first_sample_says_is_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(controller_module, "_STAYS", 0.0)
+    monkeypatch.setattr(controller_module, "_GOES", 0.0)
+    monkeypatch.setattr(rate, "_SAMPLES", 1)
+    monkeypatch.setattr(rate, "_BATCHES", 1)
+    assert not is_good(parts_of_best(monkeypatch, "samples that sleep, varied"), 7)
 
 
 @pytest.mark.parametrize(

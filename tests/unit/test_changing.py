@@ -202,7 +202,7 @@ class Settling(Scripted):
         change = self.steps.pop(0)
         self.number += change
         self.changes.append(self.number)
-        self.is_settled = False
+        self._changed()
         return Decision(change, "it is said so")
 
 

@@ -137,6 +137,7 @@ class AutoWorkers(Feature):
             self._fill(iterator)
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
+        self._controller.note(self._counted, now, waited)
         if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
             return
         controller = self._controller
@@ -189,6 +190,8 @@ class AutoWorkers(Feature):
     def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
         self._meter = Meter(_tasks_of(iterator), waited)
         self._first, self._begun = self._counted, now
+        self._controller.begin_epoch()
+        self._controller.note(self._counted, now, waited)
 
     def _show(self) -> None:
         loader = self._loader()
