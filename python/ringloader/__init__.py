@@ -4,34 +4,7 @@ Importing this package does not import torch: each name below comes when it is f
 ``pip show --verbose ringloader`` names the address of the documentation.
 """
 
-# An import of typing takes milliseconds, at each start of Python with RINGLOADER_INSTALL. Type checkers go by
-# the name, and jedi by the value: to it, a branch under `False` is dead.
-TYPE_CHECKING = bool()  # noqa: UP018
-if TYPE_CHECKING:
-    import ringloader.batchify as batchify
-    from ringloader._data.array_dataset import ArrayDataset
-    from ringloader._data.arrays import SharedArray
-    from ringloader._data.cached_dataset import CachedDataset
-    from ringloader._data.lists import SharedList
-    from ringloader._data.sharded import Sharded
-    from ringloader._dispatch.dataset import Dispatch
-    from ringloader._doctor.checks import Finding
-    from ringloader._doctor.doctor import Diagnosis, doctor
-    from ringloader._patch.convert import convert
-    from ringloader._patch.install import install, installed, uninstall
-    from ringloader._pool.pool import WorkerPool
-    from ringloader._report.report import LoaderReport, PathReport, report, reports
-    from ringloader._sources.weighted import WeightedRandomSampler
-    from ringloader._stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
-    from ringloader._stats.recording import epoch_stats
-    from ringloader.bad_samples import BadSample, Retry
-    from ringloader.dataloader import DataLoader
-    from ringloader.rollover import RolloverBatchSampler
-    from ringloader.seeds import Seeds
-    from ringloader.stateful_dataloader import StatefulDataLoader
-
-    __version__: str
-
+# MIRRORS __init__.pyi: the public names, and their modules.
 _MODULES = {
     "ArrayDataset": "_data.array_dataset",
     "BadSample": "bad_samples",
@@ -44,6 +17,8 @@ _MODULES = {
     "LoaderReport": "_report.report",
     "PathReport": "_report.report",
     "Retry": "bad_samples",
+    "RolloverBatchSampler": "rollover",
+    "Seeds": "seeds",
     "Sharded": "_data.sharded",
     "SharedArray": "_data.arrays",
     "SharedList": "_data.lists",
@@ -54,8 +29,6 @@ _MODULES = {
     "WorkerPool": "_pool.pool",
     "WorkerStats": "_stats.epoch",
     "WorkersChange": "_stats.epoch",
-    "RolloverBatchSampler": "rollover",
-    "Seeds": "seeds",
     # The module itself.
     "batchify": "batchify",
     "convert": "_patch.convert",
@@ -68,40 +41,7 @@ _MODULES = {
     "uninstall": "_patch.install",
 }
 
-__all__ = [
-    "ArrayDataset",
-    "BadSample",
-    "CachedDataset",
-    "DataLoader",
-    "Diagnosis",
-    "Dispatch",
-    "EpochStats",
-    "Finding",
-    "LoaderReport",
-    "PathReport",
-    "Retry",
-    "RolloverBatchSampler",
-    "Seeds",
-    "Sharded",
-    "SharedArray",
-    "SharedList",
-    "SlowFetch",
-    "StatefulDataLoader",
-    "Verdict",
-    "WeightedRandomSampler",
-    "WorkerPool",
-    "WorkerStats",
-    "WorkersChange",
-    "batchify",
-    "convert",
-    "doctor",
-    "epoch_stats",
-    "install",
-    "installed",
-    "report",
-    "reports",
-    "uninstall",
-]
+__all__ = sorted(_MODULES)
 
 
 def __getattr__(name: str) -> object:

@@ -91,22 +91,7 @@ BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)
 # Folder or top module of the package: those that it may use, function-local imports and names in strings too.
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
-    "__init__": {
-        "_data",
-        "_dispatch",
-        "_doctor",
-        "_patch",
-        "_pool",
-        "_report",
-        "_sources",
-        "_stats",
-        "bad_samples",
-        "batchify",
-        "dataloader",
-        "rollover",
-        "seeds",
-        "stateful_dataloader",
-    },
+    "__init__": {"_patch"},
     "__main__": {"_bench", "_common", "_doctor", "_options", "_patch", "_report"},
     "_auto": {"_common", "_native"},
     "_bench": {

@@ -183,15 +183,15 @@ def test_no_order_is_suggested_where_workers_have_turns_in_any(monkeypatch):
 
 @real_time
 @pytest.mark.parametrize("case", CASES)
-def test_the_change_brings_the_gain(case):
+def test_the_change_helps(case):
     for _ in range(2):
         # On a busy machine an epoch may take any time.
         with contextlib.suppress(AssertionError):
-            return _check_gain(*CASES[case])
-    return _check_gain(*CASES[case])
+            return _check_change(*CASES[case])
+    return _check_change(*CASES[case])
 
 
-def _check_gain(kind, dataset, step, options, changes):
+def _check_change(kind, dataset, step, options, changes):
     before = epoch(dataset, step, **options)
     assert before.verdict.kind == kind, before
     assert list(before.verdict.change) == [changes]
@@ -201,7 +201,10 @@ def _check_gain(kind, dataset, step, options, changes):
     after = epoch(dataset, step, **{**options, **before.verdict.change, "persistent_workers": True})
     brought = before.seconds / after.seconds
     assert brought > 1.2
-    assert before.verdict.gain == pytest.approx(brought, rel=0.3), (before, after)
+    if changes == "num_workers":
+        assert before.verdict.gain == pytest.approx(brought, rel=0.3), (before, after)
+    else:
+        assert before.verdict.gain is None
 
 
 @real_time
@@ -224,7 +227,7 @@ def test_a_step_that_is_the_limit_has_no_change():
     for options in ({"num_workers": 2, **KEPT}, ONE):
         stats = epoch(Sleeping([0.0005] * 40), 0.02, **options)
         assert stats.verdict.kind == "caller", stats
-        assert (stats.verdict.gain, dict(stats.verdict.change)) == (1.0, {})
+        assert (stats.verdict.gain, dict(stats.verdict.change)) == (None, {})
         assert "The training step is the limit" in stats.verdict.text
 
 
@@ -253,7 +256,6 @@ def test_a_start_that_is_the_limit():
     loader.shutdown()
     assert after.verdict.kind == "unknown"
     assert stats.seconds / after.seconds > 2
-    assert stats.verdict.gain > 2
 
 
 class StartingOneByOne(Sleeping):
@@ -269,7 +271,7 @@ def test_the_start_of_each_worker_counts():
     options = {"num_workers": 2, "batch_size": None, "worker_init_fn": dataset}
     before = epoch(dataset, 0.02, **options)
     after = epoch(dataset, 0.02, **options, **before.verdict.change)
-    assert before.verdict.gain == pytest.approx(before.seconds / after.seconds, rel=0.3), (before, after)
+    assert before.seconds / after.seconds > 1.5, (before, after)
     # Where the start is a small part, it is no wait for a slow loader.
     dataset = StartingOneByOne([0.005] * 90)
     long = epoch(dataset, 0.02, **{**options, "worker_init_fn": dataset})
@@ -318,7 +320,7 @@ def test_a_sampler_that_is_the_limit():
 
 def test_too_few_batches_tell_nothing():
     stats = epoch(Sleeping([0.01] * 9), 0.0, batch_size=None)
-    assert (stats.verdict.kind, stats.verdict.gain) == ("unknown", 1.0)
+    assert (stats.verdict.kind, stats.verdict.gain) == ("unknown", None)
     assert "9 batches are too few to tell" in stats.verdict.text
     assert "dataset (" in stats.verdict.text
 
@@ -373,15 +375,6 @@ def test_nothing_is_said_of_a_device_that_is_not_there():
         loader = DataLoader(Sleeping([0.0] * 20), stats=True, **options)
         list(loader)
         assert "device" not in loader.epoch_stats().verdict.text
-
-
-@pytest.mark.skipif(not internals.counts_tasks_per_worker(), reason="no order is suggested here")
-def test_no_order_makes_an_epoch_shorter_than_its_longest_fetch():
-    stats = epoch(
-        Sleeping([0.6 if index == 30 else 0.005 for index in range(60)]), 0.0, num_workers=2, **KEPT
-    )
-    assert stats.verdict.change == {"in_order": False}
-    assert stats.verdict.gain <= stats.seconds / 0.6
 
 
 def test_workers_that_wait_keep_no_core_busy():

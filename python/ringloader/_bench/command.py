@@ -77,7 +77,7 @@ class _Bench:
         if verdict is not None:
             if "num_workers" in verdict["change"]:
                 # The number that was measured to be enough is recommended below, and no other one.
-                verdict |= {"text": f"{verdict['text'].partition('. ')[0]}.", "gain": 1.0, "change": {}}
+                verdict |= {"text": f"{verdict['text'].partition('. ')[0]}.", "gain": None, "change": {}}
             lines.append(f"Verdict with {best.configuration.in_words}: {verdict['text']}")
         lines.append(f"Recommended: {row.configuration.in_words}: {reason}.")
         output.write("\n".join([*lines, ""]))

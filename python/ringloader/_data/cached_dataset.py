@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 import ringloader._native as _native
 from ringloader._common.attributes import has_method
 from ringloader._common.proc import local_world_size
-from ringloader._data.private_samples import PrivateSamples
+from ringloader._data.private import PrivateSamples
 from ringloader._log import logger, mib
 
 _T = TypeVar("_T")

@@ -15,7 +15,7 @@ import ringloader._native as _native
 if TYPE_CHECKING or _native.SUPPORTED:
     from ringloader._native import SharedSequence
 else:
-    from ringloader._data.private_list import PrivateSequence as SharedSequence
+    from ringloader._data.private import PrivateSequence as SharedSequence
 
 _T = TypeVar("_T")
 

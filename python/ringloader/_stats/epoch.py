@@ -24,14 +24,14 @@ class Verdict:
             ``"order"``: a worker or a sample is slow, and others idle behind it. ``"startup"``: the start
             took most of the epoch. ``"unknown"``: too few batches, or nothing stands out.
         text: One or two sentences, with the figures and what to change.
-        gain: The factor by which such an epoch would be shorter after the change, by the model that the page
-            "Is it the loader?" states; 1.0 where nothing is to be changed.
+        gain: The factor by which such an epoch would be shorter with another number of workers, by the model
+            that the page "Is it the loader?" states; None for any other change: try it.
         change: The same as arguments of the loader.
     """
 
     kind: Kind
     text: str
-    gain: float = 1.0
+    gain: float | None = None
     change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 

@@ -38,13 +38,13 @@ class Model:
     cores: int
     handing: float = _HANDING
 
-    def seconds(self, workers: int, aside: float = 0.0) -> float:
-        """Returns the length of the epoch with a number of workers. ``aside``: work of another thread."""
+    def seconds(self, workers: int) -> float:
+        """Returns the length of the epoch with a number of workers."""
         here = self.caller + self.main
         if workers == 0:
             step = here + self.work
         else:
-            step = max(here + self.handing, self.work / workers, self.cpu / self.cores, aside)
+            step = max(here + self.handing, self.work / workers, self.cpu / self.cores)
         return self.start * workers + self.work + self.batches * step
 
     def fewest_workers(self, most: int | None = None) -> int:

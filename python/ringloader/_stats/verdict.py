@@ -1,11 +1,10 @@
-"""Finds the limit of an epoch, the change that helps, and its gain.
+"""Finds the limit of an epoch, and the change that helps.
 
 INVARIANT: the page "Is it the loader?" states these rules.
 """
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import statistics
 from typing import Any
@@ -166,10 +165,8 @@ class _Judge:
         limit = f"The start took {in_words(self._start)} of {in_words(stats.seconds)}"
         if self._setting.persistent_workers:
             return self._verdict("startup", f"{limit}. Later epochs have their workers, and start at once.")
-        started = dataclasses.replace(self._model, start=0.0)
-        rest = max(stats.seconds - self._start - self._end, started.seconds(self._setting.num_workers))
-        return self._changed(
-            "startup", f"{limit}. Keep the workers for the next epoch", rest, persistent_workers=True
+        return self._advice(
+            "startup", f"{limit}. Keep the workers for the next epoch", persistent_workers=True
         )
 
     def _waited_for_others(self) -> float:
@@ -206,14 +203,7 @@ class _Judge:
             f"took {in_words(self._waiting)} after the start"
         )
         if name == "decode" and setting.may_prefetch:
-            each = stats.main["decode"] / stats.batches
-            model = dataclasses.replace(self._model, main=self._model.main - each)
-            return self._changed(
-                "main",
-                f"{limit}. Have a thread do it",
-                model.seconds(setting.num_workers, aside=each),
-                main_prefetch=2,
-            )
+            return self._advice("main", f"{limit}. Have a thread do it", main_prefetch=2)
         return self._verdict("main", f"{limit}. What helps is {remedy}.")
 
     def _of_memory(self, time: float) -> Verdict:
@@ -223,11 +213,8 @@ class _Judge:
         )
         if not self._shared_bytes:
             return self._verdict("memory", f"{limit}.")
-        return self._changed(
-            "memory",
-            f"{limit}. Give them more",
-            self._model.seconds(self._setting.num_workers),
-            max_shared_bytes=_MORE_MEMORY * self._shared_bytes,
+        return self._advice(
+            "memory", f"{limit}. Give them more", max_shared_bytes=_MORE_MEMORY * self._shared_bytes
         )
 
     def _of_idle_workers(self, time: float) -> Verdict:
@@ -254,10 +241,9 @@ class _Judge:
                 f"longest runs, up to {in_words(longest.seconds)} in batch {longest.batch} (usual are "
                 f"{in_words(usual)})"
             )
-            return self._changed(
+            return self._advice(
                 "order",
                 f"{limit}. `slowest` names them. Let more batches be under way",
-                max(self._model.seconds(setting.num_workers), longest.seconds),
                 prefetch_factor=2 * setting.window,
             )
         limit = (
@@ -266,11 +252,9 @@ class _Judge:
         )
         if not setting.may_be_unordered:
             return self._verdict("order", f"{limit}. `slowest` names them.")
-        return self._changed(
+        return self._advice(
             "order",
             f"{limit}. Where the order of the batches does not matter, take them as they come",
-            # No order makes an epoch shorter than its longest fetch.
-            max(self._unordered(usual).seconds(setting.num_workers), longest.seconds),
             in_order=False,
         )
 
@@ -288,7 +272,7 @@ class _Judge:
             return self._unknown(f"Nothing stands out: {idle}waited too.")
         # A loader that says no number has a pool's.
         pool = {} if self._setting.most_workers is None else {"worker_pool": None}
-        return self._changed(
+        return self._faster(
             "send",
             f"Handing batches over is the limit: {idle}waited too. A batch takes {in_words(model.work)} to "
             f"make, and {in_words(to_come)} to come. Use larger batches, or no workers",
@@ -296,25 +280,6 @@ class _Judge:
             num_workers=0,
             **pool,
         )
-
-    def _unordered(self, usual: float) -> Model:
-        """Returns the model of batches that come as they are ready: other workers make more than a slow one.
-
-        Args:
-            usual: The seconds that a fetch takes in the fastest worker.
-        """
-        fetches = collections.defaultdict(list)
-        for worker, seconds in self._fetches():
-            fetches[worker].append(seconds)
-        has_slow = any(statistics.median(found) > _UNEVEN * usual for found in fetches.values())
-        if self._setting.is_iterable or not has_slow:
-            return self._model
-        rates = [
-            worker.batches / max(worker.dataset + worker.collate + worker.send, 1e-9)
-            for worker in self._stats.workers
-            if worker.batches
-        ]
-        return dataclasses.replace(self._model, work=len(rates) / sum(rates))
 
     def _of_work(self, whole: float) -> Verdict:
         kind = max(_WORK, key=self._sums.__getitem__)
@@ -330,11 +295,9 @@ class _Judge:
             f"{in_words(model.caller)}"
         )
         if kind == "send" and setting.may_use_threads:
-            unsent = dataclasses.replace(model, work=model.work - each, cpu=max(model.cpu - each, 0.0))
-            return self._changed(
+            return self._advice(
                 kind,
                 f"{limit}. Threads send nothing, if the dataset does not hold the interpreter lock",
-                unsent.seconds(setting.num_workers),
                 worker_method=THREAD,
             )
         if kind == "dataset" and setting.is_dispatch:
@@ -345,7 +308,7 @@ class _Judge:
         if number > setting.num_workers and model.seconds(number) * AS_GOOD < self._stats.seconds:
             shares = ", if each worker reads its share of the samples" if setting.is_iterable else ""
             instead = "" if kind == "dataset" else f", or {cheaper}"
-            return self._changed(
+            return self._faster(
                 kind, f"{limit}. Use more workers{shares}{instead}", model.seconds(number), num_workers=number
             )
         return self._verdict(
@@ -387,16 +350,27 @@ class _Judge:
         largest = ", ".join(f"{name} ({in_words(figures[name])})" for name in near)
         return self._verdict("unknown", f"{text} Largest are {largest}.")
 
-    def _changed(self, kind: Kind, text: str, after: float, **change: Any) -> Verdict:
-        gain = max(self._stats.seconds / after, 1.0) if after > 0 else 1.0
-        named = ", ".join(f"{name}={value!r}" for name, value in change.items())
+    def _faster(self, kind: Kind, text: str, after: float, **change: Any) -> Verdict:
+        """Returns the advice of a change after which the epoch takes ``after`` seconds."""
+        gain = self._stats.seconds / after
         return self._verdict(
-            kind, f"{text}: {named} makes such an epoch about {gain:.1f} times as fast.", gain, change
+            kind,
+            f"{text}: {_named(change)} makes such an epoch about {gain:.1f} times as fast.",
+            gain,
+            change,
         )
 
+    def _advice(self, kind: Kind, text: str, **change: Any) -> Verdict:
+        """Returns the advice of a change whose gain only a try tells."""
+        return self._verdict(kind, f"{text}: {_named(change)}.", None, change)
+
     def _verdict(
-        self, kind: Kind, text: str, gain: float = 1.0, change: dict[str, Any] | None = None
+        self, kind: Kind, text: str, gain: float | None = None, change: dict[str, Any] | None = None
     ) -> Verdict:
         if self._setting.moves:
             text += " The step is the host's time: a device works on behind it."
         return Verdict(kind, text, gain, change or {})
+
+
+def _named(change: dict[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in change.items())
