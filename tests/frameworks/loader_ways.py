@@ -73,10 +73,10 @@ def use(name: str) -> Iterator[Way]:
     way = Way(name, ringloader.DataLoader if name == "class" else torch.utils.data.DataLoader)
     record = report.record
 
-    def recorded(loader: Any, iterator: Any, path: Any, reason: str, *others: Any) -> None:
+    def recorded(loader: Any, iterator: Any, path: Any, reason: str, *others: Any, **noted: Any) -> None:
         counters = others[0] if others else dict
         way.made.append(Made(type(loader), path, reason, counters))
-        record(loader, iterator, path, reason, *others)
+        record(loader, iterator, path, reason, *others, **noted)
 
     random.seed(11)
     np.random.seed(11)
