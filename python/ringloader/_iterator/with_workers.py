@@ -231,8 +231,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._dataset_kind == internals.ITERABLE,
             self._timeout,
         )
-        for supervisor in self._transport.supervisors:
-            supervisor.schedule(made)
+        self._transport.schedule(made)
         if self._transport.joint_tasks is not None:
             made.share_tasks(self._most_tasks_of(self._running))
         elif not all(feature.in_turn for feature in self._features):

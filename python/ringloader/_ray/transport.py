@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ray.exceptions import RayActorError, RayTaskError
 
@@ -258,6 +258,11 @@ class RayTransport(Transport):
         self._another(worker)
         self._connect(worker, self._wait_until(self._settings.start_timeout))
         return self._handles[worker]
+
+    def schedule(self, scheduler: Any) -> None:
+        """Makes the scheduler keep the indices of tasks that have no answer, for successors."""
+        super().schedule(scheduler)
+        scheduler.keep_sent()
 
     def lost(self, lost: LostWorker) -> ActorWorker | None:
         """Returns a lost worker's successor, which is connected; None if there may be none."""

@@ -135,6 +135,11 @@ class Transport(abc.ABC):
             *notes: Notes for the error.
         """
 
+    def schedule(self, scheduler: Any) -> None:
+        """Sets up the scheduler, before its first task."""
+        for supervisor in self.supervisors:
+            supervisor.schedule(scheduler)
+
     def lost(self, lost: LostWorker) -> Any:
         """Returns the handle of a lost worker's successor, which runs; None if there may be none."""
         return next(filter(None, (supervisor.lost(lost) for supervisor in self.supervisors)), None)
