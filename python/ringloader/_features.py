@@ -32,7 +32,7 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
         options: Its options. Where torch's own loader runs, some have no effect.
         setup: The way in which the iterator makes its batches.
     """
-    clock = tally.Clock() if asked.mode() else None
+    clock = tally.Clock() if asked.mode else None
     on = {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
     modules = [importlib.import_module(module) for module, names in FEATURES if not names.isdisjoint(on)]
     found = [module.feature_for(loader, options, setup) for module in modules]

@@ -49,7 +49,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report at exit is asked for."""
-    monkeypatch.setattr(asked, "_mode", asked.ONE)
+    monkeypatch.setattr(asked, "mode", asked.ONE)
 
 
 class Trainer:
@@ -428,7 +428,7 @@ def test_nothing_that_a_program_can_look_at_is_replaced(monkeypatch: pytest.Monk
         ]
 
     before = looked_at()
-    monkeypatch.setattr(asked, "_mode", asked.ONE)
+    monkeypatch.setattr(asked, "mode", asked.ONE)
     with ringloader.installed():
         loader: Any = Loader([1, 2])
         list(loader)

@@ -239,7 +239,7 @@ def test_an_error_of_a_feature_leaves_no_memory(monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(dataloader, "features_of", lambda *_: (Fails(),))
-    monkeypatch.setattr(asked, "mode", lambda: True)
+    monkeypatch.setattr(asked, "mode", asked.ONE)
     with pytest.raises(KeyboardInterrupt):
         iter(DataLoader(DATASETS["map"], num_workers=1))
     assert len(closed) == 1 and not closed[0]._processes

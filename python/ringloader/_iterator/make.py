@@ -74,7 +74,7 @@ def _make(
         options = conflicts.off_linux(options)
     if options.changed:
         conflicts.check(loader, options)
-    if not options.changed and not asked.mode():
+    if not options.changed and not asked.mode:
         features_of = _no_features
     epochs.log_if_forgotten(loader)
     if loader.generator is not None:

@@ -14,28 +14,20 @@ VARIABLE = "RINGLOADER_REPORT"
 ONE = "1"
 ALL = "all"
 
-# The value of the variable, once the process has read it; empty: no report is asked for.
-_mode: str | None = None
+# ``"1"`` if a report is asked for, ``"all"`` if all ranks are to print one; empty before `read`, too.
+mode = ""
+# True once the variable was read, which happens once in a process.
+is_read = False
 # The rank that torch.distributed has named last: its group may be gone at exit.
 _rank: int | None = None
 
 
-def mode() -> str:
-    """Returns ``"1"`` if a report is asked for, ``"all"`` if all ranks are to print one, else ``""``."""
-    return _mode or ""
-
-
-def is_read() -> bool:
-    """True once the variable was read, which happens once in a process."""
-    return _mode is not None
-
-
 def read() -> None:
     """Reads the variable. A wrong value asks for nothing, and is one line on standard error."""
-    global _mode
+    global mode, is_read
     value = os.environ.get(VARIABLE, "")
-    _mode = value if value in (ONE, ALL) else ""
-    if not _mode and value not in ("", "0"):
+    mode, is_read = value if value in (ONE, ALL) else "", True
+    if not mode and value not in ("", "0"):
         output.complain(f"ringloader: {VARIABLE}={value!r} has no effect: set it to 1, all or 0\n")
 
 

@@ -21,11 +21,11 @@ _expecting: int | None = None
 
 def begin() -> bool:
     """Returns True if a report is asked for, and registers it at the first call."""
-    if not asked.is_read():
+    if not asked.is_read:
         asked.read()
-        if asked.mode():
+        if asked.mode:
             _register()
-    return bool(asked.mode())
+    return bool(asked.mode)
 
 
 class _Forks:
@@ -58,7 +58,7 @@ def expect_loaders() -> None:
 def _print() -> None:
     # Nothing here may change how the program ends: the file may be closed, the disk full.
     with contextlib.suppress(Exception):
-        rank, is_for_all = asked.rank(), asked.mode() == asked.ALL
+        rank, is_for_all = asked.rank(), asked.mode == asked.ALL
         if is_for_all or not rank:
             who = f"ringloader [rank {rank}]" if is_for_all and rank is not None else "ringloader"
             output.complain("".join(f"{who}: {line}\n" for line in _lines()))

@@ -166,7 +166,7 @@ def record(
         _records.put(iterator, Kept(noted))
     if counted is not None:
         counted.begin(count)
-        if asked.mode():
+        if asked.mode:
             asked.note_rank()
             counted.recording = recording
             if counted.used_at is None:
