@@ -1,4 +1,4 @@
-"""What type checkers and editors read of the package, whose names come when they are first asked for."""
+"""The package's names for type checkers and editors. At run time each is imported when it is first used."""
 
 from ringloader import batchify as batchify
 from ringloader._data.array_dataset import ArrayDataset as ArrayDataset

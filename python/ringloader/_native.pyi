@@ -243,7 +243,7 @@ class Claimed:
 
 @final
 class JointPort:
-    """A worker's end of the tasks that all share, beside its port."""
+    """A worker's end of the tasks that all share, in addition to its port."""
 
     def __new__(
         cls, port: Port, words: int, bytes: int, places: int, window: int, timed: bool

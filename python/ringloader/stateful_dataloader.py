@@ -112,7 +112,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         return tracked.state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next ``iter`` go on from a state, with what its epoch has drawn: no sample is read again.
+        """Makes the next ``iter`` resume from a state, with its epoch's draws: no sample is read again.
 
         An iterator that runs is left alone. ``num_workers``, ``batch_size`` and other options may be others
         than when the state was taken. The generators of the loader and its sampler are put back to where they

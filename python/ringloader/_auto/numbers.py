@@ -77,7 +77,7 @@ def limits(pool: Pool | None) -> Limits:
 
 
 def controller_of(loader: object, limits: Limits) -> Controller:
-    """Returns what decides for an iterator of a loader: it goes on from the one that was made last."""
+    """Returns the controller of a loader's iterator. It continues from the last one that was made."""
     found = _controllers.get(loader)
     # Several iterators may run at once, each with workers of its own.
     found = Controller(*limits) if found is None else copy.deepcopy(found)

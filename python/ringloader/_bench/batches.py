@@ -17,7 +17,7 @@ from ringloader._bench import measure
 from ringloader._bench.arguments import Configuration
 from ringloader._bench.target import Target
 
-# A batch: the place of each part, and what is there.
+# A batch: the place of each part, and the part.
 Described = list[tuple[str, str]]
 
 _MOST = 20
@@ -91,7 +91,7 @@ def _parts(value: Any, place: str, above: tuple[int, ...] = ()) -> Iterator[tupl
 
 
 def _text(value: Any) -> str:
-    """Returns the class of an object with its text, unless this has the object's address or cannot be had."""
+    """Returns the class of an object with its text, unless it has the object's address or raises."""
     name = type(value).__qualname__
     try:
         text = repr(value)

@@ -166,7 +166,7 @@ def _is_equal(pair: tuple[object, object]) -> bool:
 
 @contextlib.contextmanager
 def _progress(runs: int) -> Iterator[Callable[[str], None]]:
-    """Shows how many runs are done, by tqdm if it is there, where standard error is a terminal.
+    """Shows how many runs are done, by tqdm if it is installed, where standard error is a terminal.
 
     Args:
         runs: The number of runs.

@@ -75,7 +75,7 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
-    # With one: `persistent_workers=True` and others are errors without workers.
+    # With one worker: `persistent_workers=True` and others raise without workers.
     number = 1 if configuration.is_auto else configuration.number
     loader = target.call(max(number, 1))
     if not isinstance(loader, internals.Loader):

@@ -18,7 +18,7 @@ ATTRIBUTE = "_ringloader_states"
 
 
 class Rest(NamedTuple):
-    """The rest of an epoch that goes on from a state, for the places of its samples.
+    """The rest of an epoch that resumes from a state, for the places of its samples.
 
     Attributes:
         number: The number by which the samples' keys are made.
@@ -43,7 +43,7 @@ class Epoch(Protocol):
 
     @property
     def is_drawn(self) -> bool:
-        """True if the epoch goes on, and has drawn before all that ``iter`` draws."""
+        """True if the epoch resumes, and has drawn before all that ``iter`` draws."""
 
     @property
     def rest(self) -> Rest | None:

@@ -1,4 +1,4 @@
-"""Supervisors of the workers of an iterator: what becomes of those that are lost, or late with a batch."""
+"""Supervisors of an iterator's workers: they replace lost workers, and report late ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What ``SharedList`` and ``CachedDataset`` use where processes cannot share memory: each has its own."""
+"""Stand-ins for the memory of ``SharedList`` and ``CachedDataset`` where processes cannot share any."""
 
 from __future__ import annotations
 

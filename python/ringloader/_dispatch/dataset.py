@@ -61,7 +61,7 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         self._key = uuid.uuid4().hex
 
     def map(self, fn: Callable[[Any], Any]) -> Self:
-        """A `Dispatch` whose workers call ``fn`` with each item, and go on with what it returns."""
+        """A `Dispatch` whose workers call ``fn`` with each item, and continue with the result."""
         _check_callable("map", fn)
         return self._with(functools.partial(map, functools.partial(_called, "map", fn)))
 
@@ -137,7 +137,7 @@ def check_rates(dataset: Dispatch, workers: int, in_order: bool) -> None:
 
 
 class _Batches:
-    """Lists of items. Goes on after an error, as `map` does."""
+    """Lists of items. Continues after an error, as `map` does."""
 
     def __init__(self, items: Iterator[Any], *, n: int, drop_last: bool) -> None:
         self._items = items

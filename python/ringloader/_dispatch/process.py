@@ -191,7 +191,7 @@ def _serve(source: Iterable[Any], consumers: list[Consumer]) -> None:
 
 
 def _all_are_in(consumers: list[Consumer], epoch: int) -> bool:
-    """Waits until each worker has begun the epoch or ended. Returns whether any is there.
+    """Waits until each worker has begun the epoch or ended. Returns True if any is left.
 
     INVARIANT: no worker waits here for another. A worker begins an epoch before it asks for an item of it,
     and one that is still in the epoch before has been sent that one's end.

@@ -157,7 +157,7 @@ class DispatchEnd(WorkerOption):
         self.leave()
 
     def _drop(self) -> None:
-        """Takes what is there: each epoch leaves its end, for which there must be room."""
+        """Takes all that has come: each epoch leaves its end, for which there must be room."""
         while not self._has_died and (found := self._engine.next(0.0)) is not None:
             if isinstance(found, _native.WorkerEnded):
                 self._has_died = True

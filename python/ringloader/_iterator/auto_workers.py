@@ -254,7 +254,7 @@ class AutoWorkers(Feature):
 
 
 def _tasks_of(iterator: OurWorkersIterator) -> list[int]:
-    """Returns the numbers by which the system knows the workers: of processes, or of threads."""
+    """Returns the system's numbers of the workers: of processes, or of threads."""
     return [getattr(worker, "native_id", None) or worker.pid for worker in iterator._workers]
 
 

@@ -281,7 +281,7 @@ class _Draws:
         self._after = [generator.get_state() for generator, _ in self._before]
 
     def undo(self) -> None:
-        """Puts generators back, but for those that the program has set, or drawn from, since."""
+        """Puts generators back. Leaves out generators that the program has since set, or drawn from."""
         for (generator, before), after in zip(self._before, self._after, strict=True):
             if torch.equal(generator.get_state(), after):
                 generator.set_state(before)

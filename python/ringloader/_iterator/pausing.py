@@ -116,7 +116,7 @@ class Pausing:
             gate = self._gate = _Gate()
         elif gate.has_ended:
             raise RuntimeError(_ENDED)
-        # Also if it is there: an interrupt may have come before its stages.
+        # Also if it is open: an interrupt may have come before its stages.
         self._put_stages()
         return gate
 

@@ -75,7 +75,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     ) -> None:
         self._transport = transport
         self._features = features
-        # The first workers get tasks, so many.
+        # Only the first `_running` workers get tasks.
         self._running = workers if running is None else running
         self._workers: list[Any] = []
         self._workers_status = [True] * workers
@@ -179,7 +179,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Begins another epoch in this process. ``is_early``: True before ``iter`` has asked for it."""
         self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
         if is_early:
-            # torch's `_reset` would end the count of the batches of this epoch, by which its state is told.
+            # torch's `_reset` would end the count of the batches of this epoch, which its state needs.
             self._sampler_iter = iter(self._index_sampler)
         else:
             internals.BaseIterator._reset(self, self._drawing(loader))
@@ -212,7 +212,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _late_start_of(self, worker: int) -> EpochStart:
         """Returns the beginning of a part of the epoch for a worker that starts in it."""
-        # Its dataset may be as it was for an epoch before, or be the next one's already.
+        # The worker's dataset may still be that of an epoch before, or already the next one's.
         return dataclasses.replace(self._start_of(worker), told=self._plan.last_told)
 
     def _index_source(self) -> _native.IndexSource:

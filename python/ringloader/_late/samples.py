@@ -50,7 +50,7 @@ _ANY = "a sample"
 
 
 class Loss(NamedTuple):
-    """What is known of a worker's end.
+    """The known facts of a worker's end.
 
     Attributes:
         where: What the worker asked the dataset for, in words; None where that is not known.
@@ -133,7 +133,7 @@ class SampleNotes:
         return Loss(where)
 
     def _add(self, worker: int, call: int, why: int) -> bool:
-        """Adds a call to those that raise once more. False: there is no room."""
+        """Adds a call to the calls that raise once more. Returns False if there is no room."""
         words = self._words
         # A worker may have written anything there.
         many = min(max(words.get(worker, _MANY), 0), _MOST)

@@ -29,7 +29,7 @@ class SharedWords:
 
     @classmethod
     def make(cls, name: str, size: int, workers: int, behind: int = 0) -> Self:
-        """Makes the memory file, with room for some bytes behind the records.
+        """Makes the memory file, with room for some bytes after the records.
 
         Raises:
             OSError: If there is no memory, or no descriptor.

@@ -47,7 +47,7 @@ def texts() -> dict[str, Texts]:
 
 @dataclasses.dataclass(frozen=True)
 class Never:
-    """Says that an option is an error there.
+    """Says that an option raises there.
 
     Attributes:
         why: The reason, for the error.
@@ -94,7 +94,7 @@ class About:
 
 
 def given_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that are there and are not the very default. No code of a value's class runs."""
+    """Returns the values that were given and are not the very default. No code of a value's class runs."""
     # No loop of Python's: each constructor asks.
     found = map(values.get, defaults, defaults.values())
     given = map(operator.is_not, found, defaults.values())

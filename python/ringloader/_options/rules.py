@@ -28,7 +28,7 @@ def _with_dispatch(option: str, why: str) -> Conflict:
 
 
 def _with_threads(option: str, default: Any, why: str) -> Conflict:
-    """Returns the rule for an option that is an error where workers are threads."""
+    """Returns the rule for an option that raises where workers are threads."""
     return of_options(
         "worker_method",
         f"with `{option}`",
@@ -58,7 +58,7 @@ def _shares(options: Any) -> bool:
 
 
 def _with_sharing(option: str, is_there: Callable[[Any], object], why: str) -> Conflict:
-    """Returns the rule for an option that is an error where all workers make one batch."""
+    """Returns the rule for an option that raises where all workers make one batch."""
     return of_options(
         "worker_task",
         f"with `{option}`",

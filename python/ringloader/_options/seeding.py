@@ -94,7 +94,7 @@ class Keys(Feature):
         # Batch `k` of a sampler that gives whole batches has the places from `k * 2**32` on.
         whole = self._batches and samplers.reads_whole(index_sampler)
         if not _native.SUPPORTED:
-            # No epoch goes on there, so none has been passed.
+            # No epoch resumes there, so no batch was passed.
             return cast("_native.Places", places.Places(key, first, step, self._batches, whole))
         return _native.Places(key, first, step, passed, self._batches, whole)
 
@@ -148,7 +148,7 @@ class Seeding(WorkerOption):
         return _InPlace(fetcher, self, self._turn.generators if self._puts_back else None)
 
     def finish(self, fetcher: Any) -> None:
-        """Puts a ``collate_fn`` of the user's own behind the seed of its batch."""
+        """Sets the seed of a batch before the user's own ``collate_fn`` runs."""
         collator = collator_of(fetcher)
         collate_fn: Any = getattr(collator, "collate_fn", None)
         if self._before == "sample" and collate_fn is not None and not _draws_nothing(collate_fn):

@@ -43,7 +43,7 @@ def _install(text: str) -> None:
 
     def make(loader: TorchLoader, previous: Callable[[Any], Any]) -> Any:
         try:
-            # Imported here, so that a module or a device that is not there is reported here.
+            # Imported here, so that a missing module or device is reported here.
             import ringloader.dataloader  # noqa: F401
             from ringloader._patch import install
             from ringloader._torch import devices

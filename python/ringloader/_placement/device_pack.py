@@ -170,7 +170,7 @@ class Packing:
         return into
 
     def stage(self) -> None:
-        """Copies the small ones to pinned memory. To be called once, when all are there."""
+        """Copies the small ones to pinned memory. Called once, when all have come."""
         self.sources = list(self._large_sources)
         for places in self._places:
             _, offset, size = places[-1]

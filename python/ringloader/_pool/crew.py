@@ -35,7 +35,7 @@ class Lease:
         finds_main: True if the processes have the main module.
     """
 
-    # The argument by which they are forked, for people.
+    # The argument that makes them fork, as an error names it.
     fork = "start_method='fork' to the WorkerPool"
 
     def __init__(

@@ -37,7 +37,7 @@ class Record:
         # True if each process gets a pickle of its own.
         self.is_for_each = False
         self.made_at = next(moments)
-        # True if a process needs the main module to unpickle them, as far as is known.
+        # True if a process may need the main module to unpickle them.
         self.names_main = True
 
     def things(self) -> dict[str, Any]:

@@ -128,7 +128,7 @@ class Workers(WorkerPool):
 
 
 def _check_options(options: Mapping[str, Any]) -> None:
-    """Raises a ``ValueError`` for options of actors that cannot be had."""
+    """Raises a ``ValueError`` for options that actors cannot have."""
     for name in _OWN:
         if name in options:
             raise ValueError(

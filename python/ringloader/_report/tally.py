@@ -130,7 +130,7 @@ class Count:
 
     @property
     def iterator(self) -> OurIterator | None:
-        """Returns the iterator while it is there, if it is one of ringloader's."""
+        """Returns the iterator while it lives, if it is one of ringloader's."""
         return None if self._iterator is None else self._iterator()
 
     def end(self, batches: int) -> None:
@@ -199,7 +199,7 @@ class Tally:
         """Adds an iterator, and adds up iterators that are gone."""
         counts = self._counts
         for one in counts[:]:
-            # It is gone, or was never one that is counted.
+            # The iterator is gone, or was never counted.
             if one.iterator is None:
                 try:
                     counts.remove(one)

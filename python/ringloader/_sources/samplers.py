@@ -92,7 +92,7 @@ def _is_torchs_own(sampler: Any) -> bool:
 
 
 class Resumed(NamedTuple):
-    """An epoch that was begun before, and goes on.
+    """An epoch that was begun before, and resumes.
 
     Attributes:
         drawn: What it has drawn from the program's generator: a seed, or the state before the first draw.
@@ -131,7 +131,7 @@ class TorchDraws(randperm.Draws):
         self._before: torch.Tensor | None = None
         # Draws from the program's generator.
         self._made = 0
-        # The epoch in which this goes on.
+        # The epoch in which this continues.
         self.resumed = Resumed()
         # Makes its draws again, and the number that it has made.
         self._twin: torch.Generator | None = None
@@ -213,7 +213,7 @@ class TorchDraws(randperm.Draws):
         return randperm.words(self._words_from, count)
 
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
-        """Returns the values ``drawn`` and ``draws`` of this epoch, if it goes on later."""
+        """Returns the values ``drawn`` and ``draws`` of this epoch, for a later resume."""
         return (self._before, self._made) if self._made else (None, None)
 
     def _drawing(self) -> tuple[torch.Generator, bool]:

@@ -67,7 +67,7 @@ def refuse_in_import(context: Any, fork: str = FORK) -> None:
     global _before
     if sys.excepthook is not _end:
         _before, sys.excepthook = sys.excepthook, _end
-        # A program that handles the error goes on.
+        # A program that handles the error continues.
         weakref.finalize(error, _put_back).atexit = False
     try:
         raise error

@@ -125,7 +125,7 @@ def _is_left(process: Any) -> bool:
     except ProcessLookupError:
         return False
     except OSError:
-        # The process has another user now, so it is there.
+        # The process has another user now, so it exists.
         return True
     return True
 

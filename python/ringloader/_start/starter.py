@@ -21,7 +21,7 @@ class Starter(Protocol):
     """Starts the workers of one iterator.
 
     Attributes:
-        fork: The argument by which they would be forked, for people.
+        fork: The argument that makes them fork, as an error names it.
     """
 
     fork: str

@@ -1,1 +1,1 @@
-"""``state_dict`` and ``load_state_dict``: where an epoch is, and how another one goes on from there."""
+"""``state_dict`` and ``load_state_dict``: the position in an epoch, and the resume from it."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from ringloader._common.attributes import class_has_method
 from ringloader._common.weak_registry import WeakRegistry
 
-# In place of an attribute that is not there.
+# Stands for a missing attribute.
 _NONE = object()
 
 
@@ -46,7 +46,7 @@ class Beginning:
 
     def __init__(self, dataset: Any) -> None:
         self.process = os.getpid()
-        # The first state, pickled; None if it cannot be had.
+        # The first state, pickled; None if it cannot be taken.
         self._first = _first_state(dataset)
         self._is_used = False
         self._held: list[_Held] = []

@@ -75,7 +75,7 @@ class DatasetState:
         return begun.is_stateful
 
     def start_of(self, worker: int) -> ResumePoint | None:
-        """Returns where a worker goes on; None in an epoch that was not resumed."""
+        """Returns the point from which a worker resumes; None in an epoch that was not resumed."""
         return ResumePoint(self._begun[worker], 0, self._size) if self._is_resumed else None
 
     def succeed(self, worker: int) -> tuple[bool, ResumePoint | None]:

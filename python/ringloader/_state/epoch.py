@@ -68,7 +68,7 @@ class Epoch:
 
     @property
     def is_drawn(self) -> bool:
-        """True if the epoch goes on, and has drawn all that ``iter`` draws. An order is drawn again."""
+        """True if the epoch resumes, and has drawn all that ``iter`` draws. An order is drawn again."""
         return self._resumes and self.ledger is None
 
     def attach(self, iterator: OurIterator) -> None:
@@ -96,7 +96,7 @@ class Epoch:
         self.dataset.shared_seed = iterator._shared_seed
 
     def start_of(self, worker: int) -> ResumePoint | None:
-        """Returns where a worker goes on; None: it begins with the epoch."""
+        """Returns the point from which a worker resumes; None: it begins with the epoch."""
         return None if self.dataset is None else self.dataset.start_of(worker)
 
     def indices(self, made: Any) -> Any:

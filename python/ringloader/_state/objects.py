@@ -152,7 +152,7 @@ class Objects:
         return self._fetcher.fetch(index)
 
     def _drop(self) -> None:
-        """Reads and drops the batches between the state of the worker and where its epoch goes on.
+        """Reads and drops the batches between the state of the worker and the point where its epoch resumes.
 
         Raises:
             ValueError: If there are fewer.

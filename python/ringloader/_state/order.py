@@ -139,7 +139,7 @@ class NativeOrder(Order):
             pass
 
     def resumed(self, saved: Saved) -> Saved:
-        """Returns the state with which this rank goes on, of the state of any rank."""
+        """Returns the state from which this rank resumes, of the state of any rank."""
         if saved.is_edited:
             ranges = saved.ranges
             saved = saved.but(batches=saved.num_yielded, samples=ranges[0][1] if ranges else 0, overtaken=())
@@ -227,7 +227,7 @@ class NativeOrder(Order):
         draws = samplers.draws_of(self.index_sampler, for_state=True)
         assert draws is not None
         if saved.drawn is None and self._draws_from_program():
-            # Nothing was read before the state was taken: the epoch draws when it goes on.
+            # Nothing was read before the state was taken: the epoch draws when it resumes.
             return None
         ranks = None
         if saved.rank is not None and saved.num_replicas is not None:

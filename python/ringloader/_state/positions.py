@@ -178,7 +178,7 @@ class Workers:
 
 
 def _part_to_dict(part: Part) -> dict[str, Any]:
-    """Leaves out what is not there: a state of many workers is small."""
+    """Leaves out missing parts: a state of many workers is small."""
     made = {name: getattr(part, name) for name in ("batches", "since")}
     if part.snapshot is not None:
         made |= {"is_ended": part.snapshot.is_ended, "samples": part.snapshot.samples}

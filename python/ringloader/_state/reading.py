@@ -101,7 +101,7 @@ class ReadOrder(Order):
             self.set_epoch(named)
 
     def resumed(self, saved: Saved) -> Saved:
-        """Returns the state with which this rank goes on, of the state of any rank.
+        """Returns the state from which this rank resumes, of the state of any rank.
 
         Raises:
             ValueError: If there are other ranks now, which divide the epoch in another way.
@@ -174,7 +174,7 @@ class ReadOrder(Order):
         """Records that an index or a batch was read, with the state after it."""
         read = self._read + 1
         state = _state_of(stateful)
-        # INVARIANT: each step is one for the interpreter, and a state is there before its batch is handed
+        # INVARIANT: each step is atomic under the interpreter lock, and a state exists before its batch goes
         # out: another thread, or a signal handler, may ask for a state at any time.
         self._states[read] = state
         self._read = read
@@ -290,7 +290,7 @@ def _grouped(indices: Iterator[Any], batches: Any) -> Iterator[list[Any]]:
 
 
 def _state_of(stateful: Any) -> Any:
-    """Returns a copy of the state of a sampler or its iterator; the failure, if it cannot be had.
+    """Returns a copy of the state of a sampler or its iterator; the failure, if there is none.
 
     A program that only reads batches gets no error of it.
     """

@@ -1,4 +1,4 @@
-"""The beginning of an epoch: of a new one, or of one that goes on from a loaded state."""
+"""The beginning of an epoch: of a new one, or of one that resumes from a loaded state."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def resumed(
     are_same: bool,
     is_torchs: bool,
 ) -> tuple[Saved, NativeOrder | ReadOrder | None, int | None]:
-    """Returns the beginning of an epoch that goes on from a state, its order, and the seed of its workers.
+    """Returns the beginning of an epoch that resumes from a state, its order, and the seed of its workers.
 
     Args:
         loader: The loader. Its generators, and its sampler, are put to where the epoch goes on.
@@ -60,7 +60,7 @@ def resumed(
 def _rest_of_order(
     order: NativeOrder | ReadOrder, loaded: Saved, named: int | None, is_torchs: bool
 ) -> Saved:
-    """Returns the state from which an epoch goes on whose samples come in an order."""
+    """Returns the state from which an epoch resumes whose samples come in an order."""
     if named != loaded.epoch:
         select_path.log_once(
             f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
@@ -71,7 +71,7 @@ def _rest_of_order(
 
 
 def _rest_of_dataset(loader: TorchLoader, loaded: Saved) -> Saved:
-    """Returns the state from which the epoch of an iterable dataset goes on. Logs what is read again."""
+    """Returns the state from which the epoch of an iterable dataset resumes. Logs what is read again."""
     before = loaded.workers
     assert before is not None
     workers = before.moved(loaded.num_yielded - loaded.batches)

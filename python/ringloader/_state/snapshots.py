@@ -15,7 +15,7 @@ from ringloader._worker.result import with_snapshot
 
 
 class ResumePoint(NamedTuple):
-    """The point from which a worker goes on in an epoch that was resumed, or in place of a lost worker.
+    """The point from which a worker continues in an epoch that was resumed, or in place of a lost worker.
 
     Attributes:
         part: The position; without a state and with no batches, the beginning.
@@ -93,10 +93,10 @@ class Snapshots(WorkerOption):
         return _Sending(fetcher, objects, policy, self._worker, 0 if point is None else point.asked)
 
     def _resumed(self, point: ResumePoint, objects: Objects, fetcher: Fetcher) -> Fetcher:
-        """Brings the iterator to where the epoch goes on. MIRRORS torchdata worker.py::_worker_loop."""
+        """Brings the iterator to where the epoch resumes. MIRRORS torchdata worker.py::_worker_loop."""
         part = point.part
         if part.is_at_end():
-            # Its dataset may be ready for the next epoch.
+            # The dataset may be ready for the next epoch.
             self._torchs.ended = True
             return fetcher
         if "iterator" in self._states:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-# The part by which an epoch may be longer than the shortest and still be as good, if it needs fewer workers.
+# An epoch that is longer than the shortest by at most this part is as good, if it needs fewer workers.
 AS_GOOD = 1.05
 _MOST_WORKERS = 64
 # The seconds of the main process to hand a task to a worker and to get its batch.

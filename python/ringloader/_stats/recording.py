@@ -87,7 +87,7 @@ class Recording(Feature):
         # True if batches are moved or transformed in `next`, and nothing else notes for how long.
         is_noted_here = options.device_transform is not None and not self._places_here
         self._notes_placing = setup.path == "torch" if has_device else is_noted_here
-        # When the batch came that is to be placed.
+        # The time at which the batch came that is placed next.
         self._fetched = 0
 
     def workers(self) -> Iterable[WorkerOption]:

@@ -96,7 +96,7 @@ def _owner_of(loader: object, loader_class: Any) -> str | None:
 
 
 def _goes_on(function: Any) -> bool:
-    """True if a method goes on to that of the next class, and so names it. Looks into decorators."""
+    """True if a method calls that of the next class, and so names it. Looks into decorators."""
     while isinstance(function, FunctionType):
         if _NAME in function.__code__.co_names:
             return True

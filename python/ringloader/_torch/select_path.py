@@ -56,7 +56,7 @@ _KNOWN = {
     ("_BaseDataLoaderIter.__init__", "speechbrain.dataio.dataloader"),
     ("_BaseDataLoaderIter._reset", "speechbrain.dataio.dataloader"),
 }
-# A loader with this attribute goes on within its next epoch: speechbrain's constructor passes over indices.
+# A loader with this attribute resumes within its next epoch: speechbrain's constructor passes over indices.
 _SKIPS_TO = "_speechbrain_recovery_skip_to"
 _RECOVERS = "speechbrain goes on within this epoch, by torch's own iterator"
 
@@ -305,5 +305,5 @@ def _is_known(name: str, found: Any) -> bool:
 
 
 def _recovers(loader: TorchLoader) -> bool:
-    """True if speechbrain has the next epoch of a loader go on within it."""
+    """True if speechbrain makes a loader resume within its next epoch."""
     return vars(loader).get(_SKIPS_TO) is not None

@@ -86,7 +86,7 @@ def make_transport(
         dispatching = dispatching_for(loader, context, workers, share) if is_iterable else None
         restarts = options.restart_workers and not is_iterable
         if restarts or options.sample_timeout is not None:
-            # No dispatching process is there, which these options exclude.
+            # These options exclude a dispatching process.
             crashes, batches = "on_error" in options.changed, loader._auto_collation
             notes = SampleNotes(workers, options.sample_timeout, crashes, batches, shares)
     except BaseException:

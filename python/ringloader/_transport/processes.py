@@ -207,7 +207,7 @@ class ProcessTransport(Transport):
         """
         if not self._begin_close():
             return
-        # Those that an interrupted end has left.
+        # Processes that an interrupted end has left.
         self._group(list(self._processes.values())).kill()
         if self._dispatching is not None:
             self._dispatching.close()

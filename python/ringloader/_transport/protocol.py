@@ -36,7 +36,7 @@ class Counters:
         return self._final is not None
 
     def finish(self) -> None:
-        """Keeps the counts as they are: the engine is to be closed."""
+        """Keeps the counts as they are, before the engine closes."""
         self._final = self()
 
 

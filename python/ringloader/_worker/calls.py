@@ -121,7 +121,7 @@ def _collected(
     while len(answers) < len(workers):
         left = _LOOK_SECONDS if deadline is None else min(_LOOK_SECONDS, deadline - time.monotonic())
         missing = [number for number in range(len(workers)) if number not in answers]
-        # Before the look: what a worker said before it ended is there then.
+        # Before the look: its last messages have arrived then.
         lost = [number for number in missing if not workers[number].handle.is_alive()]
         found = asked.answers(0.0 if lost else max(left, 0.0))
         answers.update(found)
@@ -227,7 +227,7 @@ class _Call:
         answer = self._answer()
         port = stand_ins.port
         assert port is not None
-        # If the descriptor cannot be had, the pipe ends, which tells the main process. The main process may
+        # Without the descriptor the pipe ends, which tells the main process. The main process may
         # have stopped waiting.
         with (
             contextlib.suppress(OSError, RuntimeError),

@@ -30,7 +30,7 @@ class Run(Protocol):
 
     @property
     def is_collation(self) -> bool:
-        """True if all samples are made, and the batch is to be collated."""
+        """True if all samples are made, and this worker must collate the batch."""
 
     def whole_index(self) -> Any:
         """The index of the batch."""
@@ -43,7 +43,7 @@ class Run(Protocol):
 
 
 class RunChannel(Protocol):
-    """The calls by which a worker makes runs, beyond its :class:`~ringloader._worker.loop.Channel`."""
+    """The calls with which a worker makes runs, beyond its :class:`~ringloader._worker.loop.Channel`."""
 
     def failure(self) -> Any:
         """Wraps the error that is being handled."""
@@ -64,7 +64,7 @@ class RunChannel(Protocol):
         """
 
     def parts(self, run: Any, own: Any) -> list[Any] | None:
-        """Returns the samples of all runs; None if they cannot be had. ``own`` are the worker's last."""
+        """Returns the samples of all runs; None if they are lost. ``own`` are the worker's last."""
 
 
 class Joint(WorkerOption):

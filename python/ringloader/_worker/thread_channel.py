@@ -64,7 +64,7 @@ class JointThreadChannel(ThreadChannel):
 
     def __init__(self, queues: _native.ThreadQueues, worker: int, joint: Joint) -> None:
         super().__init__(queues, worker)
-        # The run that was taken last, until its samples are there.
+        # The run that was taken last, until its samples are made.
         self._taken: _native.ThreadRun | None = None
         joint.channel = self
 

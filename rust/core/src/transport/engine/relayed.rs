@@ -10,7 +10,7 @@ impl Engine {
     /// readable. By then no code writes to its slots.
     ///
     /// # Errors
-    /// [`Error::Os`] when the system refuses.
+    /// [`Error::Os`](crate::Error::Os) when the system refuses.
     pub fn watch_relayed(&self, worker: u32, ended: OwnedFd) -> Result<()> {
         self.ends()[worker as usize] = None;
         let mut state = self.lock();
