@@ -192,7 +192,7 @@ impl Table<'_> {
         self.full.load(Ordering::Relaxed) > self.floor()
     }
 
-    /// Records that are there, of the indices in a range.
+    /// Existing records of the indices in a range.
     #[must_use]
     pub fn items(&self, range: std::ops::Range<usize>) -> usize {
         let words = self.words[range].iter().map(|word| self.state_of(word.load(Ordering::Relaxed)));

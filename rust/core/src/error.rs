@@ -43,7 +43,7 @@ pub enum Error {
         limit: String,
     },
 
-    /// A forked child goes on building its parent's list.
+    /// A forked child keeps building its parent's list.
     ListInherited {
         /// The process that builds it.
         owner: u32,
@@ -76,7 +76,7 @@ pub enum Error {
     /// A `RandomSampler` without replacement stands over nothing: torch divides by the length.
     EmptySource,
 
-    /// A result is out of its ring and cannot be had: its task will have no other. The rings go on.
+    /// A result is out of its ring and is lost: its task will have no other. The rings continue.
     Arrival {
         /// The task whose data it was; none of a whole message of torch's protocol.
         task: Option<u64>,

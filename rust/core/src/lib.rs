@@ -20,7 +20,7 @@
 //! | [`pool`] | which side has which slot; nothing of rings |
 //! | [`joint`] | batches that all workers make together: claims of samples, and who collates |
 //! | [`ring`] | rings of descriptors; nothing of slots |
-//! | [`cache`] | which samples are there, and where; nothing of files |
+//! | [`cache`] | which samples exist, and where; nothing of files |
 //! | [`plan`] | samplers, the selection of workers, the reorder buffer: torch's rules; nothing of processes or memory |
 //! | [`forks`] | what a forked child may still have |
 //! | [`timing`] | where the time of each batch goes; reads no clock |

@@ -133,7 +133,7 @@ pub(crate) fn wait(py: Python<'_>, engine: &Engine, only: Option<u32>, limit: Du
     })
 }
 
-/// The time for which a wait for another thread of this process may go on without a look for signals.
+/// The time for which a wait for another thread of this process may last without a check for signals.
 pub(crate) const LOOK: Duration = Duration::from_millis(50);
 
 /// Does what [`wait`] does, for replies that threads of this process send. Ends after [`LOOK`], even before `limit` and

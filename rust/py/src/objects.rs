@@ -125,7 +125,7 @@ pub(crate) fn tuple<'py, E: From<PyErr>>(
     }
 }
 
-/// A tuple of objects that are there: arguments of a call, for which PyO3 makes a tuple too.
+/// A tuple of existing objects: arguments of a call, for which PyO3 makes a tuple too.
 ///
 /// # Errors
 /// `MemoryError`.

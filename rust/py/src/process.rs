@@ -60,7 +60,7 @@ pub(crate) fn takes_shared_memory_back() -> bool {
 }
 
 /// Kills this process when a piece of its work takes longer than `seconds`, after the word 1 was written at `offset` of
-/// the file `fd`. `OSError`: no thread can be had.
+/// the file `fd`. `OSError`: no thread can start.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Deadline(process::deadline::Deadline);
 

@@ -105,7 +105,7 @@ pub(crate) fn failed_arrival<'py>(
     Ok(made.map_or_else(|error| (lost.bind(py).clone(), Some(error)), |made| (made, None)))
 }
 
-/// A worker, its task, and that task's index; `None` if it cannot be had.
+/// A worker, its task, and that task's index; `None` if it is lost.
 pub(crate) type Late<'py> = (u32, u64, Option<Bound<'py, PyAny>>);
 
 /// The iterator whose method calls the scheduler: `SchedulerCallbacks` in the stub.

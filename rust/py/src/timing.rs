@@ -60,7 +60,7 @@ impl WorkerClock {
         stamps
     }
 
-    /// The worker has sent a run, and goes on with its batch.
+    /// The worker has sent a run, and continues with its batch.
     pub(crate) fn note_last(&self) {
         self.core().record_last();
     }

@@ -69,7 +69,7 @@ impl Column {
 /// The place of a column's rows, one after the other.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
-    /// Where the first one begins.
+    /// The start of the first one.
     pub offset: u64,
     /// Bytes of each.
     pub row_len: u64,

@@ -23,7 +23,7 @@ pub(super) fn take(bytes: &mut &[u8]) -> Option<u64> {
     }
 }
 
-/// The rest of a number that begins with `first` and goes on in `rest`.
+/// The rest of a number that begins with `first` and continues in `rest`.
 fn take_long<'a>(first: u8, rest: &'a [u8], bytes: &mut &'a [u8]) -> Option<u64> {
     let mut value = u64::from(first & 0x7f);
     for (index, &byte) in rest.iter().take(9).enumerate() {

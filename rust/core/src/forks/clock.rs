@@ -1,7 +1,7 @@
 //! A clock that forks move on. Whether something was lent before a fork and comes back after it is one comparison.
 //!
 //! The clock is one word: the number of forks that have ended, and how many are under way, for threads may fork at
-//! once. Between [`begin`](Clock::begin) and [`end`](Clock::end) it is not known whether the child is there yet. What
+//! once. Between [`begin`](Clock::begin) and [`end`](Clock::end) it is not known whether the child exists yet. What
 //! is lent or returned in that time counts as if the fork came in between.
 //!
 //! INVARIANT: what was lent before a fork finds another time on the clock when it comes back after it. The thread that

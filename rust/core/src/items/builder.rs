@@ -72,7 +72,7 @@ impl Builder {
     /// Moves what was collected to shared memory. Between items only.
     ///
     /// # Errors
-    /// [`Error::ListInherited`] in a forked child, [`Error::ListMemory`] when the memory is not there, [`Error::Os`]
+    /// [`Error::ListInherited`] in a forked child, [`Error::ListMemory`] when there is no memory, [`Error::Os`]
     /// when the system refuses.
     pub fn flush(&mut self) -> Result<()> {
         if std::process::id() != self.owner {

@@ -50,7 +50,7 @@
 //! |---|---|---|
 //! | with the claim of a run | bytes that no part names, rows written in part | `lose` frees the claim: the run is made again, and its rows are written again |
 //! | after it wrote a form, before it said so | bytes that nobody uses | nothing to repair |
-//! | after it laid the rows out | rows that are laid out, and none written | nothing to repair: the others go on |
+//! | after it laid the rows out | rows that are laid out, and none written | nothing to repair: the others continue |
 //! | after the run's bit was set, not the last one | its part | nothing to repair |
 //! | after the last bit, before it had the collation's claim | all parts | `lose` frees the claim of the collation |
 //! | while it collated, the last run written | all parts | `lose` frees the claim of the collation |
@@ -129,9 +129,9 @@ pub struct Claim {
 /// A part of a batch, where its worker has written it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// These bytes.
+    /// The bytes.
     Bytes {
-        /// Where they begin.
+        /// Their start.
         offset: u64,
         /// Their number.
         len: u64,

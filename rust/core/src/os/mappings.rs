@@ -1,7 +1,7 @@
 //! Maps the part of a growing file in memory that is in use.
 //!
 //! A read by a system call takes three times as long: it looks every page up. Mapped memory that was read counts as
-//! each reader's own in what the system says of a process, though it is there once.
+//! each reader's own in what the system says of a process, though it exists once.
 //!
 //! INVARIANT: a range is used only after it was written. A file in memory cannot shrink, so no access to it raises
 //! SIGBUS.
@@ -85,7 +85,7 @@ impl Mappings {
         number: usize,
     ) -> Option<usize> {
         let place = self.places.get(number)?;
-        // ORDERING mapping: the mapping is there before its address is.
+        // ORDERING mapping: the mapping exists before its address does.
         let mut base = place.load(Ordering::Acquire);
         if base == 0 {
             let flags = MapFlags::SHARED | MapFlags::NORESERVE;

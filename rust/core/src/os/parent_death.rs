@@ -61,7 +61,7 @@ static WATCH: AtomicU64 = AtomicU64::new(0);
 /// Arranges that this process is killed `grace` after the end of `parent`, a pidfd of the process that forked it. Where
 /// another has forked it, `pipe` is the reading end of one whose writing end only the parent has.
 ///
-/// A process that is stopped then goes on until that. Only the first call in a process has an effect.
+/// A process that is stopped then runs until that. Only the first call in a process has an effect.
 ///
 /// # Errors
 /// [`Error::Os`] when the system has no timer for it.
@@ -164,7 +164,7 @@ fn parent_pid() -> i32 {
     unsafe { libc::getppid() }
 }
 
-/// Returns true if `event` is there now. Safe in a handler: a system call.
+/// Returns true if `event` is set now. Safe in a handler: a system call.
 fn is_there(fd: &OwnedFd, event: PollFlags) -> bool {
     (0..10)
         .map(|_| poll([(fd.as_fd(), event)], Duration::ZERO))

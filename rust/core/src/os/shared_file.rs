@@ -11,7 +11,7 @@ use super::page::pages_within;
 use crate::error::{Error, Result};
 use crate::sync::{AtomicU64, Ordering};
 
-/// A file. Nothing is read or written without a look at the descriptor: other code may close it by its number, as
+/// A file. Nothing is read or written before the descriptor is checked: other code may close it by its number, as
 /// daemons do, and another file may have the number by then.
 #[derive(Debug)]
 pub struct SharedFile {

@@ -63,7 +63,7 @@ pub(super) fn epoll_wait(
     limit: Duration,
 ) -> Result<usize> {
     let room = events.len().try_into().unwrap_or(i32::MAX);
-    // SAFETY: writes no more than `room` structures, which are there.
+    // SAFETY: writes no more than `room` structures, which exist.
     let found =
         unsafe { libc::epoll_wait(epoll.as_raw_fd(), events.as_mut_ptr(), room, milliseconds(limit)) };
     usize::try_from(found).map_err(|_| last_errno())

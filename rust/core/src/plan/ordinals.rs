@@ -144,7 +144,7 @@ impl Walk {
         }
     }
 
-    /// Goes on to the next ordinal that is not in the set. Returns how many follow without a gap, at least 1.
+    /// Moves to the next ordinal that is not in the set. Returns how many follow without a gap, at least 1.
     pub(super) fn pass_set(&mut self) -> u64 {
         loop {
             match self.stretch() {
@@ -154,7 +154,7 @@ impl Walk {
         }
     }
 
-    /// Goes on by `count` ordinals, no more than the run ahead has. O(1).
+    /// Moves on by `count` ordinals, no more than the run ahead has. O(1).
     pub(super) fn advance(&mut self, count: u64) {
         self.at = self.at.wrapping_add(count);
         self.behind +=

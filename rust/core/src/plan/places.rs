@@ -45,7 +45,7 @@ impl TaskPlaces {
             Some(u64::from_le_bytes(*first))
         };
         let (key, step, count) = (number()?, number()?, number()?);
-        // A run that is not there ends it before memory for it is reserved.
+        // A missing run ends it before memory for it is reserved.
         let runs = (0..count).map(|_| Some(Run { place: number()?, count: number()? }));
         let runs = runs.collect::<Option<Vec<_>>>()?;
         (!runs.is_empty()).then_some((Self { key, step, runs }, bytes))

@@ -1,7 +1,7 @@
 //! Torch's samplers as streams of indices, over random numbers that torch drew.
 //!
 //! A stream is the generator that torch's `__iter__` returns, turned inside out: where the generator's body would draw,
-//! [`Stream::next`] returns [`Step::Need`], and after [`Stream::supply`] it goes on at that point. So every draw
+//! [`Stream::next`] returns [`Step::Need`], and after [`Stream::supply`] it continues at that point. So every draw
 //! belongs to the same request as in torch, an epoch that is abandoned leaves the generators where torch leaves them,
 //! and there is never a list of all indices.
 //!
@@ -102,7 +102,7 @@ pub enum Source {
         /// Samples of the epoch that all ranks together consumed before, perhaps another number of ranks: 0 for torch's
         /// own order. The indices after them are padded from the epoch's first, or cut, as torch does with a whole
         /// epoch; and rank `r` of `W` has `start + r`, `start + r + W`, ... of them. With the number of ranks that
-        /// consumed them, that is how torch itself goes on.
+        /// consumed them, as torch itself continues.
         start: u64,
     },
     /// `_InfiniteConstantSampler`: `None`, without end.

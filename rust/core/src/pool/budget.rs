@@ -37,7 +37,7 @@ impl Limits {
         bytes.next_multiple_of(self.granule(bytes))
     }
 
-    /// INVARIANT: a multiple of the machine's page, so that what is counted is never less than what is there.
+    /// INVARIANT: a multiple of the machine's page, so that what is counted is never less than what exists.
     fn granule(&self, bytes: u64) -> u64 {
         if bytes < COARSE { FINE.max(self.page) } else { COARSE.max(self.page) }
     }

@@ -10,7 +10,7 @@ pub struct Fill {
     /// The slot.
     pub slot: SlotId,
     bump: u64,
-    /// Where each chunk begins, in order. One owner of its lease is this, the other ones are the chunk's.
+    /// The start of each chunk, in order. One owner of its lease is this, the other ones are the chunk's.
     chunks: Vec<(u64, Arc<OwnLease>)>,
 }
 

@@ -1,7 +1,7 @@
 //! Memory of slots that the parent has registered with a driver: a device reads it in place, so its pages stay.
 //!
 //! A driver that locks memory holds its *pages*. Punched, they leave the window, and the window gets others at the
-//! next write: the device goes on to read the old ones, and sees old bytes. Unmapped, the driver keeps an address
+//! next write: the device keeps reading the old ones, and sees old bytes. Unmapped, the driver keeps an address
 //! that may be another mapping's. So:
 //!
 //! INVARIANT registered: no page below `registered` is punched, unmapped or replaced. The worker keeps it when it

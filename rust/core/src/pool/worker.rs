@@ -280,7 +280,7 @@ impl WorkerSlots {
             if word.load(Ordering::Relaxed) == 0 {
                 continue;
             }
-            // ORDERING slot-returned: a read-modify-write, so that the edge goes on to a successor
+            // ORDERING slot-returned: a read-modify-write, so that the edge extends to a successor
             // when the bits are lost with this worker.
             let returned = word.swap(0, acquire_unless("sweep_relaxed"));
             failpoint("free-swapped");

@@ -14,7 +14,7 @@ use rustix::process::{Signal, getpid, kill_process};
 use crate::error::{Error, Result};
 use crate::sync::{AtomicBool, AtomicU64, Ordering};
 
-/// Ticks for which one piece of work may go on.
+/// Ticks that one piece of work may take.
 const TICKS: u32 = 16;
 
 /// Kills this process when one piece of work takes longer than a limit.
@@ -36,7 +36,7 @@ impl Deadline {
     /// Begins to watch. Before the process is killed, the number 1 is written at `offset` of `file`, as a word.
     ///
     /// # Errors
-    /// [`Error::Os`] when no thread can be had.
+    /// [`Error::Os`] when no thread can start.
     pub fn new(file: OwnedFd, offset: u64, limit: Duration) -> Result<Self> {
         Self::with(limit, move || {
             // A file that cannot be written leaves the death without its reason.

@@ -44,11 +44,11 @@ impl<T> Leaked<T> {
         unsafe { at.as_ref() }
     }
 
-    /// Puts `thing` in the place of what was seen. Returns what is there after that: another thread may have been first.
+    /// Puts `thing` in the place of what was seen. Returns what is in place then: another thread may have been first.
     pub(crate) fn replace(&self, seen: Option<&'static T>, thing: T) -> &'static T {
         let seen = seen.map_or(std::ptr::null_mut(), |seen| std::ptr::from_ref(seen).cast_mut());
         let new = Box::into_raw(Box::new(thing));
-        // ORDERING leaked: the thing is whole before its address is there.
+        // ORDERING leaked: the thing is whole before its address is published.
         match self.0.compare_exchange(seen, new, Ordering::AcqRel, Ordering::Acquire) {
             // SAFETY: the box made above, leaked.
             Ok(_) => unsafe { &*new },

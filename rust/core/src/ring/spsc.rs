@@ -150,7 +150,7 @@ pub struct Producer {
 }
 
 impl Producer {
-    /// The end that goes on where the ring's positions stand: at the beginning of a new ring, or
+    /// The end that continues at the ring's positions: at the beginning of a new ring, or
     /// where a producer that has died committed last. What it stored without committing is
     /// overwritten.
     ///
@@ -230,7 +230,7 @@ pub struct Consumer {
 }
 
 impl Consumer {
-    /// The end that goes on where the ring's positions stand: at the beginning of a new ring, or at
+    /// The end that continues at the ring's positions: at the beginning of a new ring, or at
     /// the first descriptor that a consumer that has died did not hand back.
     ///
     /// # Errors

@@ -14,7 +14,7 @@ type Key = ((u64, u64), usize);
 /// locks, which all threads of a process have.
 ///
 /// INVARIANT: a thread of another process is never waited for. A forked child finds its parent's set, which a thread may
-/// have locked at the fork, and goes on to one of its own.
+/// have locked at the fork, and moves to one of its own.
 #[derive(Debug)]
 pub(super) struct Making {
     process: &'static Process,

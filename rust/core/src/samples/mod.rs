@@ -1,7 +1,7 @@
 //! The samples of a dataset, each kept once and read by all processes: in memory, or in a file with a name.
 //!
 //! Memory is one memfd: words that all have, the [table](crate::cache) with a word for each sample of the dataset, and
-//! the records, each at a multiple of 64 (see [`record`]). A page of it is there once something was written to it. With
+//! the records, each at a multiple of 64 (see [`record`]). A page of it exists once something was written to it. With
 //! a file that has a name, only the first words lie in memory.
 //!
 //! ```text
@@ -103,7 +103,7 @@ impl RecordRef {
 /// The outcome of storing a sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stored {
-    /// The sample is there, this record of it or another one.
+    /// The sample exists, this record of it or another one.
     There,
     /// There is no room left.
     Full,
@@ -114,7 +114,7 @@ pub enum Stored {
 /// Counts over all processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stats {
-    /// Samples that are there.
+    /// Samples that exist.
     pub items: u64,
     /// Bytes that they take, with what deaths have lost.
     pub bytes: u64,
@@ -202,7 +202,7 @@ impl Samples {
         Some(found)
     }
 
-    /// Completes the bytes of a record, of which those after [`record::HEADER`] are there. `last` is where its last
+    /// Completes the bytes of a record, of which those after [`record::HEADER`] are written. `last` is where its last
     /// part begins.
     ///
     /// # Panics
@@ -430,7 +430,7 @@ fn words_of(len: usize) -> Result<usize> {
     len.checked_add(at::TABLE).filter(|&words| words <= most).ok_or(Error::Allocation { len: len as u64 })
 }
 
-/// Where the records begin in memory.
+/// The start of the records in memory.
 fn records_of_memory(len: usize) -> u64 {
     ((at::TABLE + len) as u64 * WORD as u64).next_multiple_of(page_size())
 }

@@ -54,7 +54,7 @@ pub(super) struct NamedFile {
     file: SharedFile,
     len: usize,
     version: String,
-    /// Where the records begin.
+    /// The start of the records.
     start: u64,
 }
 
@@ -148,7 +148,7 @@ impl NamedFile {
                 Stored::There
             }
             Err(_) => {
-                // What there was room for.
+                // The part for which there was room.
                 let _ = self.file.truncate(end);
                 Stored::Full
             }
@@ -237,7 +237,7 @@ impl NamedFile {
         words
     }
 
-    /// The header of a file that is there; `None` of an empty file.
+    /// The header of an existing file; `None` of an empty file.
     fn header(&self) -> Result<Option<Words>> {
         let (read, words) = self.read_header()?;
         match (read, words[at::MAGIC], words[at::FORMAT]) {

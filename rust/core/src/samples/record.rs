@@ -26,7 +26,7 @@ pub const HEADER: usize = 64;
 /// Records begin at multiples of this.
 pub(super) const ALIGN: u64 = crate::cache::ALIGN;
 
-/// Completes a record whose bytes after the header are there, with a sum or without.
+/// Completes a record whose bytes after the header are written, with a sum or without.
 ///
 /// # Panics
 /// When it has no room for a header.

@@ -41,7 +41,7 @@ fn is_there(samples: &Samples, index: usize) -> bool {
     true
 }
 
-/// Bytes that are there of the file.
+/// Existing bytes of the file.
 fn blocks(samples: &Samples) -> u64 {
     rustix::fs::fstat(samples.file().fd().unwrap()).unwrap().st_blocks as u64 * 512
 }

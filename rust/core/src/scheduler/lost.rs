@@ -6,7 +6,7 @@
 //! - Out of order, it reports the loss at once, whatever the other workers have ready.
 //! - In order, a committed result may have to wait for another, slow worker. The caller waits for [`PATIENCE`] at most.
 //!   Then the scheduler takes the result before its turn and keeps it, reports the loss, and hands the result out in
-//!   its turn to a caller that goes on.
+//!   its turn to a caller that continues.
 //!
 //! A worker that has answered all its tasks is missed only when it is asked again.
 
@@ -87,7 +87,7 @@ impl<T> Scheduler<T> {
         Ok(if left.is_zero() { Missing::Behind(worker) } else { Missing::Late(left) })
     }
 
-    /// Expects nothing more of a worker that was [lost](super::Poll::Lost): said once, the epoch goes on without
+    /// Expects nothing more of a worker that was [lost](super::Poll::Lost): said once, the epoch continues without
     /// it, as torch's does.
     pub fn give_up(&mut self, worker: u32) {
         self.selector.deactivate(worker);

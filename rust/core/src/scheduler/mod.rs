@@ -141,7 +141,7 @@ impl<T> Scheduler<T> {
     /// torch, what was taken before is still handed out, and the epoch is over.
     ///
     /// # Errors
-    /// As [`Transport::try_next`], but for a result that cannot be had, which has [failed](Poll::Failed).
+    /// As [`Transport::try_next`], but for a result that is lost, which has [failed](Poll::Failed).
     pub fn poll<C: Transport>(&mut self, transport: Option<&C>) -> Result<Poll<T, C::Received>> {
         loop {
             let wanted =
@@ -181,7 +181,7 @@ impl<T> Scheduler<T> {
     }
 
     /// The next result that `worker` has committed, before its turn: for a caller that waits for something else from
-    /// this worker, which may wait for room. [`buffer`](Self::buffer) what comes. `None`: nothing is there.
+    /// this worker, which may wait for room. [`buffer`](Self::buffer) what comes. `None`: nothing has come.
     ///
     /// # Errors
     /// As [`poll`](Self::poll).

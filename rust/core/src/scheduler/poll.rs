@@ -26,7 +26,7 @@ pub enum Poll<T, D> {
         /// The result.
         received: D,
     },
-    /// A result has come and cannot be had. Give [`Scheduler::accept`](super::Scheduler::accept) a stand-in, so that the caller does not wait for
+    /// A result has come and cannot be read. Give [`Scheduler::accept`](super::Scheduler::accept) a stand-in, so that the caller does not wait for
     /// it.
     Failed {
         /// The task that the result answers.
@@ -39,10 +39,10 @@ pub enum Poll<T, D> {
     Early {
         /// The task that the result answers.
         seq: u64,
-        /// The result, or why it cannot be had.
+        /// The result, or the reason why it is lost.
         found: Result<D>,
     },
-    /// Nothing is there: wait for this worker, or for any.
+    /// Nothing has come: wait for this worker, or for any.
     Wait {
         /// The worker whose result is next; `None` when any will do.
         worker: Option<u32>,

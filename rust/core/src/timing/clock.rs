@@ -76,7 +76,7 @@ impl WorkerClock {
         self.stamps.made != 0
     }
 
-    /// The worker has sent a run, and goes on with the batch.
+    /// The worker has sent a run, and continues with the batch.
     pub fn record_last(&mut self) {
         self.stamps.got = self.stamps.asked;
     }
@@ -89,7 +89,7 @@ impl WorkerClock {
         }
     }
 
-    /// That batch is there. Returns its stamps. A batch that is short, or follows a short one, counts as computed.
+    /// That batch has come. Returns its stamps. A batch that is short, or follows a short one, counts as computed.
     pub fn made_here(&mut self, now: u64, cpu: impl FnOnce() -> u64) -> Stamps {
         let took = now.saturating_sub(self.stamps.got);
         let taken = if self.is_long { cpu().saturating_sub(self.cpu) } else { took };

@@ -159,7 +159,7 @@ struct Jobs {
 }
 
 impl Copier {
-    /// Makes a copier with a thread. If no thread can be had, callers copy when they [`finish`](CopyJob::finish) a job.
+    /// Makes a copier with a thread. If no thread can start, callers copy when they [`finish`](CopyJob::finish) a job.
     #[must_use]
     pub fn new() -> Self {
         let queue = Arc::new(Queue::default());

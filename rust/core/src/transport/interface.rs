@@ -24,10 +24,10 @@ pub trait Transport {
     /// transport.
     fn put_task(&self, worker: u32, seq: u64, index: Self::Index) -> Result<()>;
 
-    /// The next result of any worker that is there. Results of one worker come in the order of its commits.
+    /// The next result of any worker that has come. Results of one worker come in the order of its commits.
     ///
     /// # Errors
-    /// [`Error::Arrival`](crate::Error::Arrival) when this result cannot be had: it is gone, and the ones after it are
+    /// [`Error::Arrival`](crate::Error::Arrival) when this result cannot be read: it is gone, and the ones after it are
     /// still there. Any other error stays: every later call says so again.
     fn try_next(&self) -> Result<Option<Self::Received>>;
 
@@ -46,13 +46,13 @@ pub trait Transport {
     /// From now on only results of tasks of `epoch` and of later ones are awaited.
     fn begin_epoch(&self, _epoch: u64) {}
 
-    /// Returns how many results of `worker` are there: so often [`try_next_of`](Self::try_next_of) would take one.
+    /// Returns how many results of `worker` have come: so often [`try_next_of`](Self::try_next_of) would take one.
     ///
     /// # Errors
     /// As [`peek_of`](Self::peek_of).
     fn there_of(&self, worker: u32) -> Result<u64>;
 
-    /// A worker that has ended since, each once. All that it had committed is there before.
+    /// A worker that has ended since, each once. All that it had committed has come before.
     fn take_ended(&self) -> Option<u32>;
 
     /// Returns what the transport knows of tasks that all workers share, if they share them.

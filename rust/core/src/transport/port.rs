@@ -98,7 +98,7 @@ impl Lender for Collated {
     }
 }
 
-/// Why a worker goes on.
+/// The reason why a worker continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Wake {
     /// Something may have happened, or the time is over.
@@ -201,7 +201,7 @@ impl Port {
         parent_death::end_with(self.parent_pidfd.as_fd(), pipe, grace)
     }
 
-    /// The next task, if one is there.
+    /// The next task, if one has come.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when the parent wrote what it never writes.

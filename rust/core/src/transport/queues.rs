@@ -304,7 +304,7 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
-    /// Replies that are there, and batches that were sent in this epoch. A worker may be in the next one.
+    /// Replies that have come, and batches that were sent in this epoch. A worker may be in the next one.
     ///
     /// # Errors
     /// [`Error::Inherited`] in a forked child.

@@ -188,7 +188,7 @@ pub struct Received {
     pub kind: ResultKind,
     pub(crate) generation: u64,
     pub(crate) used: u64,
-    /// Where in the batch its table begins.
+    /// The start of its table in the batch.
     pub(crate) meta_offset: u64,
     pub(crate) meta: Vec<u8>,
     pub(crate) backing: Arc<Backing>,

@@ -341,7 +341,7 @@ impl Node {
             Self::Value(_) | Self::Tensor(_) => Ok(false),
             Self::List(items) | Self::Tuple(items) => any(items),
             Self::NamedTuple(class, items) => {
-                // A class that is not there is an error of the batch, not of this.
+                // A missing class is the batch's error, and not raised here.
                 let class = Torch::get(py)?.class_of(class.bind(py)).ok();
                 Ok(class.map_or(Ok(true), |class| class.hasattr(name))? || any(items)?)
             }

@@ -51,7 +51,7 @@ impl<'py> BatchMemory<'py> {
     /// `None` for no bytes, or more than there can be.
     ///
     /// # Errors
-    /// `OSError` when pages cannot be had; what torch raises.
+    /// `OSError` when no pages are left; what torch raises.
     pub(super) fn new(
         allocator: Allocator<'_, 'py>,
         dtype: Dtype,
@@ -72,7 +72,7 @@ impl<'py> BatchMemory<'py> {
     /// Takes such memory in the slot of this worker; `None` where the slot has no room either.
     ///
     /// # Errors
-    /// `OSError` when pages cannot be had.
+    /// `OSError` when no pages are left.
     pub(super) fn in_slot(port: &Port, dtype: Dtype, shape: Vec<i64>, nbytes: u64) -> PyResult<Option<Self>> {
         let chunk = port.allocate(nbytes)?;
         Ok(chunk.map(|chunk| Self { dtype, shape, nbytes: chunk.len(), allocation: Allocation::Slot(chunk) }))

@@ -284,7 +284,7 @@ impl Column {
     /// Copies the rows at `indices` to `memory`, which has room for exactly these rows.
     fn copy(&self, py: Python<'_>, indices: &[i64], memory: &BatchMemory<'_>) {
         let (to, nbytes) = (memory.address(), memory.nbytes() as usize);
-        // A row that is not there has ended the batch before.
+        // A missing row has ended the batch before.
         let rows = || indices.iter().filter_map(|&index| self.row(index));
         let copies = || {
             let from =

@@ -178,7 +178,7 @@ impl Ragged {
         else {
             return Ok(None);
         };
-        // Once all are there: to make one runs finalisers.
+        // Once all are made: to make one runs finalisers.
         for (storage, sample) in storages.iter().zip(self.samples()) {
             let len = sample.span(self.dtype.itemsize());
             if len > 0 && torch.offset_in(storage, sample.address, len)?.is_none() {

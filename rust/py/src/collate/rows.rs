@@ -201,7 +201,7 @@ impl<'a, 'py> Rows<'a, 'py> {
         else {
             return Ok(None);
         };
-        // Once all are there: to make one runs finalisers.
+        // Once all are made: to make one runs finalisers.
         for (storage, &address) in storages.iter().zip(&self.addresses) {
             if torch.offset_in(storage, address, each as u64)?.is_none() {
                 return Ok(None);

@@ -1,4 +1,4 @@
-//! A look at an item, as a slot of the interpreter's.
+//! Reads an item, as a slot of the interpreter's.
 //!
 //! A method of a PyO3 class finds out whether its `self` is of the class, and keeps count of who holds the interpreter.
 //! That takes longer than to make a small item. So a class below `SharedItems` has a function in its slot that does

@@ -3,7 +3,7 @@
 //! | file | about |
 //! |---|---|
 //! | `shared_items.rs` | the class |
-//! | `look.rs` | a look at an item, as a slot of the interpreter's |
+//! | `look.rs` | reads an item, as a slot of the interpreter's |
 //! | `form.rs` | an item as bytes, and back; the keys of dicts, which are written once |
 
 pub(crate) mod form;

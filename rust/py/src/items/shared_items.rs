@@ -83,7 +83,7 @@ impl SharedItems {
             builder.add(bytes).map_err(exception)?;
             if builder.end_item() {
                 without_interpreter(py, || builder.flush()).map_err(exception)?;
-                // An iterator without Python code would go on to its end.
+                // An iterator without Python code would run to its end.
                 py.check_signals()?;
             }
         }

@@ -24,11 +24,11 @@ pub(crate) struct Arrival {
     layout: OnceLock<Option<Py<Layout>>>,
 }
 
-/// The form in which the batch is there.
+/// The form of the batch.
 pub(crate) enum Content {
     /// The batch as it came.
     Received(Received),
-    /// Unpacked, or what stands for a batch that cannot be had.
+    /// Unpacked, or what stands for a lost batch.
     Object(Py<PyAny>),
     /// Pinned, or on its way there.
     Pinned(Py<Pinned>),
@@ -111,7 +111,7 @@ impl Arrival {
         })
     }
 
-    /// Runs `work` with the batch as it came, and returns the result; `None` if the batch is there in another form by
+    /// Runs `work` with the batch as it came, and returns the result; `None` if the batch is in another form by
     /// now. Another thread finds the batch gone meanwhile.
     fn with_delivery<T>(
         &self,
@@ -200,7 +200,7 @@ impl Pinned {
 
 #[pymethods]
 impl Pinned {
-    /// The batch, once all of it is there.
+    /// The batch, once all of it has come.
     pub(crate) fn result(&self, py: Python<'_>) -> Py<PyAny> {
         if let Some(job) = &self.job
             && !job.is_over()

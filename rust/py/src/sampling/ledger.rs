@@ -78,7 +78,7 @@ impl Ledger {
         self.core().record_got(task);
     }
 
-    /// Notes that the batch is left out, and that the call goes on to the next one.
+    /// Notes that the batch is left out, and that the call takes the next one.
     fn left_out(&self) {
         self.core().record_left_out();
     }

@@ -59,7 +59,7 @@ impl IndexSource {
 }
 
 impl IndexSource {
-    /// Returns true if a native stream is there, and has been read from.
+    /// Returns true if a native stream exists, and has been read from.
     pub(crate) fn is_native(&self) -> bool {
         matches!(self.stream.get(), Some(Some(_)))
     }

@@ -185,7 +185,7 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(PyStopIteration::new_err(()))
     }
 
-    /// The result of `seq` has come and cannot be had: its error takes its place. As [`Core::accept`].
+    /// The result of `seq` has come and cannot be read: its error takes its place. As [`Core::accept`].
     ///
     /// # Errors
     /// An error that ends or interrupts the program is raised at once, and reported again in the batch's turn.

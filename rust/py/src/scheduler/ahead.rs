@@ -44,7 +44,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Returns the next batch, from where `placement` brings it. Also prepares the batches after it that have come.
     ///
     /// The sampler is read when a batch is handed out, as in [`next`](Self::next). Errors, deaths of workers and the
-    /// end of the epoch wait for their turn. If a call is interrupted, the next call goes on with what it has left.
+    /// end of the epoch wait for their turn. If a call is interrupted, the next call continues with what it has left.
     pub(super) fn next_placed<'py>(
         &self,
         placement: &Bound<'py, PyAny>,

@@ -58,7 +58,7 @@ impl<I> Following<I> {
     }
 
     /// Sends the next task that was held. The error of one that cannot be sent comes again
-    /// when this epoch begins anew.
+    /// when this epoch begins again.
     pub(super) fn send_held(&mut self, transport: &impl Transport<Index = I>) {
         if let Some((worker, seq, index)) = self.held.pop_front()
             && transport.put_task(worker, seq, index).is_err()

@@ -56,13 +56,13 @@ pub(crate) trait ParentEnd: Sized {
     /// The object that a delivery carries.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// The reason why it is lost.
     fn unpack<'py>(&self, py: Python<'py>, delivery: DeliveryOf<Self>) -> PyResult<Bound<'py, PyAny>>;
 
     /// A delivery as an [`Arrival`], or unpacked; in any case unpacked if it may be the end of an iterable dataset.
     ///
     /// # Errors
-    /// Why it cannot be had.
+    /// The reason why it is lost.
     fn arrival<'py>(
         this: &Py<Self>,
         py: Python<'py>,

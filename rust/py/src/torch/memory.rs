@@ -126,7 +126,7 @@ mod spike {
         let now = monotonic();
         let (at, before) = (TRIMMED_NS.load(Ordering::Relaxed), TRIMMED_MOST.load(Ordering::Relaxed));
         let is_due = most / 2 > before || now.saturating_sub(at) >= PAUSE_NS;
-        // If several threads come to this at once, one of them goes on.
+        // If several threads come to this at once, one of them continues.
         if is_due && MOST.compare_exchange(most, left, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
             TRIMMED_NS.store(now, Ordering::Relaxed);
             TRIMMED_MOST.store(most, Ordering::Relaxed);

@@ -375,7 +375,7 @@ impl Engine {
     /// As [`unpack`](Self::unpack). Unless `may_lease`, nothing of it lies where the worker wrote it.
     ///
     /// # Errors
-    /// The reason why the batch cannot be had, also a panic: the caller that waits for the batch must hear of it.
+    /// The reason why the batch is lost, also a panic: the caller that waits for the batch must hear of it.
     fn unpack_leased<'py>(
         &self,
         py: Python<'py>,

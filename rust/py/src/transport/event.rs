@@ -1,4 +1,4 @@
-//! Events for the parent: messages, stand-ins for batches that cannot be had, ends of workers.
+//! Events for the parent: messages, stand-ins for lost batches, ends of workers.
 
 use std::convert::Infallible;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -82,7 +82,7 @@ impl Unsent {
 /// came meanwhile.
 ///
 /// # Errors
-/// None that is known. If there were no stand-in for a batch, the program would go on to wait for it.
+/// None that is known. If there were no stand-in for a batch, the program would wait for it.
 pub(crate) fn stand_in(py: Python<'_>, error: PyErr) -> PyResult<(Bound<'_, PyAny>, Option<PyErr>)> {
     let Err(error) = caught(py, || Err::<Infallible, _>(error));
     let interrupts = |error: &PyErr| !error.is_instance_of::<PyException>(py);

@@ -173,7 +173,7 @@ impl Port {
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
     ///
     /// # Errors
-    /// `OSError` when pages cannot be had.
+    /// `OSError` when no pages are left.
     pub(crate) fn allocate(&self, nbytes: u64) -> PyResult<Option<Chunk>> {
         self.core.allocate(nbytes).map_err(exception)
     }

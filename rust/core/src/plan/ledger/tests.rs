@@ -176,7 +176,7 @@ fn memory_is_that_of_the_tasks_under_way() {
         }
     }
     assert!(ledger.tasks.capacity() <= 16 && ledger.position(u64::MAX).ranges.len() == 1);
-    // One is late, and the others go on without it.
+    // One is late, and the others continue without it.
     for number in 9_996..10_000 {
         ledger.begin_call();
         ledger.record_got(19_995 - number);

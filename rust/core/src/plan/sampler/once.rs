@@ -42,7 +42,7 @@ impl Once {
         Self::Strided { permutation: None, stride: Stride::default() }
     }
 
-    /// Makes the iterator of `source`, which must not be one of the sources that go on to draw.
+    /// Makes the iterator of `source`, which must not be one of the sources that draw later.
     pub(super) fn new(source: Source) -> Result<Self> {
         Ok(match source {
             Source::Sequential { len } => {

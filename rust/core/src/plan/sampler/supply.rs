@@ -19,7 +19,7 @@ impl Indices for Vec<i64> {
     }
 }
 
-/// The draw that a stream needs before it can go on.
+/// The draw that a stream needs before it can continue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Draw {
     /// One int64, `torch.empty((), dtype=torch.int64).random_()`, from the global generator. It seeds a private

@@ -24,7 +24,7 @@ fn begin(copier: &Copier, backing: Arc<Backing>, into: &mut [u8]) -> (CopyJob, W
     (copier.copy(parts, backing), kept)
 }
 
-/// A copier whose callers copy, as where no thread can be had.
+/// A copier whose callers copy, as where no thread can start.
 fn without_thread() -> Copier {
     Copier { queue: Arc::new(Queue::default()), thread: None, process: process::current() }
 }
@@ -69,7 +69,7 @@ fn nothing_is_written_once_a_job_is_dropped() {
             std::thread::sleep(std::time::Duration::from_micros(round * 100));
         }
         drop(jobs);
-        // The last bytes that a copy would reach if it went on.
+        // The last bytes that a copy would reach if it continued.
         memory.iter_mut().for_each(|into| into[LEN - 4096..].fill(9));
         std::thread::sleep(std::time::Duration::from_millis(10));
         assert!(memory.iter().all(|into| into[LEN - 4096..] == [9; 4096]), "a copy went on in round {round}");

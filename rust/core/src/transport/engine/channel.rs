@@ -25,7 +25,7 @@ pub(super) struct WorkerChannel {
 }
 
 impl WorkerChannel {
-    /// Drops the tasks that a worker which has ended has not taken. Positions go on; they never go back.
+    /// Drops the tasks that a worker which has ended has not taken. Positions only grow.
     pub(super) fn drop_tasks(&mut self, ring: Ring<'_>) -> Result<()> {
         self.pending.clear();
         let mut untaken = Consumer::attach(ring)?;

@@ -18,10 +18,10 @@ use crate::transport::received::{Backing, HeldSlot, OwnSegment, Received};
 const MOST_KEPT: usize = 256 << 10;
 
 impl Engine {
-    /// The next result of any worker that is there, without waiting; none after [`close`](Self::close).
+    /// The next result of any worker that has come, without waiting; none after [`close`](Self::close).
     ///
     /// # Errors
-    /// [`Error::Arrival`] when the memory of a result cannot be had: that result is gone, and the ones after it
+    /// [`Error::Arrival`] when there is no memory for a result: that result is gone, and the ones after it
     /// are still there. [`Error::Corrupt`] when a worker wrote what none writes, which stays there: every later
     /// call says so again. [`Error::Inherited`] in a forked child.
     pub fn try_next(&self) -> Result<Option<Received>> {
@@ -162,7 +162,7 @@ impl Engine {
         Ok(!channels[worker as usize].results.is_empty(self.control.worker(worker).results)?)
     }
 
-    /// Returns true if a result of `only` (of any worker, if `None`) is there.
+    /// Returns true if a result of `only` (of any worker, if `None`) has come.
     pub(super) fn has_any_of(&self, only: Option<u32>) -> Result<bool> {
         let mut state = self.lock();
         match only {

@@ -3,7 +3,7 @@
 //! Workers that end with their epoch would leave cold memory to the next. Instead the engine is
 //! [stored](Engine::store): slots keep their pages, up to a bound, and the user's batches keep their slots. The next
 //! iterator of the loader [takes](CachedSegment::take) it, with new ends of rings, new socket pairs and counters at
-//! zero. A worker attaches to it as a successor does to the slots of a dead worker. Leases go on, with their handles,
+//! zero. A worker attaches to it as a successor does to the slots of a dead worker. Leases stay, with their handles,
 //! ledgers and eventfds. It pays for large batches, where a fresh page costs more than the copy into it; small batches
 //! gain nothing.
 //!

@@ -72,7 +72,7 @@ impl JointTasks {
     }
 
     /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
-    /// if workers are to be woken.
+    /// if workers must be woken.
     ///
     /// # Errors
     /// [`Error::TaskTooLarge`] when it can never be sent.

@@ -20,7 +20,7 @@ impl Control {
     /// The descriptor is for the processes that attach.
     ///
     /// # Errors
-    /// [`Error::Os`] when no segment can be had.
+    /// [`Error::Os`] when the system gives no segment.
     pub fn create(mut geometry: Geometry) -> Result<(Self, OwnedFd)> {
         let most = address_space_left().map_or(u64::MAX, |left| left / 2);
         let (segment, fd) = loop {

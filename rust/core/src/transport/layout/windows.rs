@@ -54,7 +54,7 @@ impl Control {
         self.record_refusal(self.segment.punch(part.start, part.end - part.start));
     }
 
-    /// Keeps the first refusal. All else goes on: what was not given back now goes with the mapping.
+    /// Keeps the first refusal. All else continues: what was not given back now goes with the mapping.
     pub(crate) fn record_refusal(&self, result: Result<()>) {
         if let Err(refused) = result {
             self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refused);

@@ -115,7 +115,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
     /// that has nothing before it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::Os`] when it cannot be had.
+    /// [`Error::OutOfMemory`] or [`Error::Os`] when there is no memory for it.
     pub fn own_segment(&mut self, len: u64) -> Result<Option<(Segment, OwnedFd)>> {
         let port = &*self.port;
         let view = port.control.worker(port.worker);

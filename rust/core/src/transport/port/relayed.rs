@@ -40,7 +40,7 @@ impl Port {
         self.eventfd.as_fd()
     }
 
-    /// Returns true if a task is there.
+    /// Returns true if a task has come.
     ///
     /// # Errors
     /// [`Error::Corrupt`] from the ring.

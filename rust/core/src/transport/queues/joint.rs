@@ -106,7 +106,7 @@ impl<I, R> ThreadTasks<I, R> {
         self.tasks.lay_out(claims, 0, |_, _| Ok(Some(([0; 2], 0, Vec::new())))).unwrap_or(false)
     }
 
-    /// Takes the task that has its result. Returns true if workers are to be woken.
+    /// Takes the task that has its result. Returns true if workers must be woken.
     pub(super) fn answered(&mut self, seq: u64) -> (Option<Task<I, R>>, bool) {
         let claims = Claims::over(&self.words, self.places);
         let Some(place) = self.tasks.place_of(seq) else { return (None, false) };

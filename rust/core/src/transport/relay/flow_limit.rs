@@ -9,7 +9,7 @@ pub(super) struct FlowLimit {
     most: Option<u64>,
     /// Bytes of the last batches that have arrived.
     recent: VecDeque<u64>,
-    /// How many of them count.
+    /// The number of them that count.
     kept: usize,
 }
 

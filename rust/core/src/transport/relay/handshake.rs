@@ -95,7 +95,7 @@ impl Caller {
         Ok(Self { socket, challenge, hello: Hello::new_zeroed(), have: 0, since: Instant::now() })
     }
 
-    /// Reads what is there. Never waits.
+    /// Reads what has come. Never waits.
     pub(super) fn listen(&mut self, token: &Token) -> Said {
         while self.have < size_of::<Hello>() {
             match self.socket.read(&mut self.hello.as_mut_bytes()[self.have..]) {

@@ -39,7 +39,7 @@ pub(super) struct Incoming {
 /// The state of a frame.
 #[derive(Debug)]
 enum Frame {
-    /// Its header is not there yet.
+    /// The header has not come yet.
     Header,
     /// A batch.
     Batch(Box<Batch>),
@@ -93,7 +93,7 @@ pub(super) struct Turn<'a> {
 pub(super) enum Step {
     /// There is more to do.
     On,
-    /// Nothing more is there to be read.
+    /// There is nothing more to read.
     Dry,
     /// There is no room yet.
     NoRoom,
@@ -147,10 +147,10 @@ impl Incoming {
         !matches!(self.frame, Frame::Header) || !self.reader.ahead().is_empty()
     }
 
-    /// Goes on as far as it can without waiting.
+    /// Reads all that it can without waiting.
     ///
     /// # Errors
-    /// Why the connection cannot go on.
+    /// The reason why the connection cannot continue.
     pub(super) fn step(&mut self, socket: &mut TcpStream, turn: &mut Turn<'_>) -> Result<Step, Loss> {
         let Self { reader, frame } = self;
         match frame {

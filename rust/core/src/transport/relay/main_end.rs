@@ -44,7 +44,7 @@ impl MainRelay {
     /// Listens at `host`, and serves the workers of an engine from now on.
     ///
     /// # Errors
-    /// [`Error::Os`] when it cannot listen there, or no thread can be had.
+    /// [`Error::Os`] when it cannot listen there, or no thread can start.
     pub fn new(engine: &Engine, host: IpAddr, token: Token, most: Option<u64>, beats: Beats) -> Result<Self> {
         let listener =
             TcpListener::bind((host, 0)).map_err(|error| Error::io("listening for workers", &error))?;

@@ -32,7 +32,7 @@ impl Reader {
         self.unused.start += count;
     }
 
-    /// Reads more ahead. Returns false if nothing is there now.
+    /// Reads more ahead. Returns false if nothing has come.
     ///
     /// # Errors
     /// As [`record`](Self::record).
@@ -54,10 +54,10 @@ impl Reader {
         std::mem::take(&mut self.is_drained)
     }
 
-    /// Records a call that has asked for `asked` bytes. Returns how many came; `None`: none are there now.
+    /// Records a call that has asked for `asked` bytes. Returns how many came; `None`: none now.
     ///
     /// # Errors
-    /// Why the connection cannot go on.
+    /// The reason why the connection cannot continue.
     pub(super) fn record(
         &mut self,
         asked: usize,

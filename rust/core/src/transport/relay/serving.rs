@@ -42,7 +42,7 @@ pub(super) struct Serving {
     callers: VecDeque<Caller>,
     /// True if there may be a caller, or words of one.
     is_called: bool,
-    /// True if the last caller could not be accepted, though one is there.
+    /// True if the last caller could not be accepted, though one waits.
     is_short: bool,
     pub(super) links: Vec<Option<Link>>,
 }

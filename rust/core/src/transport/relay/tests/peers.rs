@@ -203,7 +203,7 @@ impl Random {
         }
     }
 
-    /// What a peer sends: frames as a worker's, and others.
+    /// The frames that a peer sends: frames as a worker's, and others.
     fn script(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         for seq in 0..self.below(12) {
