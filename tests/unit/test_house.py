@@ -16,7 +16,7 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_350,
+    "lines of the package": 18_355,
     "modules of the package": 197,
     "lines of `_state`": 1_685,
     "modules in one folder": 14,

@@ -64,7 +64,7 @@ class Prepared:
 def placed(monkeypatch):
     def put(**options):
         placement = Placement(**options)
-        monkeypatch.setattr(WorkersIterator, "_make_placement", lambda _: placement)
+        monkeypatch.setattr(WorkersIterator, "_placement", placement)
         return placement
 
     return put

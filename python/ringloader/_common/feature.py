@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     import ringloader._native as _native
+    from ringloader._common.protocols import OurWorkersIterator
     from ringloader._torch.protocols import TorchLoader
 
 # Gives the next batch to the iterator that it is called with.
@@ -107,7 +108,7 @@ class Feature:
     def begin_times(self) -> None:
         """Begins another epoch of the same iterator: the first step of ``iter``."""
 
-    def commit(self, iterator: Any, loader: TorchLoader) -> bool:  # noqa: ARG002
+    def commit(self, iterator: OurWorkersIterator, loader: TorchLoader) -> bool:  # noqa: ARG002
         """Moves an iterator to the epoch that has begun before ``iter``. False: none has."""
         return False
 
@@ -120,7 +121,7 @@ class Feature:
     def has_begun(self) -> None:
         """Notes the end of the ``iter`` of another epoch."""
 
-    def replaced(self, iterator: Any, worker: int) -> None:
+    def replaced(self, iterator: OurWorkersIterator, worker: int) -> None:
         """Gets the number of a worker that has a successor."""
 
     def give_up_next(self) -> None:

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import ringloader._native as _native
-    from ringloader._common.feature import Feature
     from ringloader._torch.protocols import TorchLoader
 
     _SchedulerCallbacks = _native.SchedulerCallbacks
@@ -47,7 +46,7 @@ class OurIterator(TorchIterator, Protocol):
 
     # A record of `_report`, which is above.
     _noted: Any
-    _features: Sequence[Feature]
+    _features: Sequence[Any]
 
     @property
     def _batches_returned(self) -> int: ...

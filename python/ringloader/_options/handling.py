@@ -16,7 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from types import GeneratorType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -40,6 +40,9 @@ from ringloader._worker.options import (
 )
 from ringloader._worker.result import Result, is_result
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 _LONGEST_PAUSE_SECONDS = 30.0
 # Errors in a row after which an iterator is given up: with no sample between, it would never end.
@@ -77,7 +80,7 @@ class Handling(WorkerOption):
         raise RuntimeError("on_error cannot take effect: torch's fetcher was replaced")
 
 
-def feature_for(loader: Any, options: Options, _setup: Setup) -> collecting.Collecting:
+def feature_for(loader: TorchLoader, options: Options, _setup: Setup) -> collecting.Collecting:
     """Returns the feature of ``on_error``, whose first epoch begins."""
     worker = "thread" if options.worker_method == THREAD else "process"
     made = collecting.Collecting(options.max_errors, worker, Handling(options.on_error))
