@@ -134,8 +134,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
 
         It is the sum, modulo ``2**64``, of a hash of each sample's place in the epoch and its index. With a
         ``DistributedSampler`` the places are those of all ranks, so that the sums of the ranks add up to that
-        of one process. They do so across :meth:`load_state_dict` too. Another number of ranks begins a new
-        sum, from 0, which adds up with that of the ranks before.
+        of one process. They do so across :meth:`load_state_dict` of each rank's own state too. Another number
+        of ranks begins a new sum, from 0, which adds up with that of the ranks before.
 
         The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``::
 
@@ -149,8 +149,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
         With ``on_error`` all samples of a batch count, the bad ones too.
 
         Returns:
-            The sum; 0 before the first epoch; None for an iterable dataset, where an index was no int, and
-            where there is no state.
+            The sum; 0 before the first epoch; None for an iterable dataset, where an index was no int, after
+            the state of another of as many ranks, and where there is no state.
         """
         return tracked.fingerprint_of(self)
 

@@ -1,15 +1,13 @@
-"""The number and the generators of a resumed epoch and of those after it, and datasets that live on."""
+"""The number and the generators of a resumed epoch and of those after it."""
 
 import itertools
 import json
-import multiprocessing
 import random
 
 import pytest
 import torch
 from torch.utils.data import (
     Dataset,
-    IterableDataset,
     RandomSampler,
     Sampler,
     SubsetRandomSampler,
@@ -205,73 +203,6 @@ def test_set_epoch_between_load_and_iter_does_not_count_for_the_rest(way):
     assert numbers(again) == order(8)
 
 
-class Stream(IterableDataset):
-    """Has a state, and goes on from where it is; fails once at a sample."""
-
-    def __init__(self, bad=None):
-        self.at = 0
-        self.failures = multiprocessing.Value("i", 0)
-        self.bad = bad
-
-    def __iter__(self):
-        while self.at < N:
-            self.at += 1
-            if self.at - 1 == self.bad and not self.failures.value:
-                self.failures.value = 1
-                raise ValueError("a bad sample")
-            yield self.at - 1
-        self.at = 0
-
-    def state_dict(self):
-        return {"at": self.at}
-
-    def load_state_dict(self, state):
-        self.at = state["at"]
-
-
-@pytest.mark.parametrize("bad", [1, 5, 10])
-def test_a_state_without_one_of_the_dataset_begins_at_its_beginning(bad):
-    """After an error in a batch the state of the dataset is one in its midst."""
-    loader = StatefulDataLoader(Stream(bad), 4, collate_fn=list)
-    iterator, taken = iter(loader), []
-    with pytest.raises(ValueError, match="a bad sample"):
-        taken += flat(iterator)
-    state = loader.state_dict()
-    del iterator
-    loader.load_state_dict(state)
-    many = 4 * state["_num_yielded"]
-    assert flat(loader) == list(range(many, N))
-    assert flat(loader) == list(range(N))
-
-
-@pytest.mark.parametrize("batches", range(7))
-@pytest.mark.parametrize("every", [2, 5])
-@pytest.mark.parametrize("way", ["persistent", "one", "none", "threads"])
-def test_a_state_from_before_the_first_snapshot_loaded_where_the_dataset_lives_on(way, every, batches):
-    options = {"num_workers": 1, "persistent_workers": True} if way in ("one", "persistent") else WAYS[way]
-    loader = StatefulDataLoader(Stream(), 4, collate_fn=list, snapshot_every_n_steps=every, **options)
-    iterator = iter(loader)
-    taken = flat(itertools.islice(iterator, batches))
-    state = through_json(loader)
-    # On, so that the dataset is elsewhere.
-    flat(itertools.islice(iterator, 2))
-    del iterator
-    for _ in range(2):
-        loader.load_state_dict(state)
-        assert taken + flat(loader) == list(range(N))
-    assert flat(loader) == list(range(N))
-
-
-@pytest.mark.parametrize("way", ["none", "persistent", "threads"])
-def test_the_beginning_of_the_first_epoch_loaded_where_the_dataset_lives_on(way):
-    loader = StatefulDataLoader(Stream(), 4, collate_fn=list, **WAYS[way])
-    state = through_json(loader)
-    whole = flat(loader)
-    flat(itertools.islice(loader, 2))
-    loader.load_state_dict(state)
-    assert flat(loader) == whole
-
-
 class Reading(Dataset):
     """Counts its reads, as its state."""
 
@@ -282,9 +213,6 @@ class Reading(Dataset):
 
     def __getitem__(self, index):
         self.reads += 1
-        return self.sample(index)
-
-    def sample(self, index):
         return index
 
     def state_dict(self):
@@ -292,38 +220,6 @@ class Reading(Dataset):
 
     def load_state_dict(self, state):
         self.reads = state["reads"]
-
-
-class Reads(Reading):
-    """Gives the number of its reads."""
-
-    def sample(self, _index):
-        return self.reads
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_the_beginning_loaded_where_a_map_style_dataset_lives_on(way):
-    loader = StatefulDataLoader(Reads(), 4, collate_fn=list, **WAYS[way])
-    state = through_json(loader)
-    whole = flat(loader)
-    flat(itertools.islice(loader, 2))
-    for _ in range(2):
-        loader.load_state_dict(state)
-        assert flat(loader) == whole
-
-
-def test_a_position_without_a_state_loaded_where_a_map_style_dataset_lives_on(monkeypatch):
-    """Torch's own loader knows none of a dataset."""
-    monkeypatch.setenv("RINGLOADER", "off")
-    loader = StatefulDataLoader(Reads(), 4, collate_fn=list)
-    iterator = iter(loader)
-    first = flat(itertools.islice(iterator, 3))
-    state = through_json(loader)
-    monkeypatch.delenv("RINGLOADER")
-    loader = StatefulDataLoader(Reads(), 4, collate_fn=list)
-    whole = flat(loader)
-    loader.load_state_dict(state)
-    assert flat(loader) == whole[: N - len(first)]
 
 
 @pytest.mark.parametrize("every", [1, 2, 5])

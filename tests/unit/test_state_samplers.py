@@ -316,15 +316,19 @@ def test_fingerprints_of_ranks_add_up():
     for loader in ranks:
         list(itertools.islice(iter(loader), 2))
     assert total(ranks) == alone.fingerprint() != 0
-    # Any rank's state.
-    state = ranks[1].state_dict()
     resumed = [distributed(rank, 3, length=24) for rank in range(3)]
-    for loader in resumed:
-        loader.load_state_dict(state)
+    for loader, first in zip(resumed, ranks, strict=True):
+        loader.load_state_dict(first.state_dict())
         list(loader)
     whole = distributed(0, 1, length=24)
     list(whole)
     assert total(resumed) == whole.fingerprint()
+    # Any rank's state serves all ranks, and has the sum of its own.
+    state = ranks[1].state_dict()
+    other = distributed(0, 3, length=24)
+    other.load_state_dict(state)
+    list(other)
+    assert other.fingerprint() is None
     before = total(ranks)
     others = [distributed(rank, 2, length=24) for rank in range(2)]
     for loader in others:

@@ -255,7 +255,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
         dataset = self._dataset_states()
-        if dataset is not None and not dataset.sends_none:
+        if dataset is not None:
             return chain(self._source, self._features, gate, dataset)
         # A loader without features does not look for stages.
         return chain(self._source, self._features, gate) if self._features or gate else self._source

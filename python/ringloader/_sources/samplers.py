@@ -12,8 +12,7 @@ import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Mapping
-from types import MappingProxyType
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -100,8 +99,6 @@ class Resumed(NamedTuple):
         epoch: The epoch of a sampler that has one, in place of its own.
         start: Samples that all ranks have passed before, when there were more or fewer of them.
         begin: Called with the stream, once it is made.
-        division: The rank and the number of ranks, in place of the sampler's own.
-        twins: Generators that stand in for the sampler's own, by their ids.
     """
 
     drawn: int | torch.Tensor | None = None
@@ -109,8 +106,6 @@ class Resumed(NamedTuple):
     epoch: int | None = None
     start: int = 0
     begin: Callable[[_native.Stream], None] | None = None
-    division: tuple[int, int] | None = None
-    twins: Mapping[int, torch.Generator] = MappingProxyType({})
 
 
 class TorchDraws(randperm.Draws):
@@ -220,8 +215,7 @@ class TorchDraws(randperm.Draws):
         """Returns the generator of the next draw, and True if no other code ever sees it."""
         generator = self.sampler.generator
         if generator is not None and generator is not torch.default_generator:
-            twin = self.resumed.twins.get(id(generator))
-            return (generator, False) if twin is None else (twin, True)
+            return generator, False
         if isinstance(self.resumed.drawn, torch.Tensor) and self._made_again != self.resumed.draws:
             self._made_again += 1
             if self._twin is None:
@@ -331,9 +325,7 @@ class _Distributed(TorchDraws):
     def _make(self) -> _native.Stream:
         sampler = self.sampler
         length, many = len(sampler.dataset), sampler.num_samples
-        rank, ranks = self.resumed.division or (sampler.rank, sampler.num_replicas)
-        if self.resumed.division is not None:
-            many = length // ranks if sampler.drop_last else -(-length // ranks)
+        rank, ranks = sampler.rank, sampler.num_replicas
         start, shuffles, drops = self.resumed.start, bool(sampler.shuffle), bool(sampler.drop_last)
         return _native.Stream.distributed(length, many, ranks, rank, shuffles, drops, self.batch, start)
 

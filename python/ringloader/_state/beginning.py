@@ -1,9 +1,8 @@
-"""The beginning of a dataset that lives on after an epoch, and into which states are loaded."""
+"""A dataset that keeps a loaded state in an attribute, and begins each epoch there."""
 
 from __future__ import annotations
 
 import contextlib
-import os
 import pickle
 import weakref
 from collections.abc import Iterator
@@ -39,16 +38,9 @@ class Beginning:
 
     Some datasets keep a loaded state in an attribute and begin each ``__iter__`` from it, as the streams of
     Hugging Face do: an epoch from the beginning then sets the attribute back.
-
-    Args:
-        dataset: The dataset, before its first epoch here.
     """
 
-    def __init__(self, dataset: Any) -> None:
-        self.process = os.getpid()
-        # The first state, pickled; None if it cannot be taken.
-        self._first = _first_state(dataset)
-        self._is_used = False
+    def __init__(self) -> None:
         self._held: list[_Held] = []
 
     def load(self, dataset: Any, state: Any) -> None:
@@ -68,7 +60,6 @@ class Beginning:
 
     def begin(self) -> None:
         """Sets back the attributes that have the loaded state, unless they have changed: an epoch begins."""
-        self._is_used = True
         held, self._held = self._held, []
         for reference, name, before, state, pickled in held:
             holder = reference()
@@ -79,33 +70,18 @@ class Beginning:
             else:
                 vars(holder)[name] = before
 
-    def go_back(self, dataset: Any) -> None:
-        """Brings the dataset to its first state, if it has one and has been used."""
-        if self._is_used and self._first is not None:
-            self.load(dataset, pickle.loads(self._first))
-        # One that keeps a loaded state begins by itself without it.
-        self.begin()
-
 
 # Loaders that have the same dataset share its beginning.
 _beginnings: WeakRegistry[Beginning] = WeakRegistry()
 
 
 def beginning_of(dataset: Any) -> Beginning:
-    """Returns the beginning of a dataset in this process: a forked child has another one."""
+    """Returns the beginning of a dataset in this process."""
     found = _beginnings.get(dataset)
-    if found is None or found.process != os.getpid():
-        found = Beginning(dataset)
+    if found is None:
+        found = Beginning()
         _beginnings.put(dataset, found)
     return found
-
-
-def _first_state(dataset: Any) -> bytes | None:
-    try:
-        state = dataset.state_dict()
-    except Exception:
-        return None
-    return None if state is None else _pickled(state)
 
 
 def _pickled(state: Any) -> bytes | None:

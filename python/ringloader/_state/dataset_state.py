@@ -62,8 +62,6 @@ class DatasetState:
         self.worker_progress = _native.WorkerProgress(many, begun.next)
         # By worker: its last batch with a state.
         self._last: list[Sent | None] = [None] * many
-        # True once each worker has sent a batch without a state: then none sends one in this epoch.
-        self.sends_none = False
         # The worker whose state came last, and the one that it had before.
         self._replaced: tuple[int, Sent | None] = (0, None)
         self._size = size
@@ -110,19 +108,9 @@ class DatasetState:
             if is_result(found) and found.snapshot is not None:
                 self._record(read_sent(found.snapshot))
                 return found if found.errors is not None else found.data
-            if self._has_none(iterator):
-                self.sends_none = True
-                iterator._put_stages()
             return found
 
         return take_next
-
-    def _has_none(self, iterator: OurWorkersIterator) -> bool:
-        """True if each worker has sent a batch without a state: then none sends one in this epoch."""
-        if self._is_stateful:
-            return False
-        passed, _ = self.worker_progress.position(self.returned())
-        return all(many or not lives for many, lives in zip(passed, iterator._workers_status, strict=True))
 
     def _record(self, found: Sent) -> None:
         self._is_stateful = True

@@ -142,21 +142,20 @@ class NativeOrder(Order):
         """Returns the state from which this rank resumes, of the state of any rank."""
         if saved.is_edited:
             ranges = saved.ranges
-            saved = saved.but(batches=saved.num_yielded, samples=ranges[0][1] if ranges else 0, overtaken=())
-            found = self._sum_of(saved)
-            saved = saved.but(passed=found, fingerprint=found)
+            first = ranges[0][1] if ranges else 0
+            # Nothing is known of the indices up to there.
+            saved = saved.but(
+                batches=saved.num_yielded, samples=first, overtaken=(), passed=None, fingerprint=None
+            )
         if not isinstance(self._sampler, DistributedSampler):
             return saved
         rank, many = self._sampler.rank, self._sampler.num_replicas
         if (rank, many) == (saved.rank, saved.num_replicas):
             return saved
-        assert saved.num_replicas is not None
-        if saved.passed is not None and self._sum_of(saved) != saved.passed:
-            raise ValueError(other_indices(saved, self.kind))
         if many == saved.num_replicas:
-            mine = saved.but(rank=rank)
-            found = self._sum_of(mine)
-            return mine.but(passed=found, fingerprint=found)
+            # The indices of another rank cannot be compared with those of this one.
+            return saved.but(rank=rank, passed=None, fingerprint=None)
+        assert saved.num_replicas is not None
         return saved.but(
             rank=rank,
             num_replicas=many,
@@ -221,41 +220,6 @@ class NativeOrder(Order):
     def _draws_from_program(self) -> bool:
         generator = stored(self._sampler, "generator", self)
         return generator is None or generator is torch.default_generator
-
-    def _sum_of(self, saved: Saved) -> int | None:
-        """Returns the fingerprint of what an epoch has passed, on a rank. Moves no generator."""
-        draws = samplers.draws_of(self.index_sampler, for_state=True)
-        assert draws is not None
-        if saved.drawn is None and self._draws_from_program():
-            # Nothing was read before the state was taken: the epoch draws when it resumes.
-            return None
-        ranks = None
-        if saved.rank is not None and saved.num_replicas is not None:
-            ranks = saved.rank, saved.num_replicas
-        draws.resumed = samplers.Resumed(
-            saved.drawn, None, saved.epoch, saved.start, division=ranks, twins=self._twins(saved)
-        )
-        draws.rolling = None
-        passing = _native.Passing(saved.ranges)
-        stream = _opened(draws)
-        if saved.rest is not None:
-            stream.roll_over(list(saved.rest))
-        stream.skip(passing, *_places(saved))
-        stream.next(draws)
-        return passing.sum
-
-    def _twins(self, saved: Saved) -> dict[int, torch.Generator]:
-        twins: dict[int, torch.Generator] = {}
-        for generator, state in (
-            (self._generator, saved.loader_generator),
-            (self._own_generator(), saved.sampler_generator),
-        ):
-            if generator is not None and state is not None:
-                twin = twins[id(generator)] = torch.Generator()
-                twin.set_state(state)
-                if generator is self._generator and saved.base_seed_drawn:
-                    draw_base_seed(twin)
-        return twins
 
 
 def other_indices(saved: Saved, kind: str) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils.data import IterDataPipe
 
 from ringloader._log import logger
 from ringloader._options import epochs
@@ -95,20 +94,13 @@ _MOVED = "the position was moved back before the last state"
 
 def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> None:
     """Puts the loader's generator to where the epoch's draws of seeds had left it."""
+    draws = are_same
     if loaded.loader_generator is not None:
         loader.generator.set_state(loaded.loader_generator)
-    is_pipe = isinstance(loader.dataset, IterDataPipe)
-    if not loaded.has_begun:
-        # An iterator that is made draws its base seed, and a pipe's seed once more.
-        draws = (1 + is_pipe) * are_same
-    elif loaded.loader_generator is None:
+        draws = loaded.base_seed_drawn if loaded.has_begun else are_same
+    elif loaded.has_begun:
         return
-    else:
-        draws = int(loaded.base_seed_drawn)
-        if is_pipe and loaded.workers is not None and loaded.workers.shared_seed is not None:
-            # The iterator's constructor draws, and with workers its first epoch does too.
-            draws += 2 if loaded.base_seed_drawn and loaded.workers.num_workers else 1
-    for _ in range(draws):
+    if draws:
         draw_base_seed(loader.generator)
 
 

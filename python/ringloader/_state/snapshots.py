@@ -60,13 +60,8 @@ class Snapshots(WorkerOption):
             self._states = part.snapshot.states()
         if "dataset" in self._states and part is not None and not part.is_at_end():
             _load(dataset, self._states["dataset"], "dataset", beginning)
-        elif beginning is None:
-            pass
-        elif part is None or part.snapshot is not None:
+        elif beginning is not None:
             beginning.begin()
-        else:
-            # Batches that are passed over come from the dataset's beginning.
-            beginning.go_back(dataset)
         return dataset
 
     def meet(self, fetcher: Any) -> None:

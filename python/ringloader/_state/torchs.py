@@ -59,18 +59,13 @@ class TorchsEpoch:
 
     def make(self, loader: TorchLoader, get_iterator: Callable[[Any], Any]) -> Any:
         """Returns torch's iterator, which reads the sampler through this epoch."""
-        twin = object.__new__(type(loader))
-        name = "batch_sampler" if loader._auto_collation else "sampler"
-        vars(twin).update(vars(loader), **{name: _Sampler(loader._index_sampler, self)})
+        given: Any = InFront(loader)
+        given._index_sampler = _Sampler(loader._index_sampler, self)
         seed = self.epoch.given_seed
         if seed is not None:
             # The epoch has drawn before: the seeds of its workers come from its own, and from no draw.
-            vars(twin).update(generator=torch.Generator().manual_seed(seed))
-        given = dict(vars(twin))
-        iterator = get_iterator(twin)
-        # Other code in a part of torch may write to the loader that it gets.
-        written = {name: value for name, value in vars(twin).items() if value is not given.get(name, given)}
-        vars(loader).update(written)
+            given.generator = torch.Generator().manual_seed(seed)
+        iterator = get_iterator(given)
         self.epoch.begin(iterator, seed is None)
         return iterator
 
