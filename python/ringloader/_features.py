@@ -1,4 +1,4 @@
-"""The features of the loader, in their order, and the options that turn each on."""
+"""The features of the loader, in their order, and the options that turn each on: a ``FeatureList``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from ringloader._report import asked, tally
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
+    from ringloader._transport.make import WorkerKind
 
 # The module of each, whose `feature_for` makes it, and the options by which it is looked up.
 FEATURES = (
@@ -22,6 +23,16 @@ FEATURES = (
     ("ringloader._options.seeding", {"seeding", "worker_task", "num_workers"}),
     ("ringloader._iterator.next_epoch", {"prefetch_epochs"}),
 )
+
+# The module of each kind of workers, whose `kind_for` gives it, and the options by which it is looked up.
+KINDS = (("ringloader._transport.threads", {"worker_method"}), ("ringloader._pool.pool", {"worker_pool"}))
+
+
+def kind_of(loader: TorchLoader, options: Options) -> WorkerKind | None:
+    """Returns the kind of workers that an option gives a loader; None if it starts its own processes."""
+    modules = [module for module, names in KINDS if not names.isdisjoint(options.changed)]
+    found = (importlib.import_module(module).kind_for(loader, options) for module in modules)
+    return next((kind for kind in found if kind is not None), None)
 
 
 def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Feature, ...]:

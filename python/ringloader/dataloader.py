@@ -11,11 +11,12 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+import ringloader._features as features
 import ringloader._native as _native
 import ringloader.rollover as rollover
 from ringloader._auto import numbers
+from ringloader._common.feature import Hook
 from ringloader._dispatch import datapipes
-from ringloader._features import features_of
 from ringloader._iterator import pausing
 from ringloader._iterator.make import make_iterator
 from ringloader._iterator.torchs import TorchsIterator
@@ -300,9 +301,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return object.__getattribute__(self, name)
 
     def _get_iterator(self) -> Any:
-        without_ours = hook.beneath(internals.Loader._get_iterator)
-        options, fall_back = loader_options.of(self), super()._get_iterator
-        iterator = make_iterator(self, options, without_ours, fall_back, features_of)
+        beneath = hook.beneath(internals.Loader._get_iterator)
+        here = Hook(beneath, super()._get_iterator, features)
+        iterator = make_iterator(self, loader_options.of(self), here)
         if not isinstance(iterator, pausing.Pausing):
             torchs, iterator = iterator, TorchsIterator(iterator)
             report.pass_on(self, torchs, iterator)

@@ -283,7 +283,7 @@ def test_a_lease_that_an_interrupt_has_lost():
         loader = DataLoader(Numbers(4), worker_pool=pool)
         numbers(loader)
         before = workers(pool)
-        lease = pool._lend(loader, loader.num_workers, loader.num_workers)
+        lease = pool._own().lend(pool, loader, loader.num_workers, loader.num_workers)
         assert all(process.is_lent for process in pool._crew._processes)
         del lease
         assert numbers(loader) == [0, 1, 2, 3]

@@ -22,10 +22,11 @@ import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
 from ringloader._options import loader_options
+from ringloader._pool.kind import Lent
 from ringloader._pool.main import Held, ProcessState
 from ringloader._pool.objects import PoolObjects
 from ringloader._transport import budget
-from ringloader._transport.processes import ProcessTransport
+from ringloader._transport.make import WorkerKind
 from ringloader._worker import collate
 
 pytestmark = pytest.mark.rings_only
@@ -301,7 +302,14 @@ class Elsewhere(WorkerPool):
 
     _is_remote = True
 
-    def _make_transport(self, *_arguments, **_options):
+    def _kind(self):
+        return LentElsewhere(self, None)
+
+
+class LentElsewhere(Lent):
+    are_here = False
+
+    def transport(self, *_arguments):
         raise budget.RefusedError("shared memory could not be had")
 
 
@@ -312,10 +320,10 @@ def test_workers_elsewhere_are_never_replaced_by_workers_here():
             iter(loader)
 
 
-@pytest.mark.parametrize("is_remote", [False, True])
+@pytest.mark.parametrize("are_here", [False, True])
 @pytest.mark.parametrize("way", ["convert", "install"])
-def test_workers_of_other_machines_are_not_compared_with_the_cores_of_this_one(monkeypatch, way, is_remote):
-    monkeypatch.setattr(ProcessTransport, "is_remote", is_remote)
+def test_workers_of_other_machines_are_not_compared_with_the_cores_of_this_one(monkeypatch, way, are_here):
+    monkeypatch.setattr(WorkerKind, "are_here", are_here)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         # Newer Pythons warn of each fork beside threads.
@@ -327,4 +335,4 @@ def test_workers_of_other_machines_are_not_compared_with_the_cores_of_this_one(m
         with ringloader.installed():
             list(loader)
     assert ["This DataLoader will create" in str(one.message) for one in caught] == [True] * len(caught)
-    assert bool(caught) is not is_remote
+    assert bool(caught) is are_here

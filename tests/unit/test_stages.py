@@ -12,7 +12,7 @@ from torch.utils.data import IterableDataset
 
 import ringloader
 from parity import harness
-from ringloader import DataLoader, _features, dataloader
+from ringloader import DataLoader, _features
 from ringloader._common.feature import Feature, StagePosition, chain
 from ringloader._iterator import torchs
 from ringloader._options.table import TABLE
@@ -238,7 +238,7 @@ def test_an_error_of_a_feature_leaves_no_memory(monkeypatch):
         def attach(self, _transport):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(dataloader, "features_of", lambda *_: (Fails(),))
+    monkeypatch.setattr(_features, "features_of", lambda *_: (Fails(),))
     monkeypatch.setattr(asked, "mode", asked.ONE)
     with pytest.raises(KeyboardInterrupt):
         iter(DataLoader(DATASETS["map"], num_workers=1))

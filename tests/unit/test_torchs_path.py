@@ -93,7 +93,7 @@ def test_without_which_other_batches_would_come_is_an_error(options, names):
 
 def test_threads_are_an_error(monkeypatch):
     monkeypatch.undo()
-    monkeypatch.setattr(select_path, "reason_against_threads", lambda *_: REASON)
+    monkeypatch.setattr(select_path, "reason_against_threads", lambda *_: select_path.Reason(REASON))
     with pytest.raises(RuntimeError) as caught:
         iter(made(worker_method="thread"))
     assert str(caught.value) == (f"worker_method='thread' cannot be had: {REASON}; leave worker_method out")

@@ -175,7 +175,7 @@ def test_no_server_for_spawn_is_started(monkeypatch):
 
 
 def test_the_reason_is_looked_for_before_anything_is_drawn(monkeypatch):
-    monkeypatch.setattr(select_path, "reason_against_threads", lambda *_: "of the test")
+    monkeypatch.setattr(select_path, "reason_against_threads", lambda *_: select_path.Reason("of the test"))
     before = torch.get_rng_state()
     with pytest.raises(RuntimeError, match="cannot be had: of the test; leave worker_method out"):
         iter(DataLoader(NUMBERS, num_workers=1, worker_method="thread"))

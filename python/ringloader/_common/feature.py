@@ -151,8 +151,29 @@ class InWorkers(Feature):
         return (self._option,)
 
 
-# Returns the features that are on, in their order.
-FeaturesOf = Callable[["TorchLoader", Any, Setup], tuple[Feature, ...]]
+class FeatureList(Protocol):
+    """The list of features, which stands above the core."""
+
+    def features_of(self, loader: TorchLoader, options: Any, setup: Setup, /) -> tuple[Feature, ...]:
+        """Returns the features that are on, in their order."""
+
+    def kind_of(self, loader: TorchLoader, options: Any, /) -> Any:
+        """Returns the ``WorkerKind`` of a loader with workers that an option gives; None if none does."""
+
+
+class Hook(NamedTuple):
+    """The place where a loader is asked for an iterator.
+
+    Attributes:
+        get_iterator: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
+        fall_back: Makes torch's iterator. It may come to a hook further down, beneath a wrapper, which takes
+            another path and notes that one.
+        features: The features that there are.
+    """
+
+    get_iterator: Any
+    fall_back: Callable[[], Any]
+    features: FeatureList
 
 
 def placement_of(features: Iterable[Feature]) -> Any:

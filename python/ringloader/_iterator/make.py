@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -12,10 +11,10 @@ import torch
 import ringloader._native as _native
 from ringloader._auto import numbers
 from ringloader._common import states
-from ringloader._common.feature import Feature, FeaturesOf, Setup
+from ringloader._common.feature import Feature, Hook, Setup
 from ringloader._dispatch.dataset import Dispatch
 from ringloader._options import conflicts, epochs, loader_options, seeding
-from ringloader._options.checks import AUTO, THREAD
+from ringloader._options.checks import AUTO
 from ringloader._options.table import TABLE, Options
 from ringloader._report import asked, report
 from ringloader._report.tally import PathName
@@ -27,25 +26,16 @@ from ringloader._worker.options import WorkerOption, in_order
 if TYPE_CHECKING:
     from ringloader._iterator.auto_workers import AutoWorkers
     from ringloader._torch.protocols import TorchLoader
-    from ringloader._transport.processes import ProcessTransport
+    from ringloader._transport.make import WorkerKind
 
 
-def make_iterator(
-    loader: TorchLoader,
-    options: Options,
-    without_ours: Any,
-    fall_back: Callable[[], Any],
-    features_of: FeaturesOf,
-) -> Any:
+def make_iterator(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     """Returns an iterator of any torch loader, and notes the path that it takes.
 
     Args:
         loader: A ``torch.utils.data.DataLoader``.
         options: Its options.
-        without_ours: ``DataLoader._get_iterator`` without our hook: torch's own, or a replacement.
-        fall_back: Makes torch's iterator. It may come to a hook further down, beneath a wrapper, which takes
-            another path and notes that one.
-        features_of: Returns the features that are on.
+        hook: The place where it is asked for.
 
     Raises:
         ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
@@ -53,19 +43,13 @@ def make_iterator(
     """
     before = epochs.count_of(loader)
     try:
-        return _make(loader, options, without_ours, fall_back, features_of)
+        return _make(loader, options, hook)
     except BaseException:
         epochs.take_back(loader, before)
         raise
 
 
-def _make(
-    loader: TorchLoader,
-    options: Options,
-    without_ours: Any,
-    fall_back: Callable[[], Any],
-    features_of: FeaturesOf,
-) -> Any:
+def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     workers = loader.num_workers if options.num_workers is None else _bound_for(loader, options)
     if internals.is_in_worker():
         # In a worker: this loader leaves its batches on the CPU, and the main process moves them.
@@ -74,48 +58,38 @@ def _make(
         options = conflicts.off_linux(options)
     if options.changed:
         conflicts.check(loader, options)
-    if not options.changed and not asked.mode:
-        features_of = _no_features
     epochs.log_if_forgotten(loader)
     if loader.generator is not None:
         _refuse_other_generators(loader, loader.generator)
     reason = select_path.reason_of_user()
-    if reason is not None:
-        pass
-    elif workers == 0:
-        reason = select_path.reason_against_own_iterator(loader, without_ours)
+    if reason is None and workers == 0:
+        reason = select_path.reason_against_own_iterator(loader, hook.get_iterator)
         if reason is None:
-            return _without_workers(loader, options, features_of)
-    elif options.worker_method == THREAD:
-        why_not = select_path.reason_against_threads(loader, without_ours)
-        if why_not is not None:
-            raise RuntimeError(f"worker_method='thread' cannot be had: {why_not}; leave worker_method out")
-        return _with_threads(loader, options, workers, _auto_workers_of(loader, options), features_of)
-    else:
-        reason = select_path.reason_for_torch(loader, without_ours)
-        is_remote = options.worker_pool is not None and options.worker_pool._is_remote
-        if reason is None:
-            from ringloader._start import processes as starting
+            return _without_workers(loader, options, hook)
+    elif reason is None:
+        kind = hook.features.kind_of(loader, options) if options.changed else None
+        if kind is None:
+            from ringloader._transport.make import WorkerKind
 
-            # A start on other machines may take long, and needs no lock here.
-            one_at_a_time = contextlib.nullcontext() if is_remote else starting.one_start_at_a_time()
-            with one_at_a_time:
-                auto = _auto_workers_of(loader, options)
-                made = _with_processes(loader, options, workers, auto, features_of)
+            kind = WorkerKind()
+        reason = kind.reason_for_torch(loader, hook.get_iterator)
+        if reason is None:
+            with kind.while_made():
+                made = _with_workers(loader, options, workers, kind, hook)
             if not isinstance(made, Reason):
                 return made
             reason = made
-        if is_remote:
-            # torch would start as many workers here as the cluster was to have.
-            raise RuntimeError(
-                f"the workers of {options.worker_pool!r} cannot be used: {reason.text}; leave worker_pool "
-                "out for workers on this machine"
-            )
-    return _torchs(loader, options, reason, without_ours, fall_back, features_of)
+        kind.refuse(reason)
+    return _torchs(loader, options, reason, hook)
 
 
-def _no_features(_loader: TorchLoader, _options: Options, _setup: Setup) -> tuple[Feature, ...]:
-    return ()
+def _features_of(
+    loader: TorchLoader, options: Options, hook: Hook, path: str, *more: Any
+) -> tuple[Feature, ...]:
+    """Returns the features of an iterator of this path that are on."""
+    if not options.changed and not asked.mode:
+        return ()
+    return hook.features.features_of(loader, options, Setup(path, *more))
 
 
 def _bound_for(loader: TorchLoader, options: Options) -> int:
@@ -144,42 +118,29 @@ def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
     internals.BaseIterator(loader)
 
 
-def make_as_far_as_it_fits(
-    loader: TorchLoader,
-    options: Options,
-    without_ours: Any,
-    fall_back: Callable[[], Any],
-    features_of: FeaturesOf,
-) -> Any:
+def make_as_far_as_it_fits(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     """Returns an iterator as :func:`make_iterator` does, for options that were meant for all loaders.
 
     What the program chose for this loader wins: options of ``install`` that conflict with it are left out,
     and the report says so.
     """
     options, aside = conflicts.fitting(loader, options)
-    made = make_iterator(loader, options, without_ours, fall_back, features_of)
+    made = make_iterator(loader, options, hook)
     for text in aside:
         report.add(loader, text)
     return made
 
 
-def _torchs(
-    loader: TorchLoader,
-    options: Options,
-    reason: Reason,
-    without_ours: Any,
-    fall_back: Callable[[], Any],
-    features_of: FeaturesOf,
-) -> Any:
+def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -> Any:
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._iterator.torchs import TorchsIterator
 
     before = report.times(loader)
     _check_for_torchs(loader, options, reason.text)
-    features = features_of(loader, options, Setup("torch", loader.num_workers))
+    features = _features_of(loader, options, hook, "torch", loader.num_workers)
     own_states = states.of(loader)
-    epoch = None if own_states is None else own_states.begin_torchs(loader, reason.text, without_ours)
-    iterator = fall_back() if epoch is None else epoch.make(loader, without_ours)
+    epoch = None if own_states is None else own_states.begin_torchs(loader, reason.text, hook.get_iterator)
+    iterator = hook.fall_back() if epoch is None else epoch.make(loader, hook.get_iterator)
     if report.times(loader) != before:
         # An inner hook has recorded this iterator.
         return iterator
@@ -208,12 +169,11 @@ def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> Non
         )
 
 
-def _without_workers(loader: TorchLoader, options: Options, features_of: FeaturesOf) -> Any:
+def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     # A torch without a private name that it needs has torch's path. In this form an import is cheap.
     import ringloader._iterator.without_workers as without_workers
 
-    is_plain = features_of is _no_features
-    features = () if is_plain else features_of(loader, options, Setup("single-process"))
+    features = _features_of(loader, options, hook, "single-process")
     if not features and states.of(loader) is None:
         is_gathered = gather.is_gathered(loader.dataset)
         cls = without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator
@@ -245,78 +205,35 @@ def _worker_options_of(loader: TorchLoader, features: Iterable[Feature]) -> Sequ
     return in_order(gather.option_for(loader), snapshots, *found)
 
 
-def _with_threads(
-    loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None, features_of: FeaturesOf
-) -> Any:
+def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: WorkerKind, hook: Hook) -> Any:
+    """Returns an iterator with workers, or the reason why torch's loader must run whole."""
+    auto = _auto_workers_of(loader, options)
     workers, history = (workers, None) if auto is None else (auto.most, auto.history)
-    features = features_of(loader, options, Setup("threads", workers, history))
+    running = workers if auto is None else auto.number
+    features = _features_of(loader, options, hook, kind.path, workers, history)
     if auto is not None:
         features = (*features, auto)
     from ringloader._iterator.with_workers import WorkersIterator
-    from ringloader._transport import threads
-
-    transport = threads.make_transport(loader, options, workers, _worker_options_of(loader, features))
-    for feature in features:
-        feature.attach(transport)
-    if auto is None:
-        loader.check_worker_number_rationality()
-    running = None if auto is None else auto.number
-    made = WorkersIterator(loader, transport, features, workers, running=running)
-    shown = _shown_workers(options, workers, auto)
-    _record(loader, made, transport.path, transport.about, features, transport.counters, shown)
-    return made
-
-
-def _with_processes(
-    loader: TorchLoader, options: Options, workers: int, auto: AutoWorkers | None, features_of: FeaturesOf
-) -> Any:
-    """Returns an iterator with worker processes, or the reason why torch's loader must run whole."""
-    workers, history = (workers, None) if auto is None else (auto.most, auto.history)
-    features = features_of(loader, options, Setup("native", workers, history))
-    if auto is not None:
-        features = (*features, auto)
-    from ringloader._iterator.with_workers import WorkersIterator
-    from ringloader._pool import pool
     from ringloader._transport import budget
-    from ringloader._transport.make import make_transport
 
     worker_options = _worker_options_of(loader, features)
     device = None if options.device is None else devices.resolve(options.device)
-    lease = told = None
-    transport: ProcessTransport | Any
     device_type = None if device is None else device.type
     in_turn = all(feature.in_turn for feature in features)
     try:
-        takes = options.worker_pool is not None and pool.takes(loader, options)
-        if takes:
-            told = epochs.told_in_pool(loader)
-        if takes and options.worker_pool._is_remote:
-            transport = options.worker_pool._make_transport(
-                loader, options, worker_options, device_type, in_turn
-            )
-        else:
-            if takes:
-                # Before the memory, which a process that is forked now would have too.
-                with budget.asking(OSError):
-                    number = workers if auto is None else auto.number
-                    lease = options.worker_pool._lend(loader, number, workers)
-            transport = make_transport(
-                loader, options, workers, worker_options, device_type, lease, in_turn=in_turn
-            )
+        told = kind.told(loader)
+        transport = kind.transport(loader, options, workers, running, worker_options, device_type, in_turn)
+    except budget.RefusedError as error:
+        return Reason(str(error), f"{error}; batches travel by torch's own transport")
     except BaseException as error:
-        if lease is not None:
-            lease.close()
-        if isinstance(error, budget.RefusedError):
-            return Reason(str(error), f"{error}; batches travel by torch's own transport")
         _explain_descriptors(error)
         raise
     try:
         for feature in features:
             feature.attach(transport)
-        if auto is None and not transport.is_remote:
+        if auto is None and kind.are_here:
             loader.check_worker_number_rationality()
-        running = None if auto is None else auto.number
-        made = WorkersIterator(loader, transport, features, workers, told, running)
+        made = WorkersIterator(loader, transport, features, workers, running, told)
     except BaseException as error:
         # An iterator that was begun has closed it.
         transport.close()

@@ -42,8 +42,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         transport: Starts the workers, and carries tasks and batches.
         features: The features that are on.
         workers: The most workers that there may be.
-        told: The epoch that the dataset of a pool's workers is told.
-        running: The workers that get tasks at first, the first ones; None: all. Features may change it.
+        running: The workers that get tasks at first, the first ones. Features may change it.
+        told: The epoch that the dataset of workers is told which may have been told another one.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -70,13 +70,13 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         transport: Transport,
         features: Sequence[Feature],
         workers: int,
+        running: int,
         told: int | None = None,
-        running: int | None = None,
     ) -> None:
         self._transport = transport
         self._features = features
         # Only the first `_running` workers get tasks.
-        self._running = workers if running is None else running
+        self._running = running
         self._workers: list[Any] = []
         self._workers_status = [True] * workers
         self._persistent_workers = loader.persistent_workers

@@ -143,8 +143,9 @@ def _wanted(function: str, stateful: bool, given: GivenOptions) -> _Wanted:
 
 def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any], Any]) -> Any:
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
+    import ringloader._features as features
     import ringloader.dataloader as dataloader
-    from ringloader._features import features_of
+    from ringloader._common.feature import Hook
     from ringloader._iterator import make as making
     from ringloader._options import conflicts
     from ringloader._torch import internals
@@ -159,4 +160,4 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
             # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
             # main process.
             options = conflicts.in_worker(options, is_installed=True)
-    return make(loader, options, previous, lambda: previous(loader), features_of)
+    return make(loader, options, Hook(previous, lambda: previous(loader), features))

@@ -66,17 +66,17 @@ class Lease:
         """The context of ``multiprocessing`` that starts the processes."""
         return self._crew.context
 
-    def worker(self, *work: Any) -> Assigned:
-        """Returns a process object for one of them. ``work``: a worker's end, and a ``Work`` for the loop."""
-        return Assigned(lambda: self._begin(work), self._crew.give_back)
+    def worker(self, worker_end: Any, work: Any) -> Assigned:
+        """Returns a process object for one of them."""
+        return Assigned(lambda: self._begin((worker_end, work)), self._crew.give_back)
 
-    def start(self, handle: Assigned) -> None:
+    def start(self, handle: Any) -> None:
         """Gives a worker's work to one of the processes."""
         handle.start()
 
-    def lives_on(self, handle: Assigned) -> bool:
+    def lives_on(self, handle: Any) -> bool:
         """True if a worker's process has left the iterator's memory, and lives on."""
-        return handle.has_left
+        return bool(handle.has_left)
 
     def note_all_started(self) -> None:
         """Does nothing: the pool has pickled what they share."""

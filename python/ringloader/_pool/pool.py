@@ -12,8 +12,9 @@ from ringloader._torch import select_path
 
 if TYPE_CHECKING:
     from ringloader._options.table import Options
-    from ringloader._pool.crew import Crew, Lease
+    from ringloader._pool.crew import Crew
     from ringloader._torch.protocols import TorchLoader
+    from ringloader._transport.make import WorkerKind
 
 
 class WorkerPool:
@@ -125,20 +126,23 @@ class WorkerPool:
             self._crew.is_shut_down = was_ended
         return self._crew
 
-    def _lend(self, loader: TorchLoader, count: int, most: int) -> Lease:
-        """Lends processes to an iterator of the loader, which may ask for more later.
+    def _kind(self) -> WorkerKind:
+        """Returns the workers of an iterator that come from this pool."""
+        from ringloader._pool.kind import Lent
 
-        Args:
-            loader: The loader.
-            count: The processes that it begins with.
-            most: The most that it may ask for.
-        """
-        return self._own().lend(self, loader, count, most)
+        return Lent(self, self._own())
 
 
-def takes(loader: TorchLoader, options: Options) -> bool:
-    """True if a loader's workers come from its pool: not if they have a context of their own."""
+def kind_for(loader: TorchLoader, options: Options) -> WorkerKind | None:
+    """Returns the workers of an iterator that come from its loader's pool.
+
+    None if they have a context of their own.
+    """
+    pool = options.worker_pool
+    if pool is None or loader.multiprocessing_context is not None:
+        return None
     # With `prefetch_epochs` workers that persist come from the pool too.
-    may_keep = options.prefetch_epochs or options.worker_pool._is_remote
-    persists = loader.persistent_workers and not may_keep
-    return not persists and loader.multiprocessing_context is None
+    if loader.persistent_workers and not options.prefetch_epochs and not pool._is_remote:
+        return None
+    kind: WorkerKind = pool._kind()
+    return kind

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from ringloader._late import overdue
 from ringloader._late.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
+from ringloader._pool.kind import Lent
 from ringloader._ray import cluster, objects
 from ringloader._ray.actor import Address, Assignment, UnreachableError
 from ringloader._ray.crew import Actor, ActorWorker, Crew, wait_until
@@ -39,7 +41,7 @@ class Settings(NamedTuple):
     max_bytes: int | None
     retries: int
     start_timeout: float
-    host: str
+    host: str | None
 
 
 class _Counts:
@@ -79,7 +81,6 @@ class RayTransport(Transport):
 
     engine: _native.Engine
     path = "ray"
-    is_remote = True
     about = "native scheduling, with actors of a Ray cluster for workers"
     scheduler = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
@@ -97,6 +98,7 @@ class RayTransport(Transport):
         crew: Crew,
         settings: Settings,
     ) -> None:
+        host = cluster.address_of(settings.host)
         workers = loader.num_workers
         self._record = crew.records.record_of(loader)
         self._max_tasks = budget.most_tasks(loader, workers, in_turn)
@@ -124,12 +126,12 @@ class RayTransport(Transport):
             if device_type is not None:
                 self.registrations(device_type)
             token = secrets.token_bytes(32)
-            self._relay = _native.MainRelay(engine, settings.host, token, settings.max_bytes)
-            self._address = Address(settings.host, self._relay.port, token)
+            self._relay = _native.MainRelay(engine, host, token, settings.max_bytes)
+            self._address = Address(host, self._relay.port, token)
         except OSError as error:
             engine.close()
             raise RuntimeError(
-                f"the main process cannot listen for workers at {settings.host} ({error}); pass host= to the "
+                f"the main process cannot listen for workers at {host} ({error}); pass host= to the "
                 "Workers: an address of this machine"
             ) from error
         except BaseException:
@@ -336,3 +338,40 @@ class RayTransport(Transport):
         self._keeps_alive = None
         for supervisor in self.supervisors:
             supervisor.close()
+
+
+class Actors(Lent):
+    """The workers of an iterator that are actors.
+
+    Args:
+        pool: The pool of the actors.
+        crew: The actors.
+        settings: Arguments of ``Workers``.
+    """
+
+    path = "ray"
+    are_here = False
+
+    def __init__(self, pool: object, crew: Crew, settings: Settings) -> None:
+        super().__init__(pool, crew)
+        self._settings = settings
+
+    def while_made(self) -> contextlib.AbstractContextManager[None]:
+        # A start on other machines may take long, and needs no lock here.
+        return contextlib.nullcontext()
+
+    def transport(
+        self,
+        loader: TorchLoader,
+        options: Options,
+        _workers: int,
+        _running: int,
+        worker_options: Sequence[WorkerOption],
+        device_type: str | None,
+        in_turn: bool,
+    ) -> RayTransport:
+        """Makes the transport of one iterator. Its actors begin to start."""
+        self._crew.connect()
+        return RayTransport(
+            loader, options, worker_options, device_type, in_turn, self._pool, self._crew, self._settings
+        )

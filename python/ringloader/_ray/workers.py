@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
@@ -11,11 +11,7 @@ from ringloader._pool.pool import WorkerPool
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
-    from ringloader._options.table import Options
-    from ringloader._ray.transport import RayTransport
-    from ringloader._torch.protocols import TorchLoader
-    from ringloader._worker.options import WorkerOption
-
+    from ringloader._transport.make import WorkerKind
 
 # Options of an actor that `Workers` sets itself.
 _OWN = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")
@@ -106,25 +102,12 @@ class Workers(WorkerPool):
     def __repr__(self) -> str:
         return f"{type(self).__module__}.{type(self).__qualname__}({self._num_workers})"
 
-    def _make_transport(
-        self,
-        loader: TorchLoader,
-        options: Options,
-        worker_options: Sequence[WorkerOption],
-        device_type: str | None,
-        in_turn: bool,
-    ) -> RayTransport:
-        """Makes the transport of one iterator of the loader. Its actors begin to start."""
-        from ringloader._ray import cluster
-        from ringloader._ray.transport import RayTransport, Settings
+    def _kind(self) -> WorkerKind:
+        """Returns the workers of an iterator that are this one's actors."""
+        from ringloader._ray.transport import Actors, Settings
 
-        self._actors.connect()
-        settings = Settings(
-            self._max_bytes, self._retries, self._start_timeout, cluster.address_of(self._host)
-        )
-        return RayTransport(
-            loader, options, worker_options, device_type, in_turn, self, self._actors, settings
-        )
+        settings = Settings(self._max_bytes, self._retries, self._start_timeout, self._host)
+        return Actors(self, self._actors, settings)
 
 
 def _check_options(options: Mapping[str, Any]) -> None:

@@ -174,10 +174,9 @@ def _surprising(reason: str, what_to_do: str = "") -> Reason:
     return Reason(reason, f"{reason}, so torch's own loader runs{what_to_do}")
 
 
-def reason_against_threads(loader: TorchLoader, get_iterator: Any) -> str | None:
+def reason_against_threads(loader: TorchLoader, get_iterator: Any) -> Reason | None:
     """Returns why a loader cannot have threads for workers here, or None."""
-    found = _obstacle(loader, get_iterator, is_for_threads=True)
-    return None if found is None else found.text
+    return _obstacle(loader, get_iterator, is_for_threads=True)
 
 
 def _replaced_for_threads() -> _Replaced | None:

@@ -1,11 +1,10 @@
-"""Makes the transport of one iterator whose workers are processes: its memory, and what its options add."""
+"""Workers that are processes of their iterator, and their transport: its memory, and what its options add."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
-
-import torch.multiprocessing
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._auto import numbers
@@ -18,11 +17,15 @@ from ringloader._late.samples import SampleNotes
 from ringloader._options import worker_task
 from ringloader._options.checks import AUTO
 from ringloader._options.table import Options
+from ringloader._report.tally import PathName
+from ringloader._start import processes
 from ringloader._start.starter import NewProcesses, Starter
-from ringloader._torch import internals
+from ringloader._torch import internals, select_path
+from ringloader._torch.select_path import Reason
 from ringloader._transport import budget, joint
 from ringloader._transport.joint import JointMemory
 from ringloader._transport.processes import ProcessTransport
+from ringloader._transport.protocol import Transport
 from ringloader._transport.segment_cache import SegmentCache
 from ringloader._worker.options import WorkerOption, in_order
 
@@ -30,14 +33,75 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 
+class WorkerKind:
+    """The workers of an iterator: processes that it starts itself, where no option gives it others.
+
+    Attributes:
+        path: The path of such iterators, as a report names it.
+        are_here: True if they use cores of this machine.
+    """
+
+    path: PathName = "native"
+    are_here = True
+
+    def reason_for_torch(self, loader: TorchLoader, get_iterator: Any) -> Reason | None:
+        """Returns why a loader cannot have these workers, or None.
+
+        Args:
+            loader: The loader.
+            get_iterator: ``DataLoader._get_iterator`` without our hook.
+        """
+        return select_path.reason_for_torch(loader, get_iterator)
+
+    def refuse(self, reason: Reason) -> None:
+        """Raises a ``RuntimeError`` where torch's own workers may not take their place."""
+
+    def while_made(self) -> contextlib.AbstractContextManager[None]:
+        """Returns a block in which the iterator is made."""
+        return processes.one_start_at_a_time()
+
+    def told(self, loader: TorchLoader) -> int | None:  # noqa: ARG002
+        """Returns the epoch that workers which may have been told another one tell their dataset."""
+        return None
+
+    def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:  # noqa: ARG002
+        """Returns the starter of the workers of one iterator.
+
+        Args:
+            loader: The loader.
+            running: The workers that it begins with.
+            most: The most workers that it may have.
+        """
+        return NewProcesses(loader)
+
+    def transport(
+        self,
+        loader: TorchLoader,
+        options: Options,
+        workers: int,
+        running: int,
+        worker_options: Sequence[WorkerOption],
+        device_type: str | None,
+        in_turn: bool,
+    ) -> Transport:
+        """Makes the transport of one iterator: see :func:`make_transport`."""
+        # Before the memory, which a process that is forked now would have too.
+        starter = self.starter(loader, running, workers)
+        try:
+            return make_transport(loader, options, workers, worker_options, device_type, starter, in_turn)
+        except BaseException:
+            starter.close()
+            raise
+
+
 def make_transport(
     loader: TorchLoader,
     options: Options,
     workers: int,
-    worker_options: Sequence[WorkerOption] = (),
-    device_type: str | None = None,
-    starter: Starter | None = None,
-    in_turn: bool = True,
+    worker_options: Sequence[WorkerOption],
+    device_type: str | None,
+    starter: Starter,
+    in_turn: bool,
 ) -> ProcessTransport:
     """Makes the transport of one iterator of a loader with workers.
 
@@ -48,7 +112,7 @@ def make_transport(
         worker_options: The options that workers ask.
         device_type: Of the device that batches are moved to. What was registered for it is not for batches
             that the user is given where they lie.
-        starter: Starts the workers, and is the transport's; None for new processes.
+        starter: Starts the workers, and is the transport's.
         in_turn: False if tasks go to the worker that has the fewest, and not by torch's rule.
 
     Raises:
@@ -57,10 +121,8 @@ def make_transport(
         Exception: What starting a dispatching process raises; ``OSError`` where no descriptor is left.
             Nothing is left then.
     """
-    context = loader.multiprocessing_context or torch.multiprocessing
     held_memory.tell_of_forks()
     held_memory.drop_unread()
-    starter = starter or NewProcesses(loader)
     shares = options.worker_task == "sample"
     most_tasks = budget.most_tasks(loader, workers, in_turn)
     if shares:
@@ -83,7 +145,7 @@ def make_transport(
                 shared = JointMemory(loader, engine, workers, sharers * share, options.stats)
             worker_options = in_order(*worker_options, shared.option)
         is_iterable = loader._dataset_kind == internals.ITERABLE
-        dispatching = dispatching_for(loader, context, workers, share) if is_iterable else None
+        dispatching = dispatching_for(loader, starter.context, workers, share) if is_iterable else None
         restarts = options.restart_workers and not is_iterable
         if restarts or options.sample_timeout is not None:
             # These options exclude a dispatching process.

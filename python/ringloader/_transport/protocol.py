@@ -56,14 +56,12 @@ class Transport(abc.ABC):
         about: The path in words.
         counters: Returns what a report counts of this epoch.
         sound: False once an iteration has ended as it should not.
-        is_remote: True if its workers run on other machines.
         scheduler: The class of the native scheduler for this end.
         joint_tasks: Returns the most tasks that may be out, for a number of workers that share all of them;
             None where each task is one worker's.
     """
 
     joint_tasks: Callable[[int], int] | None = None
-    is_remote = False
 
     # An attribute: an iterator that lives on while modules are torn down finds their names None.
     _process_identity = staticmethod(_native.process_identity)

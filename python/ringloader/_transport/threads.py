@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import copy
 import threading
 import time
@@ -16,8 +17,11 @@ from ringloader._common.supervisor import Supervisor
 from ringloader._late.watchdog import ThreadWatchdog
 from ringloader._log import logger
 from ringloader._options import worker_task
+from ringloader._options.checks import THREAD
 from ringloader._options.table import Options
-from ringloader._torch import internals, modes
+from ringloader._torch import internals, modes, select_path
+from ringloader._torch.select_path import Reason
+from ringloader._transport.make import WorkerKind
 from ringloader._transport.protocol import Transport
 from ringloader._worker.joint import Joint
 from ringloader._worker.loop import Work
@@ -132,6 +136,37 @@ class ThreadTransport(Transport):
             self.engine.close()
             self._until = until
             self._join(self._threads.values())
+
+
+class Threads(WorkerKind):
+    """The workers of an iterator that are threads."""
+
+    path = "threads"
+
+    def reason_for_torch(self, loader: TorchLoader, get_iterator: Any) -> Reason | None:
+        return select_path.reason_against_threads(loader, get_iterator)
+
+    def refuse(self, reason: Reason) -> None:
+        raise RuntimeError(f"worker_method='thread' cannot be had: {reason.text}; leave worker_method out")
+
+    def while_made(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+    def transport(
+        self,
+        loader: TorchLoader,
+        options: Options,
+        workers: int,
+        _running: int,
+        worker_options: Sequence[WorkerOption],
+        *_: Any,
+    ) -> ThreadTransport:
+        return make_transport(loader, options, workers, worker_options)
+
+
+def kind_for(_loader: TorchLoader, options: Options) -> Threads | None:
+    """Returns the workers of an iterator that are to be threads; None for other ones."""
+    return Threads() if options.worker_method == THREAD else None
 
 
 def make_transport(
