@@ -22,9 +22,9 @@ import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
 from ringloader._options import loader_options
-from ringloader._pool.kind import Lent
+from ringloader._pool.crew import Lent
 from ringloader._pool.main import Held, ProcessState
-from ringloader._pool.objects import PoolObjects
+from ringloader._pool.objects import LoaderObjects, PoolRecord
 from ringloader._transport import budget
 from ringloader._transport.make import WorkerKind
 from ringloader._worker import collate
@@ -148,7 +148,7 @@ def test_a_pool_does_not_keep_its_loaders():
 
 
 def test_each_loader_has_a_number():
-    objects = PoolObjects()
+    objects = LoaderObjects(PoolRecord)
     dataset, function = Numbers(2), functools.partial(max, 1)
     one, other = DataLoader(dataset), DataLoader(dataset, collate_fn=function)
     first, second = (objects.record_of(loader, objects.add_gone) for loader in (one, other))
@@ -165,7 +165,7 @@ def test_each_loader_has_a_number():
 
 
 def test_another_dataset_has_another_number():
-    objects = PoolObjects()
+    objects = LoaderObjects(PoolRecord)
     loader = DataLoader([1, 2, 3])
     before = objects.record_of(loader, objects.add_gone)
     # Ultralytics does this.

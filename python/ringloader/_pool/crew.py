@@ -12,13 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._pool.objects import PoolObjects, Record
+from ringloader._options import epochs
+from ringloader._pool.objects import LoaderObjects, PoolRecord
 from ringloader._pool.process import Assigned, LostError, PoolProcess
 from ringloader._start import fallback, guard, spawn
 from ringloader._start.processes import Group, preload_fork_server
+from ringloader._transport import budget
+from ringloader._transport.make import WorkerKind
 
 if TYPE_CHECKING:
+    from ringloader._start.starter import Starter
     from ringloader._torch.protocols import TorchLoader
+    from ringloader._torch.select_path import Reason
 
 # Seconds in which a process of a pool that is shut down must end by itself.
 _ENDS_WITHIN = 5.0
@@ -43,7 +48,7 @@ class Lease:
         pool: object,
         crew: Crew,
         loader: TorchLoader,
-        record: Record,
+        record: PoolRecord,
         finds_main: bool,
     ) -> None:
         self._crew = crew
@@ -52,7 +57,7 @@ class Lease:
         # The iterator may be all that has them. One that persists is its loader's.
         self._keeps_alive: tuple[object, ...] = (pool, None if loader.persistent_workers else loader)
         # None once it is closed: a report of the iterator may have this one for long.
-        self.record: Record | None = record
+        self.record: PoolRecord | None = record
         self._idle: list[PoolProcess] = []
 
     def add(self, processes: list[PoolProcess]) -> None:
@@ -144,7 +149,7 @@ class Crew:
         # Asked for while the same thread held the lock, below a finalizer or a signal's handler.
         self._returned: list[PoolProcess] = []
         self._ends_idle = False
-        self.objects = PoolObjects()
+        self.objects = LoaderObjects(PoolRecord)
         self.is_shut_down = False
 
     def is_inherited(self) -> bool:
@@ -189,7 +194,6 @@ class Crew:
         while self._returned:
             returned = self._returned.pop()
             returned.is_lent = False
-        self.objects.tidy()
         numbers = self.objects.numbers()
         for process in list(self._processes):
             if process.is_lost():
@@ -289,7 +293,7 @@ class Crew:
                 "before pool.shutdown(), or give it another WorkerPool"
             )
 
-    def _serving(self, record: Record) -> list[PoolProcess]:
+    def _serving(self, record: PoolRecord) -> list[PoolProcess]:
         """Idle processes that can serve a loader: first the ones that hold its objects."""
         serving = [process for process in self._idle() if process.can_serve(record)]
         return sorted(serving, key=lambda process: record.number not in process.numbers)
@@ -340,7 +344,7 @@ class Crew:
             processes, self._processes = self._processes, []
             ending, self._ending = self._ending, []
             # The pickles of all objects go too.
-            self.objects = PoolObjects()
+            self.objects = LoaderObjects(PoolRecord)
         for process in processes:
             if process.is_lent:
                 process.process.terminate()
@@ -354,3 +358,32 @@ def _wait_for(processes: list[PoolProcess]) -> None:
     for process in processes:
         group.join(process.process, _ENDS_WITHIN)
     group.kill()
+
+
+class Lent(WorkerKind):
+    """The workers of an iterator that a pool lends.
+
+    Args:
+        pool: The pool.
+        crew: What the pool lends from.
+    """
+
+    def __init__(self, pool: object, crew: Any) -> None:
+        self._pool = pool
+        self._crew = crew
+
+    def refuse(self, reason: Reason) -> None:
+        if not self.are_here:
+            # torch would start as many workers on this machine.
+            raise RuntimeError(
+                f"the workers of {self._pool!r} cannot be used: {reason.text}; leave worker_pool "
+                "out for workers on this machine"
+            )
+
+    def told(self, loader: TorchLoader) -> int | None:
+        return epochs.told_in_pool(loader)
+
+    def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:
+        with budget.asking(OSError):
+            lease: Starter = self._crew.lend(self._pool, loader, running, most)
+        return lease

@@ -1,4 +1,4 @@
-"""Records of the objects that loaders have for the processes of a pool, pickled once for each loader."""
+"""Records of the objects that loaders have for their workers, which are pickled once for each loader."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import collections
 import itertools
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ringloader._options.loader_options import callables_of
 from ringloader._start import pickled, shared_reductions
@@ -14,6 +14,8 @@ from ringloader._start import pickled, shared_reductions
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
+# The number of a record and an argument's name: by them a worker finds an object of a loader.
+Key = tuple[int, str]
 
 # Moments, in their order.
 moments = itertools.count()
@@ -25,13 +27,35 @@ class Record:
     Does not keep them alive, where they can be referred to weakly.
 
     Args:
-        number: The number by which processes hold them.
+        number: The number by which workers hold them.
         things: The objects.
     """
 
     def __init__(self, number: int, things: Mapping[str, Any]) -> None:
         self.number = number
         self._find = {name: _finder(thing) for name, thing in things.items()}
+
+    def things(self) -> dict[str, Any]:
+        """Returns the objects that are still there."""
+        found = ((name, find()) for name, find in self._find.items())
+        return {name: thing for name, thing in found if thing is not None}
+
+    def keys(self) -> dict[int, Key]:
+        """Returns the keys of the objects that are still there, by their addresses."""
+        return {id(thing): (self.number, name) for name, thing in self.things().items()}
+
+    def is_of(self, things: Mapping[str, Any]) -> bool:
+        """True if these are the same objects."""
+        return self._find.keys() == things.keys() and all(
+            find() is things[name] for name, find in self._find.items()
+        )
+
+
+class PoolRecord(Record):
+    """The objects of one loader that processes of a pool are sent."""
+
+    def __init__(self, number: int, things: Mapping[str, Any]) -> None:
+        super().__init__(number, things)
         # The pickle that processes are sent; None before the first iterator, and with `is_for_each`.
         self.pickled: pickled.Pickled | None = None
         # True if each process gets a pickle of its own.
@@ -39,17 +63,6 @@ class Record:
         self.made_at = next(moments)
         # True if a process may need the main module to unpickle them.
         self.names_main = True
-
-    def things(self) -> dict[str, Any]:
-        """Returns the objects that are still there."""
-        found = ((name, find()) for name, find in self._find.items())
-        return {name: thing for name, thing in found if thing is not None}
-
-    def is_of(self, things: Mapping[str, Any]) -> bool:
-        """True if these are the same objects."""
-        return self._find.keys() == things.keys() and all(
-            find() is things[name] for name, find in self._find.items()
-        )
 
     def is_ready(self) -> bool:
         """True if it can be sent."""
@@ -87,39 +100,54 @@ def _finder(thing: Any) -> Callable[[], Any]:
         return lambda: thing
 
 
-class PoolObjects:
-    """The records of a pool. Used under the pool's lock, except for :meth:`add_gone`."""
+_Record = TypeVar("_Record", bound=Record)
 
-    def __init__(self) -> None:
+
+class LoaderObjects(Generic[_Record]):
+    """The records of the loaders that live.
+
+    Args:
+        make: Makes a record of a number and the objects.
+    """
+
+    def __init__(self, make: Callable[[int, Mapping[str, Any]], _Record]) -> None:
+        self._make = make
         self._numbers = itertools.count()
-        self._records: dict[int, tuple[weakref.finalize[Any, Any], Record]] = {}
-        # Loaders that have gone, by address.
+        self._records: dict[int, _Record] = {}
+        # Loaders that have gone, by address: added from finalizers, so anywhere.
         self._gone: collections.deque[int] = collections.deque()
 
-    def record_of(self, loader: TorchLoader, when_gone: Callable[[int], None]) -> Record:
-        """Returns the record of a loader: a new one if the loader has other objects than before."""
+    def record_of(self, loader: TorchLoader, when_gone: Callable[[int], None] | None = None) -> _Record:
+        """Returns the record of a loader: a new one if the loader has other objects than before.
+
+        Args:
+            loader: The loader.
+            when_gone: Called with its address in place of :meth:`add_gone`, when it goes.
+
+        Raises:
+            BaseException: What making a record raises.
+        """
         self.tidy()
         things = things_of(loader)
-        ended, record = self._records.get(id(loader), (None, None))
+        record = self._records.get(id(loader))
         if record is None or not record.is_of(things):
-            record = Record(next(self._numbers), things)
-            if ended is None:
-                ended = weakref.finalize(loader, when_gone, id(loader))
-                ended.atexit = False
-            self._records[id(loader)] = ended, record
+            is_new = record is None
+            record = self._records[id(loader)] = self._make(next(self._numbers), things)
+            if is_new:
+                weakref.finalize(loader, when_gone or self.add_gone, id(loader)).atexit = False
         return record
 
-    def renewed(self, loader: TorchLoader, record: Record) -> Record:
-        """Returns a record of the same objects, which processes are sent in their state of now."""
-        new = Record(next(self._numbers), record.things())
-        ended, of_loader = self._records[id(loader)]
-        if of_loader is record:
-            self._records[id(loader)] = ended, new
+    def renewed(self, loader: TorchLoader, record: _Record) -> _Record:
+        """Returns a record of the same objects, which workers are sent in their state of now."""
+        new = self._make(next(self._numbers), record.things())
+        if self._records[id(loader)] is record:
+            self._records[id(loader)] = new
         return new
 
     def numbers(self) -> set[int]:
-        """Returns the numbers of all records. A process forgets what has another one."""
-        return {record.number for _, record in self._records.values()}
+        """Returns the numbers of all records. A worker forgets what has another one."""
+        self.tidy()
+        return {record.number for record in self._records.values()}
 
     def add_gone(self, loader: int) -> None:
         """Takes the address of a loader that has gone. Called from a finalizer, so anywhere."""

@@ -128,7 +128,7 @@ class WorkerPool:
 
     def _kind(self) -> WorkerKind:
         """Returns the workers of an iterator that come from this pool."""
-        from ringloader._pool.kind import Lent
+        from ringloader._pool.crew import Lent
 
         return Lent(self, self._own())
 

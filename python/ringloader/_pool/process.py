@@ -14,7 +14,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._pool import main as pooled
-from ringloader._pool.objects import Record, moments
+from ringloader._pool.objects import Key, PoolRecord, moments
 from ringloader._start import guard, pickled, processes, spawn
 
 # Seconds between two looks whether a process that is waited for has left or ended.
@@ -73,12 +73,12 @@ class PoolProcess:
         poll.register(self.channel, 0)
         return not self.is_lent and bool(poll.poll(0))
 
-    def can_serve(self, record: Record) -> bool:
+    def can_serve(self, record: PoolRecord) -> bool:
         """True if it has, or finds, what a pickle names of the main module."""
         is_newer = self._forked_at is None or self._forked_at > record.made_at
         return is_newer or record.number in self.numbers or not record.names_main
 
-    def assign(self, record: Record, work: tuple[Any, ...], finds_main: bool = True) -> None:
+    def assign(self, record: PoolRecord, work: tuple[Any, ...], finds_main: bool = True) -> None:
         """Sends an assignment.
 
         Args:
@@ -92,8 +92,7 @@ class PoolProcess:
         """
         # The objects too: an address is theirs as long as they are there.
         things = record.things()
-        keys = {id(thing): (record.number, name) for name, thing in things.items()}
-        sent = None
+        keys, sent = record.keys(), None
         if record.number not in self.numbers:
             sent = record.number, record.pickled or pickled.ForOne(things, finds_main=finds_main)
         sending = _Sending()
@@ -188,12 +187,12 @@ class _Sending:
 class _Pickler(reduction.ForkingPickler):
     """Pickles as multiprocessing does, with keys for objects that the process holds."""
 
-    def __init__(self, file: Any, keys: Mapping[int, tuple[int, str]]) -> None:
+    def __init__(self, file: Any, keys: Mapping[int, Key]) -> None:
         super().__init__(file)
         # By the addresses of the objects.
         self._keys = keys
 
-    def persistent_id(self, thing: Any) -> tuple[int, str] | None:
+    def persistent_id(self, thing: Any) -> Key | None:
         return self._keys.get(id(thing))
 
 

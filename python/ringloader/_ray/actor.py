@@ -21,7 +21,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._pool.main import Held, ProcessState, undo_options
-from ringloader._ray.objects import Key
+from ringloader._pool.objects import Key
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._worker import entry, malloc
@@ -69,7 +69,7 @@ class Assignment:
     record: int
     objects: list[Any]
     work: bytes
-    keep: frozenset[int]
+    keep: set[int]
 
 
 @dataclasses.dataclass(frozen=True)

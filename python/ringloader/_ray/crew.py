@@ -13,9 +13,10 @@ import ray
 from ray.exceptions import RayActorError, RayError
 
 from ringloader._identity import process_identity
+from ringloader._pool.objects import LoaderObjects
 from ringloader._ray import cluster
 from ringloader._ray.actor import Assignment, Birth, versions
-from ringloader._ray.objects import Records
+from ringloader._ray.objects import RayRecord
 
 # Characters of Ray's words for the end of an actor.
 _LONGEST = 300
@@ -189,7 +190,7 @@ class Crew:
     def __init__(self, num_workers: int, options: Mapping[str, Any]) -> None:
         self.num_workers = num_workers
         self.options = dict(options)
-        self.records = Records()
+        self.records = LoaderObjects(RayRecord)
         self.is_shut_down = False
         self._owner = self._process_identity()
         # Of the last iterator: another one has neither the actors nor the records.
@@ -214,7 +215,7 @@ class Crew:
         if connection != self._connection:
             self._connection = connection
             self._idle.clear()
-            self.records = Records()
+            self.records = LoaderObjects(RayRecord)
 
     def check_open(self) -> None:
         """Raises a ``RuntimeError`` once it is shut down, and in a forked child."""
@@ -271,7 +272,7 @@ class Crew:
         for actor in list(self._lent):
             actor.kill()
         self._lent.clear()
-        self.records = Records()
+        self.records = LoaderObjects(RayRecord)
 
 
 def wait_until(seconds: float) -> Callable[[], float]:

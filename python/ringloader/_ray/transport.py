@@ -16,7 +16,7 @@ from ringloader._late import overdue
 from ringloader._late.watchdog import Watchdog
 from ringloader._placement import registration
 from ringloader._placement.registration import Registrations
-from ringloader._pool.kind import Lent
+from ringloader._pool.crew import Lent
 from ringloader._ray import cluster, objects
 from ringloader._ray.actor import Address, Assignment, UnreachableError
 from ringloader._ray.crew import Actor, ActorWorker, Crew, wait_until
