@@ -41,14 +41,14 @@ class Options:
 
     def __init__(self, root: Path) -> None:
         sys.path.insert(0, str(root / "python"))
-        from ringloader._options import about, table
+        from ringloader._features import about, table
 
         self.table = table.TABLE
         self.texts = about.texts()
         if list(self.texts) != list(self.table):
             raise SystemExit("generate: texts.toml has not the options of table.py, in their order")
         self.rules = table.RULES
-        source = (root / PACKAGE / "_options/table.py").read_text()
+        source = (root / PACKAGE / "_features/table.py").read_text()
         (cls,) = (
             node
             for node in ast.parse(source).body
@@ -263,7 +263,7 @@ def given(text: str, options: Options) -> str:
 
 def page_of_options(text: str, options: Options) -> str:
     """``docs/options.md``: a section for each option, by topic, and where options work."""
-    from ringloader._options.about import TOPICS
+    from ringloader._features.about import TOPICS
 
     sections = ""
     for topic in TOPICS:

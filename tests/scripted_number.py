@@ -11,9 +11,8 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ringloader import DataLoader
-from ringloader._auto import numbers
-from ringloader._auto.controller import Controller, Decision
-from ringloader._iterator import auto_workers
+from ringloader._features.auto import auto_workers, numbers
+from ringloader._features.auto.controller import Controller, Decision
 
 MOST = 5
 both_tasks = pytest.mark.parametrize("task", ["batch", "sample"])

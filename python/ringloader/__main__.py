@@ -10,11 +10,11 @@ from typing import NoReturn
 
 import ringloader
 from ringloader._common import output
-from ringloader._options import checks
-from ringloader._options.about import Texts, texts
-from ringloader._options.table import TABLE
+from ringloader._core import checks
+from ringloader._features.about import Texts, texts
+from ringloader._features.report import asked, at_exit
+from ringloader._features.table import TABLE
 from ringloader._patch import by_name, on_import, run, stateful
-from ringloader._report import asked, at_exit
 
 # Not the docstring, which `python -OO` leaves out.
 _ABOUT = "runs a program with ringloader, measures a loader, or checks this machine."
@@ -126,11 +126,11 @@ def _help_of(about: Texts) -> str:
 
 
 def _bench(words: list[str]) -> NoReturn:
-    from ringloader._bench import arguments
+    from ringloader._tools.bench import arguments
 
     # A wrong word is told before torch is imported.
     given = arguments.parse(words)
-    from ringloader._bench import command
+    from ringloader._tools.bench import command
 
     sys.exit(command.run(given))
 
@@ -139,7 +139,7 @@ def _print_diagnosis(as_json: bool) -> None:
     import dataclasses
     import json
 
-    from ringloader._doctor.doctor import doctor
+    from ringloader._tools.doctor.doctor import doctor
 
     found = doctor()
     text = json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found)

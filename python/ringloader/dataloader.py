@@ -11,23 +11,25 @@ import torch
 import torch.utils.data
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
-import ringloader._features as features
+import ringloader._features.all as features
 import ringloader._native as _native
 import ringloader.rollover as rollover
-from ringloader._auto import numbers
-from ringloader._common.feature import Hook
-from ringloader._dispatch import datapipes
-from ringloader._iterator import pausing
-from ringloader._iterator.make import make_iterator
-from ringloader._iterator.torchs import TorchsIterator
-from ringloader._options import conflicts, epochs, loader_options, worker_task
-from ringloader._options.about import given_of
-from ringloader._options.checks import AUTO, THREAD
-from ringloader._options.table import DEFAULTS, TABLE, Options
-from ringloader._pool.pool import WorkerPool
-from ringloader._report import at_exit, report
-from ringloader._stats.epoch import EpochStats
-from ringloader._stats.recording import epoch_stats
+from ringloader._core.checks import AUTO, THREAD
+from ringloader._core.feature import Hook
+from ringloader._core.make import make_iterator
+from ringloader._core.torchs import TorchsIterator
+from ringloader._features import conflicts, loader_options
+from ringloader._features.about import given_of
+from ringloader._features.auto import numbers
+from ringloader._features.dispatch import datapipes
+from ringloader._features.joint import worker_task
+from ringloader._features.pausing import pausing
+from ringloader._features.pools.pool import WorkerPool
+from ringloader._features.report import at_exit, report
+from ringloader._features.seeding import epochs
+from ringloader._features.stats.epoch import EpochStats
+from ringloader._features.stats.recording import epoch_stats
+from ringloader._features.table import DEFAULTS, TABLE, Options
 from ringloader._torch import devices, hook, internals, select_path
 from ringloader.bad_samples import RAISE, BadSample, OnError
 from ringloader.seeds import Seeds
@@ -46,7 +48,7 @@ class _Errors:
     """``DataLoader.errors``, where a subclass or the caller has no attribute of that name."""
 
     def __get__(self, loader: object | None, owner: object) -> list[BadSample]:
-        from ringloader._options import collecting
+        from ringloader._features.on_error import collecting
 
         return collecting.listed(loader)
 
@@ -364,7 +366,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 calls the function later. If batches travel by torch's own transport.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
         """
-        from ringloader._worker import calls
+        from ringloader._features.calls import calls
 
         return calls.call_workers(self, pausing.alive(self), fn, args, timeout)
 

@@ -10,11 +10,11 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 import ringloader._native as _native
-from ringloader._common.states import States
-from ringloader._options import loader_options
-from ringloader._options.table import TABLE
-from ringloader._pool.pool import WorkerPool
-from ringloader._state import tracked
+from ringloader._core.states import States
+from ringloader._features import loader_options
+from ringloader._features.pools.pool import WorkerPool
+from ringloader._features.state import tracked
+from ringloader._features.table import TABLE
 from ringloader.bad_samples import RAISE, OnError
 from ringloader.dataloader import DataLoader, make
 from ringloader.seeds import Seeds

@@ -6,7 +6,7 @@ import torch
 
 from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, assert_numbered
-from ringloader._placement import device_copy
+from ringloader._features.device import device_copy
 
 # Three are small: they cross together. Words and bytes.
 SIZES = (100, 1000, 33, LARGE)

@@ -18,7 +18,7 @@ from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, Numbered, assert_numbered, bytes_of, loader_on, path
 from accelerator.pinned import PIN
 from ringloader import DataLoader
-from ringloader._placement import device, device_copy, device_tree
+from ringloader._features.device import device, device_copy, device_tree
 from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only

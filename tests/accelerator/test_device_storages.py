@@ -20,7 +20,7 @@ from accelerator.moved import (
     loader_on,
     path,
 )
-from ringloader._placement import device_copy, device_pack
+from ringloader._features.device import device_copy, device_pack
 from ringloader._torch import devices
 from small_datasets import Made
 

@@ -17,7 +17,7 @@ import torch
 import ringloader
 from accelerator import pretend
 from accelerator.moved import DEVICE, LARGE, loader_on, registrar
-from ringloader._placement import device_copy
+from ringloader._features.device import device_copy
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 

@@ -25,7 +25,7 @@ from accelerator.moved import (
     registrar,
     two_devices,
 )
-from ringloader._placement import device_copy
+from ringloader._features.device import device_copy
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 

@@ -20,7 +20,7 @@ from accelerator.moved import (
     path,
     registrar,
 )
-from ringloader._placement import device_copy
+from ringloader._features.device import device_copy
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.usefixtures("registrar")]
 

@@ -14,15 +14,9 @@ from accelerator.pinned import IS_NAMED, PIN
 from faults.interrupts import InterruptError, Interrupting
 from faults.proc import wait_until
 from ringloader import DataLoader
-from ringloader._placement import (
-    decoding,
-    device,
-    device_copy,
-    device_pack,
-    device_tree,
-    lookahead,
-    pinning,
-)
+from ringloader._features.device import device, device_copy, device_pack, device_tree
+from ringloader._features.main_prefetch import decoding
+from ringloader._transport import lookahead, pinning
 
 pytestmark = [
     pytest.mark.rings_only,

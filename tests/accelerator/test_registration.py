@@ -16,7 +16,7 @@ import ringloader
 from accelerator import moved, pretend
 from parity.harness import taking
 from ringloader import DataLoader
-from ringloader._placement import registration
+from ringloader._transport import registration
 
 pytestmark = pytest.mark.rings_only
 

@@ -9,7 +9,7 @@ from benches.python import chart
 
 import ringloader
 from docs import blocks
-from ringloader._options.table import TABLE
+from ringloader._features.table import TABLE
 
 ROOT = blocks.ROOT
 DOCS = ROOT / "docs"

@@ -16,7 +16,7 @@ from faults.failing_datasets import Dies, Numbers
 from faults.proc import Snapshot, is_running, wait_until, wait_without_children
 from faults.script import finish, run_script, start
 from ringloader import DataLoader, WorkerPool
-from ringloader._options import epochs
+from ringloader._features.seeding import epochs
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 
@@ -96,7 +96,7 @@ def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
 
     Looking after the pool meanwhile, as another thread does, closes the process's channel.
     """
-    from ringloader._pool.process import PoolProcess
+    from ringloader._features.pools.process import PoolProcess
 
     assign, given = PoolProcess.assign, []
 
@@ -123,7 +123,7 @@ def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
 
 
 def test_processes_that_are_lost_as_they_start_are_not_replaced_for_ever(monkeypatch):
-    from ringloader._pool.process import PoolProcess
+    from ringloader._features.pools.process import PoolProcess
 
     assign, given = PoolProcess.assign, []
 

@@ -21,7 +21,7 @@ import torch.utils.data
 import ringloader
 from faults.proc import Snapshot
 from ringloader import DataLoader, Retry
-from ringloader._late import samples, shared_words
+from ringloader._features.losses import samples, shared_words
 
 pytestmark = pytest.mark.rings_only
 

@@ -21,8 +21,8 @@ from torch.utils.data import IterableDataset
 import ringloader
 from faults.script import run_script
 from ringloader import DataLoader
-from ringloader._transport.threads import ThreadTransport
-from ringloader._worker.thread import WorkerThread
+from ringloader._features.threads.thread import WorkerThread
+from ringloader._features.threads.transport import ThreadTransport
 from small_datasets import Numbers
 
 pytestmark = pytest.mark.rings_only
@@ -425,7 +425,7 @@ time.sleep(0.2)
     "in a native gather": """
 from ringloader import ArrayDataset
 from ringloader._torch import internals
-from ringloader._worker.gather import Rows
+from ringloader._features.arrays.gather import Rows
 internals.JOIN_SECONDS = 0.0
 rows = torch.zeros(64, 8)
 class Gathers(Slow):
@@ -448,7 +448,7 @@ def test_exit_is_silent(tmp_path, name):
 
 INTERRUPTED = """
 import random, threading
-from ringloader._worker.thread import WorkerThread
+from ringloader._features.threads.thread import WorkerThread
 class Numbers(torch.utils.data.Dataset):
     def __len__(self): return 40
     def __getitem__(self, index):

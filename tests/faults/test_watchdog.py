@@ -20,7 +20,7 @@ from faults.failing_datasets import Dies, Numbers, Waits, WaitsInOne
 from faults.proc import Snapshot, is_running
 from ringloader import DataLoader, WorkerPool
 from ringloader._common import proc
-from ringloader._late import stacks
+from ringloader._features.losses import stacks
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(90)]
 

@@ -23,8 +23,8 @@ from faults.test_sample_timeout import LIMIT, Hangs, late, results
 from faults.test_watchdog import SECONDS, collected
 from parity.describe import describe
 from ringloader import DataLoader, Retry, WorkerPool
-from ringloader._transport import make
-from ringloader._transport.joint import JointMemory
+from ringloader._core import make_transport as make
+from ringloader._features.joint.memory import JointMemory
 from small_datasets import Made
 from unit.prefetch_epochs_parts import next_epoch_of
 

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from ringloader._iterator import make as making
-from ringloader._options import loader_options
-from ringloader._options.table import Options
+from ringloader._core import make as making
+from ringloader._features import loader_options
+from ringloader._features.table import Options
 
 
 class OneIsBad(torch.utils.data.Dataset):

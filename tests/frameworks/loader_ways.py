@@ -14,7 +14,7 @@ import torch
 import torch.utils.data
 
 import ringloader
-from ringloader._report import report, tally
+from ringloader._features.report import report, tally
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 

@@ -19,8 +19,8 @@ from faults.proc import descendants, wait_without_children
 from install.loaders import Calling, Naming, NotCalling, Plain, Posing, Reducing, Slotted, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._options import loader_options
-from ringloader._options.table import TABLE, Options
+from ringloader._features import loader_options
+from ringloader._features.table import TABLE, Options
 
 _NAMES = [name for name, about in TABLE.items() if not (about.is_of_states or about.is_torchs)]
 

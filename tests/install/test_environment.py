@@ -226,12 +226,12 @@ assert "torch" not in sys.modules
 import torch
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
-    import ringloader, ringloader._transport.make
-    make, budgets = ringloader._transport.make.make_transport, []
+    import ringloader, ringloader._core.make_transport
+    make, budgets = ringloader._core.make_transport.make_transport, []
     def make_transport(loader, options, *rest, **more):
         budgets.append(options.max_shared_bytes)
         return make(loader, options, *rest, **more)
-    ringloader._transport.make.make_transport = make_transport
+    ringloader._core.make_transport.make_transport = make_transport
     loader = DataLoader(list(range(8)), batch_size=4, num_workers=1)
     print([batch.tolist() for batch in loader], ringloader.report(loader).path, budgets)
     ringloader.uninstall()

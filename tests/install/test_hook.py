@@ -16,10 +16,10 @@ import ringloader
 from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._options.table import DEFAULTS, TABLE, Options
+from ringloader._core import make_transport as make
+from ringloader._features.table import DEFAULTS, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import hook, select_path
-from ringloader._transport import make
 
 Loader = torch.utils.data.DataLoader
 TORCHS_OWN = Loader._get_iterator

@@ -12,7 +12,7 @@ import pytest
 
 from install.python import STATE, Python
 from install.test_environment import CHILDREN
-from ringloader._options.table import TABLE
+from ringloader._features.table import TABLE
 from ringloader._patch import by_name
 
 pytestmark = pytest.mark.rings_only

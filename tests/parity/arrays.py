@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 
 from parity.harness import Case
-from ringloader._worker import gather
+from ringloader._features.arrays import gather
 
 ROWS = 7
 RANDOM = np.random.default_rng(0)

@@ -147,7 +147,7 @@ def taking(path: str) -> Iterator[None]:
     try:
         with pytest.MonkeyPatch.context() as patch:
             if path == AHEAD:
-                from ringloader._iterator.with_workers import WorkersIterator
+                from ringloader._core.with_workers import WorkersIterator
 
                 patch.setattr(WorkersIterator, "_make_placement", lambda _: _AsItCame())
             yield

@@ -18,9 +18,8 @@ from torch.utils.data import Dataset
 
 from parity.describe import describe
 from ringloader import DataLoader, WorkerPool
-from ringloader._auto import numbers
-from ringloader._auto.controller import Controller, Decision
-from ringloader._iterator import auto_workers
+from ringloader._features.auto import auto_workers, numbers
+from ringloader._features.auto.controller import Controller, Decision
 
 pytestmark = pytest.mark.rings_only
 

@@ -18,8 +18,8 @@ from torch.utils.data import dataloader as torch_dataloader
 from parity import harness
 from parity.datasets import Blocks, Samples, identity
 from ringloader import DataLoader, StatefulDataLoader
-from ringloader._options import loader_options
-from ringloader._options.table import TABLE
+from ringloader._features import loader_options
+from ringloader._features.table import TABLE
 from small_datasets import Made
 
 ROOT = Path(__file__).resolve().parents[2]

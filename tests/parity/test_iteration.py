@@ -14,7 +14,7 @@ from parity import harness
 from parity.datasets import Samples, SizedStream, Slow, Stream, init_draws
 from parity.describe import describe
 from parity.harness import Case, assert_path, compare
-from ringloader._options.table import TABLE
+from ringloader._features.table import TABLE
 
 
 @pytest.mark.parametrize("take", [None, 0, 1, 3])

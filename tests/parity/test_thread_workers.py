@@ -20,7 +20,7 @@ import ringloader
 from parity.datasets import ERRORS, identity
 from parity.describe import describe, difference, normalise
 from ringloader import DataLoader
-from ringloader._worker.thread import put_worker_info_in_place
+from ringloader._features.threads.thread import put_worker_info_in_place
 from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only

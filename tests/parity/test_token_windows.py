@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.data import Dataset
 
 from ringloader import ArrayDataset, DataLoader
-from ringloader._worker import gather
+from ringloader._features.arrays import gather
 
 BLOCK, BATCH = 16, 6
 # Rows that may not be written to are said once in a process.

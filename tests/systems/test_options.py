@@ -8,8 +8,8 @@ from torch.utils.data import TensorDataset
 
 import ringloader
 from ringloader import BadSample, DataLoader, Dispatch, WorkerPool, epoch_stats, report
-from ringloader._auto import numbers
-from ringloader._options.table import TABLE
+from ringloader._features.auto import numbers
+from ringloader._features.table import TABLE
 from systems import parts
 
 # An example of each option, with the options that it needs.

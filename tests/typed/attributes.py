@@ -11,12 +11,12 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import ringloader
-import ringloader._iterator.pausing as pausing
-import ringloader._options.epochs as epochs
-from ringloader._iterator.base import LoaderIterator
-from ringloader._iterator.torchs import TorchsIterator
-from ringloader._iterator.with_workers import WorkersIterator
-from ringloader._iterator.without_workers import SingleProcessIterator
+import ringloader._features.pausing.pausing as pausing
+import ringloader._features.seeding.epochs as epochs
+from ringloader._core.base import LoaderIterator
+from ringloader._core.torchs import TorchsIterator
+from ringloader._core.with_workers import WorkersIterator
+from ringloader._core.without_workers import SingleProcessIterator
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator, OurWorkersIterator

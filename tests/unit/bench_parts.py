@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ringloader._bench.arguments import Configuration
-from ringloader._bench.measure import Measurement
+from ringloader._tools.bench.arguments import Configuration
+from ringloader._tools.bench.measure import Measurement
 
 TORCH, OURS = Configuration("torch", 2), Configuration("ringloader", 2)
 THREADS = Configuration("ringloader", 2, "thread")

@@ -12,7 +12,7 @@ from torch.utils.data import (
 )
 
 from ringloader import DataLoader
-from ringloader._iterator.next_epoch import NextEpoch
+from ringloader._features.next_epoch.next_epoch import NextEpoch
 
 LENGTH = 20
 

@@ -1,7 +1,7 @@
 """A loader with ``num_workers="auto"`` in simulated time: its workers, its caller, and other programs.
 
-:class:`SimulatedLoader` is the iterator that ``_iterator.auto_workers`` sees, so the real counting and the
-real decisions run. Nothing sleeps and no process starts.
+:class:`SimulatedLoader` is the iterator that ``_features.auto.auto_workers`` sees, so the real counting and
+the real decisions run. Nothing sleeps and no process starts.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from ringloader._auto import measuring
-from ringloader._auto.controller import Controller, Measured
-from ringloader._auto.numbers import Limits
-from ringloader._iterator import auto_workers
-from ringloader._iterator.auto_workers import AutoWorkers
+from ringloader._features.auto import auto_workers, measuring
+from ringloader._features.auto.auto_workers import AutoWorkers
+from ringloader._features.auto.controller import Controller, Measured
+from ringloader._features.auto.numbers import Limits
 
 PREFETCH_FACTOR = 2
 

@@ -8,7 +8,7 @@ import random
 
 import pytest
 
-from ringloader._auto.controller import Controller, Decision, Measured
+from ringloader._features.auto.controller import Controller, Decision, Measured
 
 pytestmark = pytest.mark.rings_only
 

@@ -43,7 +43,7 @@ def iterate_in_threads(loader: Any, epochs: int) -> list[BaseException]:
 
 def new_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives each iterator a number that changes often, from another one on."""
-    from ringloader._auto import numbers
+    from ringloader._features.auto import numbers
 
     first = iter(range(1 << 20))
     monkeypatch.setattr(

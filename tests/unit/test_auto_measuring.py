@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from ringloader._auto import measuring, numbers
-from ringloader._auto.measuring import Meter
+from ringloader._features.auto import measuring, numbers
+from ringloader._features.auto.measuring import Meter
 
 pytestmark = pytest.mark.rings_only
 

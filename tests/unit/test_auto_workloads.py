@@ -1,6 +1,6 @@
 """The number that ``num_workers="auto"`` finds, over many seeds of noisy workloads in simulated time.
 
-The counting of ``_iterator.auto_workers`` and the decisions of ``_auto`` are the real ones.
+The counting of ``_features.auto.auto_workers`` and the decisions of ``_features.auto`` are the real ones.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from simulated_loader import Batch, SimulatedLoader, Workload, simulated
 
-from ringloader._auto import controller as controller_module
-from ringloader._auto import rate
-from ringloader._auto.controller import Controller
+from ringloader._features.auto import controller as controller_module
+from ringloader._features.auto import rate
+from ringloader._features.auto.controller import Controller
 
 pytestmark = pytest.mark.rings_only
 

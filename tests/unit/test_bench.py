@@ -13,9 +13,9 @@ from bench_parts import AUTO, OURS, THREADS, TORCH, Returning, Squares, rate_of,
 from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
-from ringloader._bench import arguments, child, command, measure, results
-from ringloader._bench.arguments import Configuration
-from ringloader._bench.target import RunError
+from ringloader._tools.bench import arguments, child, command, measure, results
+from ringloader._tools.bench.arguments import Configuration
+from ringloader._tools.bench.target import RunError
 
 pytestmark = pytest.mark.rings_only
 

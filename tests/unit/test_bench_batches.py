@@ -12,8 +12,8 @@ import torch
 from bench_parts import Returning
 from torch.utils.data import DataLoader as TorchLoader
 
-from ringloader._bench import batches
-from ringloader._bench.arguments import Configuration
+from ringloader._tools.bench import batches
+from ringloader._tools.bench.arguments import Configuration
 
 pytestmark = pytest.mark.rings_only
 

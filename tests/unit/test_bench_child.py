@@ -16,7 +16,7 @@ import pytest
 from bench_parts import write_demo
 
 from programs import client
-from ringloader._bench import child
+from ringloader._tools.bench import child
 
 pytestmark = pytest.mark.rings_only
 
@@ -28,7 +28,7 @@ def demo(tmp_path):
 
 PROGRAM = """
 import calls
-from ringloader._bench import arguments, child, command
+from ringloader._tools.bench import arguments, child, command
 
 def told(function, *given):
     try:
@@ -42,7 +42,7 @@ if __name__ == "__main__":
 """
 CALLS = """
 import multiprocessing, os, signal, sys
-from ringloader._bench.target import TargetError
+from ringloader._tools.bench.target import TargetError
 
 def add(one, other):
     print("not shown")
@@ -121,7 +121,7 @@ INTERRUPTED_START = """
 import os, signal, sys, time
 from multiprocessing import forkserver
 from pathlib import Path
-from ringloader._bench import arguments, command
+from ringloader._tools.bench import arguments, command
 
 read_signed = forkserver.read_signed
 

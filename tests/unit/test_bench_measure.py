@@ -15,10 +15,10 @@ from bench_parts import Returning, Squares
 from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset
 
-from ringloader._bench import measure, memory
-from ringloader._bench.arguments import Configuration
-from ringloader._bench.target import TargetError
-from ringloader._stats.epoch import Verdict
+from ringloader._features.stats.epoch import Verdict
+from ringloader._tools.bench import measure, memory
+from ringloader._tools.bench.arguments import Configuration
+from ringloader._tools.bench.target import TargetError
 
 pytestmark = pytest.mark.rings_only
 

@@ -10,9 +10,9 @@ from bench_parts import OURS, THREADS, TORCH, Returning, Squares, write_demo
 from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
-from ringloader._bench import arguments, measure, target
-from ringloader._bench.arguments import Configuration
-from ringloader._bench.target import Target, TargetError
+from ringloader._tools.bench import arguments, measure, target
+from ringloader._tools.bench.arguments import Configuration
+from ringloader._tools.bench.target import Target, TargetError
 
 pytestmark = pytest.mark.rings_only
 
@@ -53,7 +53,7 @@ def test_a_target_that_gives_no_loader_is_told(demo, name, line, users):
     with pytest.raises(TargetError) as raised:
         Target(str(demo), name).call(1)
     assert line in raised.value.text and "\n" not in raised.value.text
-    assert users in raised.value.users and "_bench" not in raised.value.users
+    assert users in raised.value.users and "_tools" not in raised.value.users
 
 
 @pytest.mark.usefixtures("as_new")

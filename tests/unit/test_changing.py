@@ -20,8 +20,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 import ringloader
 from ringloader import DataLoader
-from ringloader._auto import controller, numbers
-from ringloader._auto.controller import Decision
+from ringloader._features.auto import controller, numbers
+from ringloader._features.auto.controller import Decision
 from ringloader._torch import select_path
 from scripted_number import (
     MOST,

@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import Dataset
 
 from ringloader import DataLoader
-from ringloader._auto import measuring
+from ringloader._features.auto import measuring
 from scripted_number import (
     MOST,
     auto,

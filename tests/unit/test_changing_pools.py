@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ringloader
-from ringloader._auto import numbers
+from ringloader._features.auto import numbers
 from scripted_number import (
     Scripted,
     auto,

@@ -8,7 +8,7 @@ import jedi
 import pytest
 
 import ringloader
-from ringloader._options.table import TABLE
+from ringloader._features.table import TABLE
 
 pytestmark = pytest.mark.rings_only
 

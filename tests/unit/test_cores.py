@@ -13,7 +13,7 @@ import pytest
 from faults.proc import wait_until
 from programs import client
 from ringloader._common import proc
-from ringloader._doctor import checks
+from ringloader._tools.doctor import checks
 
 pytestmark = pytest.mark.rings_only
 
@@ -152,7 +152,7 @@ import warnings
 from pathlib import Path
 import ringloader
 from ringloader._common.proc import cores
-from ringloader._doctor import checks
+from ringloader._tools.doctor import checks
 before = cores()
 Path({str(half_a_core / "cgroup.procs")!r}).write_text("0")
 warnings.simplefilter("error")

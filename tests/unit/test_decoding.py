@@ -15,7 +15,7 @@ import ringloader
 from faults.proc import wait_until
 from programs import client
 from ringloader import DataLoader
-from ringloader._placement import decoding
+from ringloader._features.main_prefetch import decoding
 from small_datasets import Stream
 
 pytestmark = pytest.mark.rings_only

@@ -22,7 +22,7 @@ import torch.utils.data
 import ringloader
 from programs import client
 from ringloader._common import output
-from ringloader._doctor import checks, doctor
+from ringloader._tools.doctor import checks, doctor
 
 pytestmark = pytest.mark.rings_only
 
@@ -114,7 +114,7 @@ def test_few_descriptors_are_said_with_the_number_of_workers(monkeypatch: pytest
 def test_no_room_for_a_worker_is_a_problem() -> None:
     program = (
         "import os, resource, ringloader\n"
-        "from ringloader._doctor import checks\n"
+        "from ringloader._tools.doctor import checks\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir('/proc/self/fd')) + 3,) * 2)\n"
         "print([one.verdict for one in checks.findings() if one.subject == 'open files'])\n"
     )

@@ -155,14 +155,14 @@ def test_the_diff_of_the_page_makes_an_option_that_works(tmp_path):
 
 def test_a_page_that_does_not_fit_the_sources_is_found(tmp_path):
     copy(tmp_path)
-    table = tmp_path / "python/ringloader/_options/table.py"
+    table = tmp_path / "python/ringloader/_features/table.py"
     text = table.read_text()
     assert text.count("    stats: bool = _option(\n") == 1
     table.write_text(text.replace("    stats: bool = _option(\n", "    statistics: bool = _option(\n"))
-    with pytest.raises(AssertionError, match=rf"{PAGE} must follow them: .*_options/table\.py"):
+    with pytest.raises(AssertionError, match=rf"{PAGE} must follow them: .*_features/table\.py"):
         apply(tmp_path)
 
 
 def test_the_page_shows_no_file_that_is_generated():
-    assert "--- a/python/ringloader/_options/table.py" in DIFF
+    assert "--- a/python/ringloader/_features/table.py" in DIFF
     assert [name for name in GENERATED if f"+++ b/{name}" in DIFF] == []

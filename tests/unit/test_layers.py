@@ -88,170 +88,278 @@ BINDING_MAY_USE = {
 # Places where the binding names modules of ours and private attributes, and private ones of torch's.
 BINDING_NAMES = {"python.rs": r"_(?!_)|ringloader\.", "torch/names.rs": r"_(?!_)"}
 
-# Folder or top module of the package: those that it may use, function-local imports and names in strings too.
+# The rooms of the core: whoever wants to see a batch come reads these, and no feature.
+CORE_ROOMS = {"_common", "_core", "_sources", "_start", "_torch", "_transport", "_worker"}
+# Room of the package: those that it may use, function-local imports and names in strings too. A feature's
+# folder is a room.
 # `_native` is the extension: what it imports by name while it runs.
 PYTHON_MAY_USE = {
     "__init__": {"_patch"},
-    "__main__": {"_bench", "_common", "_doctor", "_options", "_patch", "_report"},
-    "_auto": {"_common", "_native"},
-    "_bench": {
+    "__main__": {
         "_common",
-        "_iterator",
-        "_native",
-        "_options",
+        "_core",
+        "_features.about",
+        "_features.report",
+        "_features.table",
         "_patch",
-        "_report",
-        "_stats",
-        "_torch",
-        "_transport",
-        "_worker",
-        "dataloader",
+        "_tools",
     },
     "_common": {"_native", "_torch"},
     "_convert": {"_patch"},
+    "_core": {"_common", "_native", "_sources", "_start", "_torch", "_transport", "_worker"},
     "_data": {"_common", "_log", "_native", "_torch"},
-    "_dispatch": {"_common", "_native", "_start", "_torch", "_worker"},
-    "_doctor": {"_common", "_native", "_report", "_torch", "_transport", "dataloader"},
-    "_iterator": {
-        "_auto",
-        "_common",
-        "_dispatch",
-        "_late",
-        "_log",
+    "_features.about": {"_core"},
+    "_features.all": {
+        "_core",
+        "_features.device",
+        "_features.main_prefetch",
+        "_features.next_epoch",
+        "_features.on_error",
+        "_features.pools",
+        "_features.report",
+        "_features.seeding",
+        "_features.stats",
+        "_features.table",
+        "_features.threads",
+        "_torch",
+    },
+    "_features.arrays": {"_data", "_native", "_torch", "_worker"},
+    "_features.auto": {"_common", "_core", "_features.loader_options", "_log", "_native", "_torch"},
+    "_features.calls": {"_common", "_torch", "_transport"},
+    "_features.conflicts": {
+        "_core",
+        "_features.about",
+        "_features.dispatch",
+        "_features.table",
         "_native",
-        "_options",
-        "_placement",
-        "_report",
+        "_torch",
+        "_worker",
+    },
+    "_features.device": {
+        "_common",
+        "_core",
+        "_features.table",
+        "_identity",
+        "_native",
+        "_torch",
+        "_transport",
+        "_worker",
+    },
+    "_features.dispatch": {"_common", "_native", "_start", "_torch", "_worker"},
+    "_features.joint": {"_features.loader_options", "_log", "_native", "_torch", "_worker"},
+    "_features.loader_options": {"_features.table"},
+    "_features.losses": {"_common", "_log", "_native", "_torch", "_transport", "_worker"},
+    "_features.main_prefetch": {"_core", "_native", "_torch", "_transport"},
+    "_features.next_epoch": {
+        "_common",
+        "_core",
+        "_features.table",
         "_sources",
+        "_torch",
+        "_worker",
+        "rollover",
+    },
+    "_features.on_error": {"_common", "_core", "_features.table", "_log", "_torch", "_worker", "bad_samples"},
+    "_features.pausing": {"_common", "_native", "_start", "_torch", "_transport"},
+    "_features.pools": {
+        "_core",
+        "_features.loader_options",
+        "_features.table",
+        "_native",
         "_start",
         "_torch",
         "_transport",
         "_worker",
-        "rollover",
     },
-    "_late": {"_common", "_log", "_native", "_torch", "_worker"},
-    "_features": {
+    "_features.report": {"_common", "_core", "_identity", "_torch"},
+    "_features.rules": {"_core", "_features.about", "bad_samples"},
+    "_features.seeding": {
         "_common",
-        "_iterator",
-        "_options",
-        "_placement",
-        "_pool",
-        "_report",
-        "_stats",
+        "_core",
+        "_features.table",
+        "_native",
+        "_sources",
         "_torch",
-        "_transport",
+        "_worker",
+        "seeds",
     },
-    "_identity": {"_native"},
-    "_log": set(),
-    "_native": {"_common", "_placement", "_torch", "_transport"},
-    "_on_import": {"_patch"},
-    "_options": {
+    "_features.state": {
         "_common",
-        "_dispatch",
+        "_core",
+        "_features.loader_options",
         "_log",
         "_native",
         "_sources",
         "_torch",
         "_worker",
-        "bad_samples",
-        "seeds",
+        "rollover",
     },
-    "_patch": {
-        "_auto",
+    "_features.stats": {
         "_common",
-        "_features",
-        "_iterator",
+        "_core",
+        "_features.conflicts",
+        "_features.loader_options",
+        "_features.table",
+        "_native",
+        "_torch",
+        "_worker",
+    },
+    "_features.table": {"_core", "_features.about", "_features.rules", "bad_samples", "seeds"},
+    "_features.threads": {
+        "_common",
+        "_core",
+        "_features.table",
         "_log",
         "_native",
-        "_options",
-        "_report",
-        "_pool",
+        "_torch",
+        "_transport",
+        "_worker",
+    },
+    "_identity": {"_native"},
+    "_log": set(),
+    "_native": {"_common", "_torch", "_transport"},
+    "_on_import": {"_patch"},
+    "_patch": {
+        "_core",
+        "_features.all",
+        "_features.auto",
+        "_features.conflicts",
+        "_features.loader_options",
+        "_features.pools",
+        "_features.report",
+        "_features.table",
+        "_log",
+        "_native",
         "_torch",
         "bad_samples",
         "dataloader",
         "seeds",
         "stateful_dataloader",
     },
-    "_placement": {"_common", "_identity", "_log", "_native", "_torch"},
-    "_pool": {"_native", "_options", "_start", "_torch", "_transport", "_worker"},
     "_ray": {
         "_common",
+        "_core",
+        "_features.losses",
+        "_features.pools",
+        "_features.table",
         "_identity",
-        "_late",
         "_log",
         "_native",
-        "_options",
-        "_placement",
-        "_pool",
         "_start",
         "_torch",
         "_transport",
         "_worker",
     },
-    "_report": {"_common", "_identity", "_torch"},
-    "_sources": {"_common", "_native", "_torch", "rollover"},
+    "_sources": {"_common", "_native", "_torch"},
     "_start": {"_common", "_log", "_native", "_torch", "_worker"},
-    "_state": {
-        "_auto",
+    "_tools": {
         "_common",
-        "_log",
+        "_core",
+        "_features.loader_options",
+        "_features.on_error",
+        "_features.report",
+        "_features.stats",
         "_native",
-        "_options",
-        "_sources",
+        "_patch",
         "_torch",
+        "_transport",
         "_worker",
-        "rollover",
+        "dataloader",
     },
-    "_stats": {"_common", "_dispatch", "_native", "_options", "_report", "_torch", "_worker"},
     "_torch": {"_log", "_native"},
-    "_transport": {
-        "_auto",
-        "_common",
-        "_dispatch",
-        "_late",
-        "_log",
-        "_native",
-        "_options",
-        "_placement",
-        "_report",
-        "_start",
-        "_torch",
-        "_worker",
-    },
-    "_worker": {"_common", "_data", "_log", "_native", "_placement", "_torch"},
-    "ray": {"_ray"},
+    "_transport": {"_common", "_log", "_native", "_start", "_torch", "_worker"},
+    "_worker": {"_common", "_native", "_torch"},
     "bad_samples": set(),
     "batchify": {"_data"},
     "dataloader": {
-        "_auto",
-        "_common",
-        "_dispatch",
-        "_features",
-        "_iterator",
+        "_core",
+        "_features.about",
+        "_features.all",
+        "_features.auto",
+        "_features.calls",
+        "_features.conflicts",
+        "_features.dispatch",
+        "_features.joint",
+        "_features.loader_options",
+        "_features.on_error",
+        "_features.pausing",
+        "_features.pools",
+        "_features.report",
+        "_features.seeding",
+        "_features.stats",
+        "_features.table",
         "_native",
-        "_options",
-        "_pool",
-        "_report",
         "_start",
-        "_stats",
         "_torch",
-        "_worker",
         "bad_samples",
         "rollover",
         "seeds",
     },
+    "ray": {"_ray"},
     "rollover": {"_torch"},
     "seeds": set(),
     "stateful_dataloader": {
-        "_common",
+        "_core",
+        "_features.loader_options",
+        "_features.pools",
+        "_features.state",
+        "_features.table",
         "_native",
-        "_options",
-        "_pool",
-        "_state",
         "bad_samples",
         "dataloader",
         "seeds",
     },
+}
+# Modules of the core that use something above it. The list shrinks.
+CORE_NAMES = {
+    ("_core.base", "_features.pausing.pausing"),
+    ("_core.base", "_features.seeding.epochs"),
+    ("_core.make", "_features.arrays.gather"),
+    ("_core.make", "_features.auto.auto_workers"),
+    ("_core.make", "_features.auto.numbers"),
+    ("_core.make", "_features.conflicts"),
+    ("_core.make", "_features.dispatch.dataset"),
+    ("_core.make", "_features.loader_options"),
+    ("_core.make", "_features.report.asked"),
+    ("_core.make", "_features.report.report"),
+    ("_core.make", "_features.report.tally"),
+    ("_core.make", "_features.seeding.epochs"),
+    ("_core.make", "_features.seeding.seeding"),
+    ("_core.make", "_features.table"),
+    ("_core.make_transport", "_features.auto.numbers"),
+    ("_core.make_transport", "_features.dispatch.process"),
+    ("_core.make_transport", "_features.joint.memory"),
+    ("_core.make_transport", "_features.joint.worker_task"),
+    ("_core.make_transport", "_features.losses.restarting"),
+    ("_core.make_transport", "_features.losses.samples"),
+    ("_core.make_transport", "_features.losses.watchdog"),
+    ("_core.make_transport", "_features.report.tally"),
+    ("_core.make_transport", "_features.table"),
+    ("_core.torchs", "_features.pausing.pausing"),
+    ("_core.with_workers", "_features.seeding.epochs"),
+    ("_core.without_workers", "_features.arrays.gather"),
+    ("_sources.samplers", "rollover"),
+    ("_transport.processes", "_features.dispatch.process"),
+    ("_transport.processes", "_features.joint.memory"),
+    ("_transport.protocol", "_features.report.tally"),
+    ("_worker.entry", "_features.joint.channel"),
+}
+# Features that use another feature. The list shrinks, to six at most.
+PAIRS = {
+    ("joint", "arrays"),
+    ("losses", "arrays"),
+    ("next_epoch", "seeding"),
+    ("pausing", "report"),
+    ("pools", "seeding"),
+    ("seeding", "arrays"),
+    ("state", "auto"),
+    ("state", "on_error"),
+    ("state", "seeding"),
+    ("stats", "dispatch"),
+    ("stats", "joint"),
+    ("stats", "report"),
+    ("threads", "joint"),
+    ("threads", "losses"),
 }
 
 
@@ -325,7 +433,17 @@ def python_edges() -> set[tuple[str, str]]:
 
 
 def room(module: str) -> str:
-    return module.split(".")[0]
+    """Returns the folder or top module that a module stands in; a feature's folder is one."""
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "_features" else parts[0]
+
+
+def is_feature(name: str) -> bool:
+    return name.startswith("_features.") and (PACKAGE / name.replace(".", "/")).is_dir()
+
+
+def is_of_the_core(name: str) -> bool:
+    return name in CORE_ROOMS | {"_native", "_log", "_identity"}
 
 
 def circles(edges: set[tuple[str, str]]) -> list[set[str]]:
@@ -439,19 +557,35 @@ def test_one_file_of_the_binding_names_our_python() -> None:
 
 def test_the_package_depends_one_way() -> None:
     edges = python_edges()
-    assert {"_start.processes", "_native", "_iterator.make"} <= {one for one, _ in edges}
+    assert {"_start.processes", "_native", "_core.make"} <= {one for one, _ in edges}
     # By a string, by the binding's string, in a function, as an import of a name.
     assert ("_start.processes", "_worker.entry") in edges
     assert ("_native", "_common.pickling") in edges
-    assert ("_iterator.make", "_transport.make") in edges
+    assert ("_core.make", "_core.make_transport") in edges
     assert ("_start.spawn", "_worker.entry") in edges
     between = {(room(one), room(other)) for one, other in edges if room(one) != room(other)}
+    between = {pair for pair in between if not all(map(is_feature, pair))}
+    between = {(one, other) for one, other in between if one not in CORE_ROOMS or is_of_the_core(other)}
     assert {edge for edge in between if edge[1] not in PYTHON_MAY_USE[edge[0]]} == set()
     assert {(one, other) for one in PYTHON_MAY_USE for other in PYTHON_MAY_USE[one]} - between == set()
 
 
+def test_the_core_uses_nothing_above_it_but_what_is_listed() -> None:
+    named = {
+        edge for edge in python_edges() if room(edge[0]) in CORE_ROOMS and not is_of_the_core(room(edge[1]))
+    }
+    assert named == CORE_NAMES
+
+
+def test_features_use_others_only_in_pairs_that_are_listed() -> None:
+    rooms = {(room(one), room(other)) for one, other in python_edges()}
+    found = {(one, other) for one, other in rooms if one != other and is_feature(one) and is_feature(other)}
+    assert {tuple(name.split(".")[1] for name in pair) for pair in found} == PAIRS
+
+
 def test_only_the_loader_that_has_states_reaches_their_code() -> None:
-    users = {one for one, other in python_edges() if room(other) == "_state" and room(one) != "_state"}
+    state = "_features.state"
+    users = {one for one, other in python_edges() if room(other) == state and room(one) != state}
     assert users == {"stateful_dataloader"}
 
 
@@ -459,7 +593,8 @@ def test_the_package_has_no_circles() -> None:
     edges = python_edges()
     assert circles(edges) == []
     # The binding has no code of its own in a folder: its modules are judged above.
-    assert circles({(room(one), room(other)) for one, other in edges if "_native" not in (one, other)}) == []
+    rooms = {(room(one), room(other)) for one, other in edges - CORE_NAMES if "_native" not in (one, other)}
+    assert circles(rooms) == []
     assert circles({("a", "b"), ("b", "c"), ("c", "a"), ("c", "d")}) == [{"a", "b", "c"}]
 
 

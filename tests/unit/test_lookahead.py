@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import IterableDataset, Sampler
 
 from ringloader import DataLoader
-from ringloader._iterator.with_workers import WorkersIterator
+from ringloader._core.with_workers import WorkersIterator
 
 pytestmark = pytest.mark.rings_only
 

@@ -10,8 +10,8 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
 from parity.option_cases import CASES
-from ringloader._options import loader_options
-from ringloader._options.table import TABLE
+from ringloader._features import loader_options
+from ringloader._features.table import TABLE
 
 pytestmark = pytest.mark.rings_only
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import ringloader
-from ringloader._options.table import TABLE, Options
+from ringloader._features.table import TABLE, Options
 
 ROOT = Path(__file__).parents[2]
 # The files that `make generate` writes, each with a word of what is generated, and another one.
@@ -52,8 +52,8 @@ import os
 import torch
 
 import ringloader
-from ringloader._options import conflicts
-from ringloader._options.table import Options
+from ringloader._features import conflicts
+from ringloader._features.table import Options
 from ringloader._patch import by_name
 
 
@@ -163,13 +163,13 @@ def test_what_is_stale_is_found_and_written_again(tree, name):
 
 def test_a_row_of_the_table_makes_an_option(tree):
     """It is in signatures, docstrings and the page, in every error, and wherever options come from."""
-    table = tree / "python/ringloader/_options/table.py"
+    table = tree / "python/ringloader/_features/table.py"
     row, before = "    on_error: ", table.read_text()
     assert before.count(row) == 1
     table.write_text(before.replace(row, UMASK + row))
     found = generate(tree, "--check")
     assert found.stderr == "generate: texts.toml has not the options of table.py, in their order\n"
-    texts = tree / "python/ringloader/_options/texts.toml"
+    texts = tree / "python/ringloader/_features/texts.toml"
     texts.write_text(texts.read_text().replace("[on_error]", UMASKS_TEXTS + "[on_error]"))
     names = {line.split(": ")[1] for line in [generate(tree, "--check").stderr.strip()]}
     assert names == {

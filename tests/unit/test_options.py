@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ringloader
-from ringloader._options import loader_options
-from ringloader._options.table import Options
+from ringloader._features import loader_options
+from ringloader._features.table import Options
 from ringloader._patch import by_name
 from ringloader._torch import devices
 

@@ -8,7 +8,7 @@ import pytest
 import ringloader
 from faults.proc import wait_until
 from parity.option_cases import CASES
-from ringloader._options.table import TABLE
+from ringloader._features.table import TABLE
 from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only

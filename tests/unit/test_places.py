@@ -6,7 +6,7 @@ import pytest
 
 import ringloader._native as _native
 from ringloader import DataLoader
-from ringloader._sources import places
+from ringloader._features.seeding import places
 from systems import parts
 
 pytestmark = pytest.mark.rings_only

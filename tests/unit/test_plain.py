@@ -11,14 +11,14 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 import ringloader
 from ringloader import DataLoader, StatefulDataLoader
-from ringloader._iterator.without_workers import (
+from ringloader._core.without_workers import (
     GatheringIterator,
     IteratorWithOptions,
     SingleProcessIterator,
 )
-from ringloader._report import report
+from ringloader._features.arrays import gather
+from ringloader._features.report import report
 from ringloader._torch import collating
-from ringloader._worker import gather
 from ringloader._worker.collate import Collation
 
 pytestmark = pytest.mark.rings_only

@@ -21,12 +21,12 @@ import torch
 import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
-from ringloader._options import loader_options
-from ringloader._pool.crew import Lent
-from ringloader._pool.main import Held, ProcessState
-from ringloader._pool.objects import LoaderObjects, PoolRecord
+from ringloader._core.make_transport import WorkerKind
+from ringloader._features import loader_options
+from ringloader._features.pools.crew import Lent
+from ringloader._features.pools.main import Held, ProcessState
+from ringloader._features.pools.objects import LoaderObjects, PoolRecord
 from ringloader._transport import budget
-from ringloader._transport.make import WorkerKind
 from ringloader._worker import collate
 
 pytestmark = pytest.mark.rings_only

@@ -27,7 +27,7 @@ from torch.utils.data import (
 import ringloader
 from faults import script
 from ringloader import DataLoader, StatefulDataLoader
-from ringloader._iterator.next_epoch import NextEpoch
+from ringloader._features.next_epoch.next_epoch import NextEpoch
 from small_datasets import Made, Stream
 
 pytestmark = pytest.mark.rings_only

@@ -16,7 +16,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
 from ringloader._common import protocols as ours
-from ringloader._iterator.with_workers import WorkersIterator
+from ringloader._core.with_workers import WorkersIterator
 from ringloader._sources.samplers import TorchDraws
 from ringloader._torch import protocols as torchs
 
@@ -56,13 +56,13 @@ def test_protocols_are_what_is_called_and_what_there_is(wrapper, protocol, owner
 
 def test_functions_of_our_modules_are_there():
     found = re.findall(r'py\.import\("([\w.]+)"\)\?;?\s*(?:\w+)?\.(?:call_method1|getattr)\("(\w+)"', NAMES)
-    assert ("ringloader._placement.failed_arrival", "FailedArrival") in found and len(found) >= 3
+    assert ("ringloader._transport.failed_arrival", "FailedArrival") in found and len(found) >= 3
     for module, name in found:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
 
 
 # Objects of an unknown class: the import system's, and an iterator that code of the program may have made.
-UNKNOWN = {"_patch/importing.py": "loader", "_iterator/torchs.py": "iterator"}
+UNKNOWN = {"_patch/importing.py": "loader", "_core/torchs.py": "iterator"}
 
 
 def attributes_of(protocol: type) -> set[str]:

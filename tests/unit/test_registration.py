@@ -15,8 +15,7 @@ from faults.proc import mappings
 from faults.script import run_script
 from parity.harness import taking
 from ringloader import DataLoader
-from ringloader._placement import registration
-from ringloader._transport import segment_cache
+from ringloader._transport import registration, segment_cache
 
 KIBI = 1 << 10
 MEBI = 1 << 20
@@ -330,7 +329,7 @@ def test_persistent_workers_keep_what_is_registered(driver):
 @pytest.mark.parametrize("left", ["", "iterator = iter(loader); copy_out(next(iterator))"])
 def test_nothing_is_unregistered_while_the_interpreter_goes(left, tmp_path):
     body = """
-    from ringloader._placement import registration
+    from ringloader._transport import registration
 
     class Driver:
         def register(self, address, nbytes):

@@ -19,7 +19,7 @@ import torch
 from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
-from ringloader._report import asked, report, tally
+from ringloader._features.report import asked, report, tally
 from small_datasets import Numbers, Stream
 
 pytestmark = pytest.mark.rings_only
@@ -141,11 +141,11 @@ def test_the_time_is_measured_in_which_no_batch_was_ready(how: dict[str, Any]) -
 
 
 def of_report(frame_of: Any) -> set[str]:
-    """Names of functions of `_report` that a call runs."""
+    """Names of functions of `_features/report` that a call runs."""
     found = set()
 
     def trace(frame: Any, event: str, _argument: Any) -> None:
-        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(OURS / "_report"):
+        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(OURS / "_features/report"):
             found.add(frame.f_code.co_name)
 
     sys.setprofile(trace)

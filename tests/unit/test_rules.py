@@ -12,9 +12,9 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
-from ringloader._options import conflicts, loader_options
-from ringloader._options.conflict import broken
-from ringloader._options.table import DEFAULTS, RULES, TABLE, Options
+from ringloader._core.conflict import broken
+from ringloader._features import conflicts, loader_options
+from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import select_path
 from small_datasets import Stream

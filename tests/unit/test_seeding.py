@@ -34,8 +34,8 @@ from torch.utils.data import (
 
 import ringloader
 from ringloader import ArrayDataset, DataLoader, Dispatch, WorkerPool
+from ringloader._features.arrays.gather import Rows
 from ringloader._torch import select_path
-from ringloader._worker.gather import Rows
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 

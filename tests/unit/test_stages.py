@@ -13,10 +13,10 @@ from torch.utils.data import IterableDataset
 import ringloader
 from parity import harness
 from ringloader import DataLoader, _features
-from ringloader._common.feature import Feature, StagePosition, chain
-from ringloader._iterator import torchs
-from ringloader._options.table import TABLE
-from ringloader._report import asked
+from ringloader._core import torchs
+from ringloader._core.feature import Feature, StagePosition, chain
+from ringloader._features.report import asked
+from ringloader._features.table import TABLE
 from ringloader._torch import select_path
 from ringloader._transport import processes
 from ringloader._worker.options import Position, WorkerOption

@@ -18,9 +18,9 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ringloader import DataLoader, Dispatch, EpochStats, WorkerPool, WorkerStats
-from ringloader._stats import recording
-from ringloader._stats.model import Model
-from ringloader._stats.verdict import Setting, judge
+from ringloader._features.stats import recording
+from ringloader._features.stats.model import Model
+from ringloader._features.stats.verdict import Setting, judge
 from ringloader._torch import internals
 from small_datasets import Made
 

@@ -12,8 +12,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import ringloader
 from programs import client
 from ringloader import DataLoader
+from ringloader._features.threads import thread
 from ringloader._torch import internals, select_path
-from ringloader._worker import thread
 
 pytestmark = pytest.mark.rings_only
 

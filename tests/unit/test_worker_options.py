@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader as TorchsLoader
 from torch.utils.data import Dataset
 
 from ringloader import DataLoader
-from ringloader._iterator import make
+from ringloader._core import make
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import EpochStart, WorkerOption
 from small_datasets import Stream

@@ -44,7 +44,7 @@ class Handle(Protocol):
 class OurIterator(TorchIterator, Protocol):
     """An iterator of ringloader's, on any path."""
 
-    # A record of `_report`, which is above.
+    # A record of `_features/report`, which is above.
     _noted: Any
     _features: Sequence[Any]
 

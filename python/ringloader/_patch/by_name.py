@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ringloader._options import checks
-from ringloader._options.table import TABLE, Options
+from ringloader._core import checks
+from ringloader._features.table import TABLE, Options
 
 # The argument of `install` that is no option of a loader.
 STATEFUL = "stateful"

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
 import ringloader.bad_samples as bad_samples
-from ringloader._auto import numbers
-from ringloader._options import conflicts, loader_options
-from ringloader._options.table import TABLE, Options
+from ringloader._features import conflicts, loader_options
+from ringloader._features.auto import numbers
+from ringloader._features.table import TABLE, Options
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
 from ringloader._torch import devices, hook, internals

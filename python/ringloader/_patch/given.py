@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict
 if TYPE_CHECKING:
     import torch
 
-    from ringloader._pool.pool import WorkerPool
+    from ringloader._features.pools.pool import WorkerPool
     from ringloader.bad_samples import OnError
     from ringloader.seeds import Seeds
 

@@ -7,12 +7,13 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from ringloader._options import checks, loader_options
-from ringloader._options.table import Options
+from ringloader._core import checks
+from ringloader._features import loader_options
+from ringloader._features.report import at_exit
+from ringloader._features.table import Options
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
 from ringloader._patch.given import GivenOptions
-from ringloader._report import at_exit
 from ringloader._torch import hook
 
 if TYPE_CHECKING:
@@ -143,11 +144,11 @@ def _wanted(function: str, stateful: bool, given: GivenOptions) -> _Wanted:
 
 def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any], Any]) -> Any:
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
-    import ringloader._features as features
+    import ringloader._features.all as features
     import ringloader.dataloader as dataloader
-    from ringloader._common.feature import Hook
-    from ringloader._iterator import make as making
-    from ringloader._options import conflicts
+    from ringloader._core import make as making
+    from ringloader._core.feature import Hook
+    from ringloader._features import conflicts
     from ringloader._torch import internals
 
     if isinstance(loader, dataloader.DataLoader):

@@ -34,8 +34,8 @@ def install_with_torch(text: str) -> None:
 
 def _install(text: str) -> None:
     # torch is half imported: nothing may be imported here that needs it.
+    from ringloader._features.report import at_exit
     from ringloader._patch import by_name, stateful
-    from ringloader._report import at_exit
     from ringloader._torch import hook
 
     options, is_stateful = by_name.from_text(text)

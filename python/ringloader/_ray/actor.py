@@ -20,8 +20,8 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import held_memory
-from ringloader._pool.main import Held, ProcessState, undo_options
-from ringloader._pool.objects import Key
+from ringloader._features.pools.main import Held, ProcessState, undo_options
+from ringloader._features.pools.objects import Key
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._worker import entry, malloc

@@ -12,8 +12,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError
 
+from ringloader._features.pools.objects import LoaderObjects
 from ringloader._identity import process_identity
-from ringloader._pool.objects import LoaderObjects
 from ringloader._ray import cluster
 from ringloader._ray.actor import Assignment, Birth, versions
 from ringloader._ray.objects import RayRecord

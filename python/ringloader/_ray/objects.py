@@ -10,7 +10,7 @@ from typing import Any
 import ray
 import ray.cloudpickle
 
-from ringloader._pool.objects import Key, Record
+from ringloader._features.pools.objects import Key, Record
 from ringloader._start import fallback
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringloader._common.supervisor import LostWorker
 from ringloader._log import logger
+from ringloader._transport.supervisor import LostWorker
 
 
 class Replacing:

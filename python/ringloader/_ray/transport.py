@@ -11,24 +11,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray.exceptions import RayActorError, RayTaskError
 
 import ringloader._native as _native
-from ringloader._common.supervisor import Late, LostWorker, Supervisor
-from ringloader._late import overdue
-from ringloader._late.watchdog import Watchdog
-from ringloader._placement import registration
-from ringloader._placement.registration import Registrations
-from ringloader._pool.crew import Lent
+from ringloader._features.losses.watchdog import Watchdog
+from ringloader._features.pools.crew import Lent
 from ringloader._ray import cluster, objects
 from ringloader._ray.actor import Address, Assignment, UnreachableError
 from ringloader._ray.crew import Actor, ActorWorker, Crew, wait_until
 from ringloader._ray.replacing import Replacing
 from ringloader._torch import internals
-from ringloader._transport import budget
+from ringloader._transport import budget, overdue, registration
 from ringloader._transport.protocol import Counters, Transport
+from ringloader._transport.registration import Registrations
+from ringloader._transport.supervisor import Late, LostWorker, Supervisor
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
-    from ringloader._options.table import Options
+    from ringloader._features.table import Options
     from ringloader._torch.protocols import TorchLoader
 
 # Seconds between two looks whether an actor that is waited for has died.

@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
-from ringloader._pool.pool import WorkerPool
+from ringloader._features.pools.pool import WorkerPool
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
-    from ringloader._transport.make import WorkerKind
+    from ringloader._core.make_transport import WorkerKind
 
 # Options of an actor that `Workers` sets itself.
 _OWN = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name", "get_if_exists")

@@ -12,17 +12,16 @@ from typing import Any
 import numpy.random  # noqa: F401
 
 import ringloader._native as _native
-from ringloader._common.supervisor import Late, LostWorker, Supervisor
-from ringloader._dispatch.process import Dispatching
-from ringloader._late import overdue
-from ringloader._placement import registration
-from ringloader._placement.registration import Registrations
+from ringloader._features.dispatch.process import Dispatching
+from ringloader._features.joint.memory import JointMemory
 from ringloader._start import guard, processes
 from ringloader._start.starter import Starter
 from ringloader._torch import internals
-from ringloader._transport.joint import JointMemory
+from ringloader._transport import overdue, registration
 from ringloader._transport.protocol import Transport
+from ringloader._transport.registration import Registrations
 from ringloader._transport.segment_cache import SegmentCache
+from ringloader._transport.supervisor import Late, LostWorker, Supervisor
 from ringloader._worker import channel
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._common.supervisor import LostWorker, Supervisor
-from ringloader._report.tally import PathName
+from ringloader._features.report.tally import PathName
+from ringloader._transport.supervisor import LostWorker, Supervisor
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
 

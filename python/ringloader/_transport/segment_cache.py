@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import ringloader._native as _native
 from ringloader._common import weak_registry
-from ringloader._placement.registration import Registrations
+from ringloader._transport.registration import Registrations
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader

@@ -19,8 +19,9 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import held_memory
+from ringloader._features.joint import channel as joint_process
 from ringloader._torch import data_pipes, internals, stand_ins
-from ringloader._worker import collate, joint_process, loop, malloc
+from ringloader._worker import collate, loop, malloc
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
 from ringloader._worker.options import WorkerOption
 

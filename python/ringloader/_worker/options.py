@@ -137,7 +137,8 @@ class WorkerOption:
     """One option, in each worker. Made in the main process; pickled for workers that do not fork.
 
     A process of a ``WorkerPool`` outlives the loader, and works for others next. What an option changes in
-    the process, beyond what ``_pool/main.py::ProcessState`` restores, it undoes in :meth:`leave_process`.
+    the process, beyond what ``ProcessState`` of ``_features/pools/main.py`` restores, it undoes in
+    :meth:`leave_process`.
 
     Attributes:
         position: Its place among the options of an iterator.

@@ -11,13 +11,13 @@ class Result(NamedTuple):
     """A batch with a sidecar. A batch that has none travels as it is.
 
     Every transport carries it as any other named tuple. The stages of the main process take it apart
-    (``_common/feature.py``).
+    (``_core/feature.py``).
 
     Attributes:
         data: The batch.
         errors: The bad samples of ``on_error``: pickled if they come from another process, else a list; None
             if all samples were good.
-        snapshot: The bytes of a dataset's state (``_state/objects.py``); None if none is sent.
+        snapshot: The bytes of a dataset's state (``_features/state/objects.py``); None if none is sent.
         is_empty: True if no sample of the batch is left: the caller gets the next batch.
     """
 

@@ -1,0 +1,1 @@
+"""Iterators with and without workers, how they are made, and the protocol of a feature."""

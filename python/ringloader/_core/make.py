@@ -1,0 +1,280 @@
+"""Makes the iterator of a loader, and notes the path that it takes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import ringloader._native as _native
+from ringloader._core import states
+from ringloader._core.checks import AUTO
+from ringloader._core.feature import Feature, Hook, Setup
+from ringloader._features import conflicts, loader_options
+from ringloader._features.arrays import gather
+from ringloader._features.auto import numbers
+from ringloader._features.dispatch.dataset import Dispatch
+from ringloader._features.report import asked, report
+from ringloader._features.report.tally import PathName
+from ringloader._features.seeding import epochs, seeding
+from ringloader._features.table import TABLE, Options
+from ringloader._torch import devices, internals, select_path
+from ringloader._torch.select_path import Reason
+from ringloader._worker.options import WorkerOption, in_order
+
+if TYPE_CHECKING:
+    from ringloader._core.make_transport import WorkerKind
+    from ringloader._features.auto.auto_workers import AutoWorkers
+    from ringloader._torch.protocols import TorchLoader
+
+
+def make_iterator(loader: TorchLoader, options: Options, hook: Hook) -> Any:
+    """Returns an iterator of any torch loader, and notes the path that it takes.
+
+    Args:
+        loader: A ``torch.utils.data.DataLoader``.
+        options: Its options.
+        hook: The place where it is asked for.
+
+    Raises:
+        ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
+        RuntimeError: If an option cannot take effect, because torch's loader must run whole.
+    """
+    before = epochs.count_of(loader)
+    try:
+        return _make(loader, options, hook)
+    except BaseException:
+        epochs.take_back(loader, before)
+        raise
+
+
+def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
+    workers = loader.num_workers if options.num_workers is None else _bound_for(loader, options)
+    if internals.is_in_worker():
+        # In a worker: this loader leaves its batches on the CPU, and the main process moves them.
+        options = conflicts.in_worker(options)
+    if not _native.SUPPORTED:
+        options = conflicts.off_linux(options)
+    if options.changed:
+        conflicts.check(loader, options)
+    epochs.log_if_forgotten(loader)
+    if loader.generator is not None:
+        _refuse_other_generators(loader, loader.generator)
+    reason = select_path.reason_of_user()
+    if reason is None and workers == 0:
+        reason = select_path.reason_against_own_iterator(loader, hook.get_iterator)
+        if reason is None:
+            return _without_workers(loader, options, hook)
+    elif reason is None:
+        kind = hook.features.kind_of(loader, options) if options.changed else None
+        if kind is None:
+            from ringloader._core.make_transport import WorkerKind
+
+            kind = WorkerKind()
+        reason = kind.reason_for_torch(loader, hook.get_iterator)
+        if reason is None:
+            with kind.while_made():
+                made = _with_workers(loader, options, workers, kind, hook)
+            if not isinstance(made, Reason):
+                return made
+            reason = made
+        kind.refuse(reason)
+    return _torchs(loader, options, reason, hook)
+
+
+def _features_of(
+    loader: TorchLoader, options: Options, hook: Hook, path: str, *more: Any
+) -> tuple[Feature, ...]:
+    """Returns the features of an iterator of this path that are on."""
+    if not options.changed and not asked.mode:
+        return ()
+    return hook.features.features_of(loader, options, Setup(path, *more))
+
+
+def _bound_for(loader: TorchLoader, options: Options) -> int:
+    """Returns the bound of an iterator that finds its number of workers.
+
+    A loader that was made or converted shows it. One that ``install`` reached keeps the program's number.
+    """
+    # A worker process may have no children.
+    workers = 0 if internals.is_in_worker() else numbers.limits(options.worker_pool).bound
+    if workers == 1 and (why := numbers.reason_for_one()):
+        select_path.log_once(why)
+    if loader_options.are_on(loader):
+        numbers.show(loader, workers)
+    return workers
+
+
+def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
+    """Lets torch's iterator raise its error for a ``generator`` that is none, as at its first draw.
+
+    Not by torch's class for workers, whose finaliser then prints an error of its own.
+    """
+    if issubclass(type(generator), torch.Generator) or internals.missing_name() is not None:
+        return
+    if loader.num_workers != 0:
+        loader.check_worker_number_rationality()
+    internals.BaseIterator(loader)
+
+
+def make_as_far_as_it_fits(loader: TorchLoader, options: Options, hook: Hook) -> Any:
+    """Returns an iterator as :func:`make_iterator` does, for options that were meant for all loaders.
+
+    What the program chose for this loader wins: options of ``install`` that conflict with it are left out,
+    and the report says so.
+    """
+    options, aside = conflicts.fitting(loader, options)
+    made = make_iterator(loader, options, hook)
+    for text in aside:
+        report.add(loader, text)
+    return made
+
+
+def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -> Any:
+    """Returns torch's own iterator, with the options that work there."""
+    from ringloader._core.torchs import TorchsIterator
+
+    before = report.times(loader)
+    _check_for_torchs(loader, options, reason.text)
+    features = _features_of(loader, options, hook, "torch", loader.num_workers)
+    own_states = states.of(loader)
+    epoch = None if own_states is None else own_states.begin_torchs(loader, reason.text, hook.get_iterator)
+    iterator = hook.fall_back() if epoch is None else epoch.make(loader, hook.get_iterator)
+    if report.times(loader) != before:
+        # An inner hook has recorded this iterator.
+        return iterator
+    if reason.warning is not None:
+        select_path.log_once(reason.warning)
+    for name in options.changed:
+        if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
+            select_path.log_once(f"{name} has no effect where torch's own loader runs")
+    if own_states is not None and epoch is not None:
+        own_states.has_begun(loader, epoch.epoch)
+    if epoch is not None or features:
+        iterator = TorchsIterator(iterator, features, epoch)
+    _record(loader, iterator, "torch", reason.text, features)
+    return iterator
+
+
+def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> None:
+    """Raises for options without which torch's own loader would give other batches."""
+    errors = {"is an error"} if loader.num_workers == 0 else {"is an error", "is an error with workers"}
+    names = [name for name in options.changed if TABLE[name].on_torchs in errors]
+    if issubclass(type(loader.dataset), Dispatch) and loader.num_workers > 0:
+        names.append("a Dispatch as dataset")
+    if names:
+        raise RuntimeError(
+            f"{' and '.join(names)} cannot take effect where torch's own loader runs: {reason}"
+        )
+
+
+def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
+    # A torch without a private name that it needs has torch's path. In this form an import is cheap.
+    import ringloader._core.without_workers as without_workers
+
+    features = _features_of(loader, options, hook, "single-process")
+    if not features and states.of(loader) is None:
+        is_gathered = gather.is_gathered(loader.dataset)
+        cls = without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator
+        made = cls(loader)
+        report.record(loader, made, "single-process", _NO_WORKERS)
+        return made
+    made = without_workers.IteratorWithOptions(loader, _worker_options_of(loader, features), features)
+    _record(loader, made, "single-process", _NO_WORKERS, features)
+    return made
+
+
+_NO_WORKERS = "num_workers is 0"
+
+
+def _auto_workers_of(loader: TorchLoader, options: Options) -> AutoWorkers | None:
+    """Returns the object that changes the number of an iterator's workers, if that may change."""
+    if options.num_workers != AUTO or not seeding.any_may_make(loader):
+        return None
+    from ringloader._features.auto.auto_workers import AutoWorkers
+
+    return AutoWorkers(loader, numbers.limits(options.worker_pool))
+
+
+def _worker_options_of(loader: TorchLoader, features: Iterable[Feature]) -> Sequence[WorkerOption]:
+    """Returns the options that take part where batches are made: in workers, or without them here."""
+    own_states = states.of(loader)
+    snapshots = None if own_states is None else own_states.worker_option(loader)
+    found = (option for feature in features for option in feature.workers())
+    return in_order(gather.option_for(loader), snapshots, *found)
+
+
+def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: WorkerKind, hook: Hook) -> Any:
+    """Returns an iterator with workers, or the reason why torch's loader must run whole."""
+    auto = _auto_workers_of(loader, options)
+    workers, history = (workers, None) if auto is None else (auto.most, auto.history)
+    running = workers if auto is None else auto.number
+    features = _features_of(loader, options, hook, kind.path, workers, history)
+    if auto is not None:
+        features = (*features, auto)
+    from ringloader._core.with_workers import WorkersIterator
+    from ringloader._transport import budget
+
+    worker_options = _worker_options_of(loader, features)
+    device = None if options.device is None else devices.resolve(options.device)
+    device_type = None if device is None else device.type
+    in_turn = all(feature.in_turn for feature in features)
+    try:
+        told = kind.told(loader)
+        transport = kind.transport(loader, options, workers, running, worker_options, device_type, in_turn)
+    except budget.RefusedError as error:
+        return Reason(str(error), f"{error}; batches travel by torch's own transport")
+    except BaseException as error:
+        _explain_descriptors(error)
+        raise
+    try:
+        for feature in features:
+            feature.attach(transport)
+        if auto is None and kind.are_here:
+            loader.check_worker_number_rationality()
+        made = WorkersIterator(loader, transport, features, workers, running, told)
+    except BaseException as error:
+        # An iterator that was begun has closed it.
+        transport.close()
+        _explain_descriptors(error)
+        raise
+    shown = _shown_workers(options, workers, auto)
+    _record(loader, made, transport.path, transport.about, features, transport.counters, shown)
+    return made
+
+
+def _shown_workers(options: Options, workers: int, auto: AutoWorkers | None) -> Callable[[], int] | None:
+    """Returns what gives a report the number of workers, where the loader finds it."""
+    if options.num_workers != AUTO:
+        return None
+    return functools.partial(int, workers) if auto is None else functools.partial(getattr, auto, "number")
+
+
+def _record(
+    loader: TorchLoader,
+    made: Any,
+    path: PathName,
+    reason: str,
+    features: Sequence[Feature],
+    of_transport: Callable[[], Mapping[str, int]] = dict,
+    workers: Callable[[], int] | None = None,
+) -> None:
+    counts = [of_transport, *(feature.counters for feature in features if feature.counters is not None)]
+    noted = {name: value for feature in features for name, value in feature.reported().items()}
+    report.record(loader, made, path, reason, functools.partial(_counters, counts), workers=workers, **noted)
+
+
+def _explain_descriptors(error: BaseException) -> None:
+    """Adds a note with the remedy to an error that means that too many files are open."""
+    from ringloader._transport import budget
+
+    if budget.is_for_descriptors(error):
+        error.add_note(
+            "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
+        )
+
+
+def _counters(counts: Iterable[Callable[[], Mapping[str, int]]]) -> Mapping[str, int]:
+    return {name: number for count in counts for name, number in count().items()}

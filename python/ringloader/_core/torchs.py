@@ -1,0 +1,118 @@
+"""torch's own iterator, where torch's loader runs whole, with the options that work there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from ringloader._core import states
+from ringloader._core.feature import Feature, chain
+from ringloader._features.pausing import pausing
+from ringloader._features.pausing.pausing import Pausing
+from ringloader._torch import hook, internals
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+
+class TorchsIterator(Pausing):
+    """Stands in front of an iterator that torch, or other code, has made.
+
+    Args:
+        iterator: The iterator. ``isinstance`` takes this object for one of its class.
+        features: The features that are on.
+        epoch: The epoch, if the loader has a state.
+    """
+
+    def __init__(
+        self, iterator: Any, features: Sequence[Feature] = (), epoch: states.TorchsEpoch | None = None
+    ) -> None:
+        self._iterator = iterator
+        self._features = features
+        self._epoch = epoch
+        # Batches that `next` has returned: torch's iterator counts one before it is moved to a device.
+        self._batches_returned = 0
+        if epoch is not None:
+            epoch.attach(self)
+        self._put_stages()
+
+    def _chain(self, gate: Any) -> Callable[[Any], Any]:
+        return chain(_next_of, self._features, gate)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self._iterator)
+
+    def __iter__(self) -> Any:
+        return self
+
+    def __next__(self) -> Any:
+        try:
+            batch = self._take_next(self)
+            # The last step: a signal handler may ask for the state at any time.
+            self._batches_returned += 1
+            return batch
+        except BaseException as error:
+            if self._epoch is not None:
+                self._epoch.epoch.record_error(self, error)
+            if isinstance(error, Exception):
+                # An iterator of torch's finds the end of its workers, and takes it for a loss.
+                pausing.raise_if_ended(self)
+            raise
+
+    def __del__(self) -> None:
+        self._settle()
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        # torch's has an error of its own.
+        return self._iterator.__reduce_ex__(protocol)
+
+    def __len__(self) -> int:
+        return len(self._iterator)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._iterator, name)
+
+    def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
+        """Begins another epoch of persistent workers."""
+        self._remove_gate()
+        for feature in self._features:
+            feature.begin_times()
+        get_iterator = hook.beneath(internals.Loader._get_iterator)
+        own_states = states.of(loader)
+        if own_states is not None:
+            self._epoch = own_states.begin_torchs(loader, "it began the epoch before", get_iterator, True)
+        for feature in self._features:
+            feature.begin_epoch(loader)
+        if self._noted is not None:
+            self._noted.count.end_epoch(self._batches_returned)
+        self._batches_returned = 0
+        if self._epoch is None:
+            self._iterator._reset(loader, first_iter)
+        else:
+            self._epoch.attach(self)
+            self._epoch.reset(self._iterator, loader)
+            assert own_states is not None
+            own_states.has_begun(loader, self._epoch.epoch)
+        for feature in self._features:
+            feature.has_begun()
+
+    def _stop(self, message: str) -> None:
+        """Makes torch's iterator raise an error with this message, also in a thread that waits in it.
+
+        Such a thread asks again every few seconds. It would find no worker lost, since all were told to end,
+        and wait for ever.
+        """
+        if hasattr(type(self._iterator), "_try_get_data"):
+            ended = functools.partial(_raise_ended, message)
+            vars(self._iterator).update(_try_get_data=ended, _process_data=ended)
+
+
+def _raise_ended(message: str, *_args: object, **_kwargs: object) -> NoReturn:
+    raise RuntimeError(message)
+
+
+def _next_of(iterator: TorchsIterator) -> Any:
+    epoch = iterator._epoch
+    return next(iterator._iterator) if epoch is None else epoch.next(iterator._iterator)

@@ -1,0 +1,381 @@
+"""The iterator of a loader with workers: processes or threads, by its transport."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import ringloader._native as _native
+from ringloader._core.base import EpochPlan, LoaderIterator
+from ringloader._core.feature import Feature, chain, placement_of
+from ringloader._features.seeding import epochs
+from ringloader._sources import samplers
+from ringloader._torch import data_pipes, devices, internals
+from ringloader._transport import budget, lookahead, overdue, pinning
+from ringloader._transport.lookahead import Placement
+from ringloader._transport.protocol import Transport
+from ringloader._transport.supervisor import Late, LostWorker
+from ringloader._worker.loop import Work
+from ringloader._worker.options import EpochStart
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+    # torch's iterator is untyped, so only a base shows mypy what the scheduler calls.
+    _SchedulerCallbacks = _native.SchedulerCallbacks
+else:
+    _SchedulerCallbacks = object
+
+
+class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks):  # type: ignore[misc]
+    """An iterator that reads the sampler, hands out tasks, reorders and waits natively.
+
+    MIRRORS torch dataloader.py::_MultiProcessingDataLoaderIter, its base class: draws, warnings, the order of
+    starts and the attributes that frameworks read are torch's.
+
+    Args:
+        loader: The loader.
+        transport: Starts the workers, and carries tasks and batches.
+        features: The features that are on.
+        workers: The most workers that there may be.
+        running: The workers that get tasks at first, the first ones. Features may change it.
+        told: The epoch that the dataset of workers is told which may have been told another one.
+    """
+
+    # The module itself: an iterator that lives on while modules are torn down finds their names None.
+    _torch_utils = internals.utils_module
+    _scheduler: _native.Scheduler | _native.JointScheduler | _native.ThreadScheduler
+    # No type: torch declares None too, which a loader with workers does not have.
+    _prefetch_factor: Any
+    # Brings batches to where they are needed.
+    _placement: Placement | None = None
+    # Ends the placement. A native function: its call is not interrupted.
+    _close_placed: Callable[[], None] | None = None
+    # The epoch that `set_epoch` named since the last one began.
+    _epoch_to_tell: int | None = None
+    # torch's registry of processes is not used: it would raise in unrelated code, before batches that a dead
+    # worker has committed are taken.
+    _worker_pids_set = False
+    _shutdown = False
+    # Notes for the error of the worker that was lost last.
+    _why_not_replaced: Sequence[str] = ()
+
+    def __init__(
+        self,
+        loader: TorchLoader,
+        transport: Transport,
+        features: Sequence[Feature],
+        workers: int,
+        running: int,
+        told: int | None = None,
+    ) -> None:
+        self._transport = transport
+        self._features = features
+        # Only the first `_running` workers get tasks.
+        self._running = running
+        self._workers: list[Any] = []
+        self._workers_status = [True] * workers
+        self._persistent_workers = loader.persistent_workers
+        try:
+            self._plan = self._decide(loader, told)
+            self._init_base(loader)
+            if features:
+                self._placement = placement_of(features)
+            if self._placement is not None:
+                self._pin_memory = False
+            self._num_workers = workers
+            self._prefetch_factor = budget.prefetch_factor_of(loader)
+            if self._prefetch_factor <= 0:
+                raise AssertionError(
+                    "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+                )
+            self._in_order = loader.in_order
+            self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
+            self._start_workers()
+            self._reset(loader, first_iter=True)
+        except BaseException:
+            self._shutdown_workers()
+            raise
+        # Analysers of traces look for it.
+        self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
+
+    def _most_tasks_of(self, workers: int) -> int:
+        """Returns the most tasks that may be out while ``workers`` get them."""
+        shared = self._transport.joint_tasks
+        return self._prefetch_factor * workers if shared is None else shared(workers)
+
+    def _start_workers(self) -> None:
+        for worker in range(self._running):
+            self._workers.append(self._transport.start(self._work_of(worker, self._start_of(worker))))
+        if self._persistent_workers and hasattr(self, "_register_persistent_workers_atexit"):
+            self._register_persistent_workers_atexit()
+
+    def _work_of(self, worker: int, start: EpochStart) -> Work:
+        """Returns the work of a worker that starts with a part of the epoch."""
+        return Work(
+            self._dataset_kind,
+            self._dataset,
+            self._auto_collation,
+            self._collate_fn,
+            self._drop_last,
+            self._base_seed,
+            self._worker_init_fn,
+            worker,
+            self._num_workers,
+            start,
+            (),
+        )
+
+    def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
+        if first_iter:
+            self._begin(loader, first_iter)
+            return
+        before = epochs.count_of(loader)
+        try:
+            self._begin(loader)
+        except BaseException:
+            epochs.take_back(loader, before)
+            raise
+        for feature in self._features:
+            feature.has_begun()
+
+    def _begin(self, loader: TorchLoader, first_iter: bool = False) -> None:
+        self._remove_gate()
+        if not first_iter:
+            for feature in self._features:
+                feature.begin_times()
+        source: _native.IndexSource | None = None
+        if first_iter:
+            internals.BaseIterator._reset(self, self._drawing(loader), True)
+            self._scheduler = self._make_scheduler(self._index_source())
+            self._source = self._make_source()
+        else:
+            returned = self._batches_returned
+            if not any(feature.commit(self, loader) for feature in self._features):
+                self._draw(loader)
+                self._transport.begin_epoch()
+                source = self._send_start()
+            if self._noted is not None:
+                self._noted.count.end_epoch(returned)
+            epochs.log_if_forgotten(loader)
+            for feature in self._features:
+                feature.begin_epoch(loader)
+            if self._placement is not None:
+                self._scheduler.forget_placed(self._placement)
+            if source is not None:
+                self._scheduler.reset(source)
+        self._workers_status = [True] * self._num_workers
+        self._put_stages()
+        if first_iter or source is not None:
+            for _ in range(self._most_tasks_of(self._running)):
+                self._scheduler.put_index(self)
+        self._note_begun(loader)
+
+    def _draw(self, loader: TorchLoader, is_early: bool = False) -> None:
+        """Begins another epoch in this process. ``is_early``: True before ``iter`` has asked for it."""
+        self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
+        if is_early:
+            # torch's `_reset` would end the count of the batches of this epoch, which its state needs.
+            self._sampler_iter = iter(self._index_sampler)
+        else:
+            internals.BaseIterator._reset(self, self._drawing(loader))
+        if self._plan.tracked is not None:
+            self._plan.tracked.begin(self, False)
+
+    def _send_start(self) -> _native.IndexSource:
+        """Tells the workers of another epoch, and returns the source of its tasks."""
+        # After the tasks of an abandoned epoch, which still run, as torch's do. Nothing waits for them:
+        # their results are told by their epoch.
+        self._plan = self._plan._replace(of_tasks=self._scheduler.number_next())
+        for worker in range(self._running):
+            self._transport.send(worker, self._start_of(worker))
+        # Not before: where an epoch cannot begin, the workers are told with the next one.
+        if self._epoch_to_tell == self._plan.told:
+            self._epoch_to_tell = None
+        return self._index_source()
+
+    def _dataset_states(self) -> Any:
+        """Returns the states of the dataset in this epoch, if it may have any."""
+        return None if self._plan.tracked is None else self._plan.tracked.dataset
+
+    def _start_of(self, worker: int, plan: EpochPlan | None = None) -> EpochStart:
+        """Returns the beginning of a worker's part of an epoch: this one, or that of a plan."""
+        plan = plan or self._plan
+        position = None if plan.tracked is None else plan.tracked.start_of(worker)
+        return EpochStart(
+            plan.number, plan.told, self._shared_seed, position=position, of_tasks=plan.of_tasks or 0
+        )
+
+    def _late_start_of(self, worker: int) -> EpochStart:
+        """Returns the beginning of a part of the epoch for a worker that starts in it."""
+        # The worker's dataset may still be that of an epoch before, or already the next one's.
+        return dataclasses.replace(self._start_of(worker), told=self._plan.last_told)
+
+    def _index_source(self) -> _native.IndexSource:
+        places = self._places()
+        if self._plan.tracked is None:
+            return samplers.index_source(self._index_sampler, places)
+        return self._plan.tracked.index_source(self, places)
+
+    def _make_scheduler(self, source: _native.IndexSource) -> Any:
+        made = self._transport.scheduler(
+            self._transport.scheduled,
+            source,
+            self._num_workers,
+            self._prefetch_factor,
+            _order(self._in_order),
+            self._dataset_kind == internals.ITERABLE,
+            self._timeout,
+        )
+        self._transport.schedule(made)
+        if self._transport.joint_tasks is not None:
+            made.share_tasks(self._most_tasks_of(self._running))
+        elif not all(feature.in_turn for feature in self._features):
+            made.balance()
+        if self._running < self._num_workers:
+            made.use_first(self._running, self._most_tasks_of(self._running))
+        for feature in self._features:
+            feature.schedule(made)
+        return made
+
+    def _make_source(self) -> Callable[[Any], Any]:
+        """Returns the function that gives the next batch, from where it is needed."""
+        if self._pin_memory:
+            self._placement = pinning.Pinning(self._pin_memory_device, devices.current_device_index())
+        take: Callable[[Any], Any] = self._scheduler.next
+        if self._placement is not None:
+            prepare = functools.partial(lookahead.prepare, self._placement)
+            self._close_placed = functools.partial(self._scheduler.close_placed, self._placement)
+            take = functools.partial(self._scheduler.next_placed, self._placement, prepare)
+        return take
+
+    def _chain(self, gate: Any) -> Callable[[Any], Any]:
+        dataset = self._dataset_states()
+        if dataset is not None:
+            return chain(self._source, self._features, gate, dataset)
+        # A loader without features does not look for stages.
+        return chain(self._source, self._features, gate) if self._features or gate else self._source
+
+    def _try_put_index(self) -> None:
+        self._scheduler.put_index(self)
+
+    def _take_committed(self) -> None:
+        """Takes what the workers have committed, and keeps it until its turn, so that none waits for room."""
+        if not self._shutdown:
+            self._scheduler.take_committed()
+
+    def _note_exhausted(self, worker_id: int) -> None:
+        """Notes the end of a worker's iterable dataset. MIRRORS torch dataloader.py::_next_data."""
+        self._workers_status[worker_id] = False
+        if not self._persistent_workers:
+            self._transport.send(worker_id, None)
+
+    def _end_epoch(self) -> None:
+        if not self._persistent_workers:
+            self._shutdown_workers()
+
+    def _shutdown_workers(self) -> None:
+        """Ends the workers. MIRRORS torch dataloader.py::_MultiProcessingDataLoaderIter._shutdown_workers."""
+        if self._transport.is_inherited():
+            # A forked child has this iterator from its parent, whose workers and memory they are.
+            return
+        try:
+            # True, or None while modules are torn down: the interpreter exits.
+            if not self._shutdown and getattr(self._torch_utils, "python_exit_status", None) is False:
+                self._shutdown = True
+                for feature in self._features:
+                    feature.end()
+                self._transport.end(self._workers, self._is_to_be_told)
+        finally:
+            try:
+                # Before the memory goes that batches are copied from. After the end of the workers: by then
+                # no other thread waits for one of their batches.
+                if self._close_placed is not None:
+                    self._close_placed()
+            finally:
+                if self._shutdown:
+                    self._transport.close(may_keep=not self._persistent_workers)
+        self._settle()
+
+    def _is_to_be_told(self, worker: int) -> bool:
+        """True for a worker that is still to be told to end, which this notes."""
+        status, self._workers_status[worker] = self._workers_status[worker], False
+        return status or self._persistent_workers
+
+    def _seconds_waited(self) -> float | None:
+        return self._scheduler.waited()
+
+    def _stop(self, message: str) -> None:
+        self._scheduler.stop(message)
+        if self._placement is not None:
+            self._placement.stop()
+
+    def _raise_timeout(self, late: list[Late]) -> NoReturn:
+        error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        try:
+            overdue.add_notes(error, self._workers, late)
+            for supervisor in self._transport.supervisors:
+                supervisor.late(error, self._workers, late)
+            raise error
+        finally:
+            # In a local variable the error, and with it this frame, would keep the iterator.
+            del error
+
+    def _note_wait(self, seconds: float, owing: list[Late]) -> None:
+        for supervisor in self._transport.supervisors:
+            supervisor.waits(seconds, self._workers, owing)
+
+    def _replace_lost(self, worker_id: int, in_hand: Late | None) -> bool:
+        """Starts a successor of a worker that has ended, if there may be one."""
+        self._transport.sound = False
+        start, is_known = self._late_start_of(worker_id), True
+        dataset = self._dataset_states()
+        if dataset is not None:
+            is_known, position = dataset.succeed(worker_id)
+            start = dataclasses.replace(start, position=position)
+        restart = functools.partial(self._transport.start_later, self._work_of(worker_id, start))
+        is_iterable = self._dataset_kind == internals.ITERABLE
+        lost = LostWorker(worker_id, self._workers[worker_id], in_hand, restart, is_iterable, is_known)
+        self._why_not_replaced = lost.notes
+        try:
+            successor = self._transport.lost(lost)
+        except BaseException as error:
+            # INVARIANT: no two processes are at the rings of one worker. This one may run unknown. An
+            # `Exception` is raised with this text, now too.
+            self._stop(f"worker {worker_id} was lost, and no successor could be started: {error!r}")
+            self._shutdown_workers()
+            raise
+        if successor is None:
+            return False
+        self._workers[worker_id] = successor
+        for feature in self._features:
+            feature.replaced(self, worker_id)
+        return True
+
+    def _raise_lost(self, worker_id: int, in_hand: Late | None) -> NoReturn:
+        """Raises for a worker that has ended, and has no successor."""
+        self._workers_status[worker_id] = False
+        handle = self._workers[worker_id]
+        raise self._transport.error_of_lost(worker_id, handle, in_hand, *self._why_not_replaced)
+
+    @property
+    def _send_idx(self) -> int:
+        return self._scheduler.positions().sent
+
+    @property
+    def _rcvd_idx(self) -> int:
+        return self._scheduler.positions().received
+
+    @property
+    def _tasks_outstanding(self) -> int:
+        return self._scheduler.positions().outstanding
+
+
+def _order(in_order: bool) -> _native.Order:
+    if in_order:
+        return _native.Order.IN_ORDER
+    if internals.counts_tasks_per_worker():
+        return _native.Order.AS_COMPLETED
+    return _native.Order.AS_COMPLETED_ROUND_ROBIN

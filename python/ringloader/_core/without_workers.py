@@ -1,0 +1,127 @@
+"""The iterator of a loader without workers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringloader._core.base import LoaderIterator
+from ringloader._core.feature import Feature, chain, placement_of
+from ringloader._features.arrays import gather
+from ringloader._torch import data_pipes, internals
+from ringloader._worker import collate
+from ringloader._worker import options as worker_options
+from ringloader._worker.options import EpochStart, Fetcher, InFront, WorkerOption
+
+if TYPE_CHECKING:
+    import ringloader._native as _native
+    from ringloader._torch.protocols import TorchLoader
+
+
+_PROFILE_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
+
+
+class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: ignore[misc]
+    """An iterator that asks the dataset in the caller's process: torch's, whose collation is native."""
+
+    # Without a gate or an option.
+    _take_next = staticmethod(internals.SingleIterator._next_data)
+
+    def __init__(self, loader: TorchLoader) -> None:
+        internals.SingleIterator.__init__(self, loader)
+        # Analysers of traces look for it.
+        self._profile_name = _PROFILE_NAME
+        self._make_native()
+
+    def _make_native(self) -> None:
+        collate.put_native_again(self._dataset_fetcher)
+
+    def _chain(self, gate: Any) -> Callable[[Any], Any]:
+        return chain(internals.SingleIterator._next_data, self._features, gate)
+
+    def __del__(self) -> None:
+        if self._noted is not None:
+            self._noted.count.end(self._num_yielded)
+
+    def _stop(self, _message: str) -> None:
+        # Lets go of the dataset's iterator, as the end of workers does.
+        self.__dict__.pop("_dataset_fetcher", None)
+
+
+class GatheringIterator(SingleProcessIterator):
+    """An iterator over arrays, whose rows are gathered natively."""
+
+    def _make_native(self) -> None:
+        super()._make_native()
+        self._dataset_fetcher = gather.wrapped(self._dataset_fetcher)  # type: ignore[has-type]
+
+
+class _Placing(InFront):
+    """In front of the fetcher of a loader without workers: places indices, as natively for workers.
+
+    Args:
+        fetcher: The fetcher, which takes the places off again.
+        places: The epoch's.
+    """
+
+    def __init__(self, fetcher: Fetcher, places: _native.Places) -> None:
+        super().__init__(fetcher)
+        self._places = places
+
+    def fetch(self, index: Any, /) -> Any:
+        return self._behind.fetch(self._places.placed(index))
+
+
+class IteratorWithOptions(SingleProcessIterator):
+    """An iterator without workers, with options or states around it.
+
+    MIRRORS torch dataloader.py::_SingleProcessDataLoaderIter, its base class.
+
+    Args:
+        loader: The loader.
+        options: The options that workers would ask.
+        features: The features that are on.
+    """
+
+    def __init__(
+        self, loader: TorchLoader, options: Sequence[WorkerOption], features: Sequence[Feature]
+    ) -> None:
+        self._features = features
+        self._plan = self._decide(loader)
+        self._init_base(loader)
+        self._profile_name = _PROFILE_NAME
+        if self._timeout != 0:
+            raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
+        if placement_of(features) is not None:
+            self._pin_memory = False
+        data_pipes.shard(self)
+        self._dataset_fetcher = worker_options.begin_epoch(
+            options,
+            self._torchs_fetcher,
+            self._dataset,
+            self._start(),
+            self._dataset_kind == internals.ITERABLE,
+            None if internals.is_in_worker() else collate.put_native,
+        )
+        self._put_stages()
+        if self._plan.tracked is not None:
+            self._plan.tracked.read(self, options)
+        places = self._places()
+        if places is not None:
+            self._dataset_fetcher = _Placing(self._dataset_fetcher, places)
+        self._note_begun(loader)
+
+    def _start(self) -> EpochStart:
+        """Returns the beginning of the epoch, in which this process is the only worker."""
+        position = None if self._plan.tracked is None else self._plan.tracked.start_of(0)
+        # The dataset was told its epoch in this process.
+        return EpochStart(self._plan.number, base_seed=self._base_seed, position=position)
+
+    def _next_index(self) -> Any:
+        read = super()._next_index
+        return read() if self._plan.tracked is None else self._plan.tracked.next_index(read)
+
+    def _torchs_fetcher(self, dataset: Any) -> Any:
+        return internals.create_fetcher(
+            self._dataset_kind, dataset, self._auto_collation, self._collate_fn, self._drop_last
+        )

@@ -1,0 +1,1 @@
+"""Features: a folder for each, their list, and the table of options."""

@@ -1,0 +1,101 @@
+"""The columns of the table of options. Imports no torch."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import operator
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ringloader._core.checks import Check
+
+Topic = Literal["Errors", "Speed", "Memory", "Randomness", "Epochs", "Resume", "Devices"]
+# In the order of the page of options.
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The texts of an option, in Markdown.
+
+    Attributes:
+        topic: The heading of the page of options under which it stands.
+        values: The values that it takes.
+        without: The default, and what it means.
+        line: What it does, in one sentence.
+        details: More sentences of what it does.
+        page: The page, and its section, that has the rest.
+    """
+
+    topic: Topic
+    values: str
+    without: str
+    line: str
+    details: str = ""
+    page: str | None = None
+
+
+def texts() -> dict[str, Texts]:
+    """Returns the texts of all options, for help and pages."""
+    import tomllib
+
+    found = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
+    return {name: Texts(**one) for name, one in found.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Never:
+    """Says that an option raises there.
+
+    Attributes:
+        why: The reason, for the error.
+    """
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """The row of an option. Its texts stand in ``texts.toml``.
+
+    Attributes:
+        check: Raises for a value of the wrong type or out of range; is called with the name and the value.
+        in_threads: What happens to the option where workers are threads.
+        in_pool: What it leaves in a process of a ``WorkerPool``, which outlives the loader and then works for
+            others: nothing; or what its ``WorkerOption`` undoes in ``leave_process``.
+        in_worker: What happens to the option of a loader that a dataset has, in a worker process.
+        on_torchs: What happens to it where torch's own loader runs whole.
+        off_linux: What happens to it on other systems, if not what ``in_threads`` and the like say: without
+            workers it works there, and with workers torch's own loader runs.
+        annotation: Its type in signatures, where the table cannot name it without torch.
+        instead: For an option of the constructor only, what to do where there is no constructor.
+        is_text: False for an option that no text can give.
+        is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
+        is_of_states: True for an option that only ``StatefulDataLoader`` has.
+        is_torchs: True for an argument of torch's, which takes the option's values too.
+        as_default: Values that mean what the default means, where no rule says otherwise.
+    """
+
+    check: Check
+    in_threads: Literal["works"] | Never
+    in_pool: Literal["leaves nothing", "is undone"]
+    in_worker: Literal["works", "is left out", "is left out by install"]
+    on_torchs: Literal["works", "is an error", "is an error with workers", "is left out"]
+    off_linux: Literal["is left out", "is an error with workers"] | None = None
+    annotation: str | None = None
+    instead: str | None = None
+    is_text: bool = True
+    is_called_in_workers: bool = False
+    is_of_states: bool = False
+    is_torchs: bool = False
+    as_default: tuple[object, ...] = ()
+
+
+def given_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that were given and are not the very default. No code of a value's class runs."""
+    # No loop of Python's: each constructor asks.
+    found = map(values.get, defaults, defaults.values())
+    given = map(operator.is_not, found, defaults.values())
+    return {name: values[name] for name in itertools.compress(defaults, given)}

@@ -1,0 +1,53 @@
+"""The features of the loader, in their order, and the options that turn each on: a ``FeatureList``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from ringloader._core.feature import Feature, Setup
+from ringloader._features.report import asked, tally
+from ringloader._features.table import TABLE, Options
+
+if TYPE_CHECKING:
+    from ringloader._core.make_transport import WorkerKind
+    from ringloader._torch.protocols import TorchLoader
+
+# The module of each, whose `feature_for` makes it, and the options by which it is looked up.
+FEATURES = (
+    ("ringloader._features.stats.recording", {"stats"}),
+    ("ringloader._features.device.feature", {"device"}),
+    ("ringloader._features.main_prefetch.decoding", {"main_prefetch"}),
+    ("ringloader._features.on_error.handling", {"on_error"}),
+    ("ringloader._features.seeding.epochs", {"worker_reset_fn", "seeding"}),
+    ("ringloader._features.seeding.seeding", {"seeding", "worker_task", "num_workers"}),
+    ("ringloader._features.next_epoch.next_epoch", {"prefetch_epochs"}),
+)
+
+# The module of each kind of workers, whose `kind_for` gives it, and the options by which it is looked up.
+KINDS = (
+    ("ringloader._features.threads.transport", {"worker_method"}),
+    ("ringloader._features.pools.pool", {"worker_pool"}),
+)
+
+
+def kind_of(loader: TorchLoader, options: Options) -> WorkerKind | None:
+    """Returns the kind of workers that an option gives a loader; None if it starts its own processes."""
+    modules = [module for module, names in KINDS if not names.isdisjoint(options.changed)]
+    found = (importlib.import_module(module).kind_for(loader, options) for module in modules)
+    return next((kind for kind in found if kind is not None), None)
+
+
+def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Feature, ...]:
+    """Returns the features of an iterator that are on, in their order.
+
+    Args:
+        loader: The iterator's loader.
+        options: Its options. Where torch's own loader runs, some have no effect.
+        setup: The way in which the iterator makes its batches.
+    """
+    clock = tally.Clock() if asked.mode else None
+    on = {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
+    modules = [importlib.import_module(module) for module, names in FEATURES if not names.isdisjoint(on)]
+    found = [module.feature_for(loader, options, setup) for module in modules]
+    return tuple(feature for feature in (clock, *found) if feature is not None)

@@ -1,0 +1,1 @@
+"""Datasets that are arrays: a batch is one gather of rows."""

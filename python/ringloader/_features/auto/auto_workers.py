@@ -1,0 +1,271 @@
+"""Workers that are added and ended while an epoch runs, for ``num_workers="auto"``."""
+
+from __future__ import annotations
+
+import collections
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ringloader._core.feature import Feature, Stage, StagePosition
+from ringloader._features import loader_options
+from ringloader._features.auto import measuring, numbers
+from ringloader._features.auto.controller import Change
+from ringloader._features.auto.measuring import Meter
+from ringloader._log import logger
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurWorkersIterator
+    from ringloader._features.auto.numbers import Limits
+    from ringloader._torch.protocols import TorchLoader
+
+# The least time between two looks at the clock, in seconds, as the mean of some looks: batches come in
+# bursts. And the most batches that are counted in it.
+_BETWEEN, _LOOKS = 0.01, 16
+_MOST_BETWEEN = 1 << 12
+# The changes that are kept for the figures of an epoch, at most.
+_MOST_CHANGES = 1000
+
+
+class AutoWorkers(Feature):
+    """Changes how many workers of an iterator run.
+
+    INVARIANT: the first ones run, and the last of them ends first. The iterator lists them, and until it has
+    ended the one that is to end; no worker is added until then. A worker is told to end when it has no task,
+    or between two runs of tasks that all workers share.
+
+    An interrupt may come anywhere: each step can be taken again, and the next look goes on with it.
+
+    Args:
+        loader: The iterator's loader. Its number of workers is kept for its next iterator.
+        limits: Its limits.
+
+    Attributes:
+        most: The most workers that there may be, for which memory is made.
+    """
+
+    position = StagePosition.WORKERS
+    # Attributes: an iterator that lives on while modules are torn down finds their names None.
+    _monotonic = staticmethod(time.monotonic)
+
+    def __init__(self, loader: TorchLoader, limits: Limits) -> None:
+        self._loader = weakref.ref(loader)
+        self._shows = loader_options.are_on(loader)
+        self.most = limits.most
+        self._controller = numbers.controller_of(loader, limits)
+        self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
+        # Threads may share an iterator.
+        self._lock = threading.Lock()
+        self._meter: Meter | None = None
+        # Calls that are left until the next look at the clock, and the calls between two looks.
+        self._left = self._between = 1
+        # The calls until the last look.
+        self._counted = 0
+        # The looks since a time.
+        self._looks, self._since = 0, 0.0
+        # Batches and time at the beginning of the look.
+        self._first, self._begun = 0, 0.0
+        # Tasks that are still to be sent because workers were added.
+        self._unsent = 0
+        # The tasks that were sent before the last change.
+        self._settled_at = 0
+        # True once a worker was lost, or could not be started: the number stays. One whose start was
+        # interrupted may run unknown.
+        self._is_fixed = False
+        self._show()
+
+    @property
+    def number(self) -> int:
+        """The number of workers that get tasks."""
+        return self._controller.number
+
+    def history(self) -> tuple[int, Sequence[Change]]:
+        """Returns the number of workers, and the last changes of it, the oldest first."""
+        return self.number, tuple(self._changes)
+
+    def stages(self) -> Iterable[Stage]:
+        """Returns the stage before which the number may change."""
+        return (self,)
+
+    def begin_epoch(self, _loader: TorchLoader) -> None:
+        """Begins another epoch of the same workers."""
+        self._meter = None
+        self._left = self._between = 1
+        self._counted = self._settled_at = self._unsent = 0
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take``, which gives an iterator its next batch, before which the number may change."""
+
+        # Before, and not after: an interrupt would lose the batch.
+        def counted(iterator: OurWorkersIterator) -> Any:
+            self._left -= 1
+            if self._left <= 0 and self._lock.acquire(blocking=False):
+                try:
+                    self._look(iterator)
+                finally:
+                    self._lock.release()
+            return take(iterator)
+
+        return counted
+
+    def _look(self, iterator: OurWorkersIterator) -> None:
+        """Looks at the clock; measures, and changes the number, if enough batches and time have passed."""
+        now = self._monotonic()
+        self._counted += self._between
+        if self._meter is not None:
+            self._pace(now)
+        self._left = self._between
+        if self._is_fixed or iterator._shutdown:
+            return
+        if not all(iterator._workers_status[: len(iterator._workers)]):
+            # One was lost, and has no successor.
+            self._is_fixed = True
+            return
+        waited = iterator._scheduler.waited()
+        if self._meter is None:
+            # The calls until now have waited for the start.
+            if self._counted > 1:
+                self._begin_look(iterator, now, waited)
+            return
+        # Fewer run if an interrupt came after a decision.
+        self._controller.number = min(self.number, len(iterator._workers))
+        if iterator._running != self.number and not _has_sent_all(iterator):
+            self._use(iterator)
+        if self._unsent:
+            self._fill(iterator)
+        unanswered = iterator._scheduler.unanswered()
+        self._meter.note_tasks(unanswered)
+        self._controller.note(self._counted, now, waited)
+        if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
+            return
+        controller = self._controller
+        batches, seconds = self._counted - self._first, now - self._begun
+        is_settling = (
+            not controller.is_settled and self._counted > self._settled_at and iterator._scheduler.has_begun()
+        )
+        if not is_settling and not controller.is_due(batches, seconds):
+            return
+        tasks = _tasks_of(iterator)
+        look = self._meter.look(tasks, waited, batches)
+        self._first, self._begun = self._counted, now
+        if is_settling:
+            # The rate until now was partly that of another number.
+            controller.settle()
+            return
+        was_ramping = controller.is_ramping
+        decision = controller.decide(look, lambda more: _has_memory(iterator, tasks, more))
+        if was_ramping and not controller.is_ramping and not decision.change:
+            bounds = f"at most {controller.bound}, or {controller.most} that wait"
+            logger.info("num_workers='auto' stays at %d for now: %s (%s)", self.number, bounds, look)
+        while decision.change and not self._is_fixed:
+            why = f"{decision.why} ({look})"
+            before = self.number - decision.change
+            logger.info("num_workers='auto': %d workers instead of %d: %s", self.number, before, why)
+            self._changes.append(Change(time.monotonic_ns(), self.number, why))
+            if decision.change > 0:
+                self._add(iterator)
+            else:
+                self._use(iterator)
+                self._show()
+            # Tasks that are out were not shared among the workers of now.
+            self._settled_at = iterator._scheduler.positions().sent
+            if decision.change < 0:
+                return
+            decision = controller.decide_more(look, lambda more: _has_memory(iterator, tasks, more))
+
+    def _pace(self, now: float) -> None:
+        """Finds the calls between two looks, by the time that the last ones took."""
+        self._looks += 1
+        is_long = now - self._since >= _LOOKS * _BETWEEN
+        if is_long and self._looks < _LOOKS // 4:
+            self._between = max(self._between // 2, 1)
+        elif not is_long and self._looks >= _LOOKS:
+            self._between = min(2 * self._between, _MOST_BETWEEN)
+        elif not is_long:
+            return
+        self._looks, self._since = 0, now
+
+    def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
+        self._meter = Meter(_tasks_of(iterator), waited)
+        self._first, self._begun = self._counted, now
+        self._controller.begin_epoch()
+        self._controller.note(self._counted, now, waited)
+
+    def _show(self) -> None:
+        loader = self._loader()
+        if loader is not None and self._shows:
+            numbers.show(loader, self.number)
+
+    def _add(self, iterator: OurWorkersIterator) -> None:
+        worker = self.number - 1
+        try:
+            work = iterator._work_of(worker, iterator._late_start_of(worker))
+            iterator._workers.append(iterator._transport.start_later(work))
+        except BaseException as error:
+            # INVARIANT: no two processes are at the rings of one worker.
+            self._is_fixed = True
+            self._controller.undo(for_good=isinstance(error, Exception))
+            if not isinstance(error, Exception):
+                raise
+            # The batches of the others come all the same.
+            logger.warning("num_workers='auto' stays at %d: another could not be started: %s", worker, error)
+            return
+        self._use(iterator)
+        self._show()
+        self._fill(iterator)
+
+    def _use(self, iterator: OurWorkersIterator) -> None:
+        """Makes the scheduler use the workers that run."""
+        number, most = self.number, iterator._most_tasks_of(self.number)
+        for worker in range(iterator._running, number):
+            iterator._scheduler.begin_worker(worker)
+        iterator._scheduler.use_first(number, most)
+        self._unsent = max(most - iterator._most_tasks_of(iterator._running), 0)
+        iterator._running = number
+
+    def _fill(self, iterator: OurWorkersIterator) -> None:
+        """Sends the tasks that more workers are to have."""
+        while self._unsent and not iterator._scheduler.is_at_end():
+            iterator._try_put_index()
+            self._unsent -= 1
+
+    def _has_ended(self, iterator: OurWorkersIterator, unanswered: list[int]) -> bool:
+        """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
+        shares = iterator._transport.joint_tasks is not None
+        transport = iterator._transport
+        while len(iterator._workers) > iterator._running:
+            last = len(iterator._workers) - 1
+            if not transport.has_been_ended(last):
+                if not shares and last < len(unanswered) and unanswered[last]:
+                    return False
+                transport.send(last, None)
+            if not transport.has_left(last):
+                return False
+            # The worker's results may wait for their turn.
+            iterator._take_committed()
+            if not iterator._scheduler.retire(last):
+                # Lost with a task, for which an error, or a successor, comes where the next batch is taken.
+                return False
+            transport.retire(last)
+            iterator._workers.pop()
+        return True
+
+
+def _tasks_of(iterator: OurWorkersIterator) -> list[int]:
+    """Returns the system's numbers of the workers: of processes, or of threads."""
+    return [getattr(worker, "native_id", None) or worker.pid for worker in iterator._workers]
+
+
+def _has_memory(iterator: OurWorkersIterator, tasks: list[int], more: int) -> bool:
+    # Threads have the memory of the process.
+    are_threads = isinstance(iterator._workers[0], threading.Thread)
+    return are_threads or measuring.has_memory(tasks, more)
+
+
+def _has_sent_all(iterator: OurWorkersIterator) -> bool:
+    """True if no tasks of the epoch are left, for which a change would come too late."""
+    # The first tasks of the epoch that follows are for the workers that run now.
+    begun = any(feature.has_begun_next for feature in iterator._features)
+    return begun or iterator._scheduler.is_at_end()

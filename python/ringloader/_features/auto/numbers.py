@@ -1,0 +1,111 @@
+"""The numbers of workers between which ``num_workers="auto"`` decides, and the decision of each loader."""
+
+from __future__ import annotations
+
+import copy
+import os
+from typing import NamedTuple, Protocol
+
+from ringloader._common import weak_registry
+from ringloader._common.proc import cores, local_world_size
+from ringloader._features.auto.controller import Controller
+
+# The workers for each processor where they wait, and the most of them all together.
+_TIMES, _MOST = 4, 64
+
+_controllers: weak_registry.WeakRegistry[Controller] = weak_registry.WeakRegistry()
+
+
+def bound() -> int:
+    """Returns the most workers for work that needs processors.
+
+    One processor is left to the caller where this process of the job has more than two.
+    """
+    own = cores() // local_world_size()
+    return max(own - 1 if own > 2 else own, 1)
+
+
+def most() -> int:
+    """Returns the most workers for work that waits."""
+    return max(bound(), min(_TIMES * bound(), _MOST))
+
+
+def reason_for_one() -> str | None:
+    """Returns why a loader has one worker on a machine with more processors, if that is OpenMP's doing."""
+    value, there = os.environ.get("OMP_PROC_BIND", ""), os.cpu_count() or 1
+    if value.lower() in ("", "0", "false") or cores() > 1 or there == 1:
+        return None
+    return (
+        f"num_workers='auto' has one worker, or some more that wait: OMP_PROC_BIND={value} binds this "
+        f"process to 1 of {there} processors; unset it, or pass a number"
+    )
+
+
+class FoundNumber(int):
+    """The ``num_workers`` of a loader that finds its number: the number that runs.
+
+    Frameworks make a loader anew from its attributes. A constructor that gets this number finds its own too.
+    """
+
+    __slots__ = ()
+
+
+class Pool(Protocol):
+    """A pool of workers."""
+
+    @property
+    def num_workers(self) -> int:
+        """The most that a loader may have."""
+
+
+class Limits(NamedTuple):
+    """The most workers of a loader.
+
+    Attributes:
+        bound: For work that needs processors.
+        most: For work that waits.
+    """
+
+    bound: int
+    most: int
+
+
+def limits(pool: Pool | None) -> Limits:
+    """Returns the limits of a loader, whose workers may come from a pool."""
+    found = Limits(bound(), most())
+    return found if pool is None else Limits(*(min(number, pool.num_workers) for number in found))
+
+
+def controller_of(loader: object, limits: Limits) -> Controller:
+    """Returns the controller of a loader's iterator. It continues from the last one that was made."""
+    found = _controllers.get(loader)
+    # Several iterators may run at once, each with workers of its own.
+    found = Controller(*limits) if found is None else copy.deepcopy(found)
+    # There may be fewer processors than before, or a smaller pool.
+    found.bound, found.most = min(found.bound, limits.bound), min(found.most, limits.most)
+    found.number = min(found.number, found.most)
+    _controllers.put(loader, found)
+    return found
+
+
+def found_for(loader: object) -> int | None:
+    """Returns the number of workers that was found for a loader; None before its first epoch."""
+    controller = _controllers.get(loader)
+    return None if controller is None else controller.number
+
+
+def begin_with(loader: object, limits: Limits, number: int) -> None:
+    """Makes the next iterator of a loader begin with a number of workers. One that runs is left alone."""
+    controller = Controller(*limits)
+    controller.number = max(1, min(number, controller.most))
+    _controllers.put(loader, controller)
+
+
+def show(loader: object, number: int) -> None:
+    """Makes ``loader.num_workers`` the number of workers that run."""
+    vars(loader)["num_workers"] = FoundNumber(number)
+
+
+def forget(loader: object) -> None:
+    """Forgets the number that was found for a loader."""
+    _controllers.pop(loader)

@@ -1,0 +1,1 @@
+"""``call_workers``: a function runs in each worker."""

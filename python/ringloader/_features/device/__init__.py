@@ -1,0 +1,1 @@
+"""``device=``: batches on a device."""

@@ -1,0 +1,244 @@
+"""The dispatching process of an iterator over a `Dispatch`: reads the source, and sends its items in turn."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import random
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import ringloader._native as _native
+from ringloader._common import held_memory
+from ringloader._features.dispatch import dataset, stream
+from ringloader._features.dispatch.consumers import WHERE, Consumer
+from ringloader._start import fallback, guard, pickled, processes, spawn
+from ringloader._torch import internals
+from ringloader._worker import entry
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+# The time for a source that does not end when it is asked to.
+_GRACE_SECONDS = 5.0
+
+
+class Dispatching:
+    """The dispatching process of one iterator, and what its workers are given to reach it.
+
+    Args:
+        source: The loader's dataset.
+        context: The ``multiprocessing`` context that starts the workers.
+        workers: How many there will be.
+        share: Bytes of shared memory for the items of one worker.
+        ends_with_error: True if the error of a batch ends the epoch of its worker.
+
+    Raises:
+        Exception: What starting a process raises. Nothing is left then.
+    """
+
+    def __init__(
+        self, source: dataset.Dispatch, context: Any, workers: int, share: int, ends_with_error: bool
+    ) -> None:
+        # The dataset as workers need it.
+        self.without_source = dataset.without_source(source)
+        self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            arguments: tuple[Any, ...] = (source._source, theirs, workers, share, os.getpid())
+            if context.get_start_method() != "fork":
+                sent = pickled.ForOne(
+                    source._source, fallback.WITHOUT_PICKLE, finds_main=fallback.main_is_found()
+                )
+                arguments = sent, *arguments[1:]
+            made = context.Process(target=run_dispatcher, args=arguments)
+            made.daemon = True
+            self._process = spawn.by_server(made)
+            with guard.explaining_missing_guard(context):
+                self._process.start()
+            processes.record_start(self._process)
+            del made, arguments
+        except BaseException:
+            self._requests.close()
+            raise
+        finally:
+            # Messages of workers must fail once the process has ended, so only the process has its end.
+            theirs.close()
+        pid = self._process.pid
+        self.option = stream.DispatchEnd(
+            source._key, self._requests, pid, source._prefetch, share, ends_with_error
+        )
+
+    def close(self) -> None:
+        """Ends the process. Its workers have ended."""
+        self._requests.close()
+        self._process.terminate()
+        processes.end(self._process, _GRACE_SECONDS)
+
+
+def dispatching_for(loader: TorchLoader, context: Any, workers: int, share: int) -> Dispatching | None:
+    """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none.
+
+    Raises:
+        ValueError: If workers would take items at different rates, and wait for each other.
+    """
+    source = loader.dataset
+    if not issubclass(type(source), dataset.Dispatch):
+        return None
+    dataset.check_rates(source, workers, loader.in_order)
+    takes_many = loader._auto_collation or not source._keeps_count
+    ends_with_error = takes_many and dataset.are_in_turn(workers, loader.in_order)
+    return Dispatching(source, context, workers, share, ends_with_error)
+
+
+class _StopError(BaseException):
+    """The process is to end. No `Exception`: a source's handler must not take it."""
+
+
+def run_dispatcher(
+    source: Iterable[Any],
+    requests: socket.socket,
+    workers: int,
+    share: int,
+    main_pid: int,
+) -> None:
+    """Serves the workers of one iterator until the last of them has ended. The process's main function.
+
+    Args:
+        source: What is read.
+        requests: The socket on which each worker sends the descriptors of its rings.
+        workers: How many there are.
+        share: Bytes of shared memory for the items of one worker.
+        main_pid: The main process.
+    """
+    entry.drop_what_it_began_with()
+    # The main process has the interrupt, and ends this one.
+    signal.signal(signal.SIGINT, _do_nothing)
+    with contextlib.suppress(_StopError):
+        signal.signal(signal.SIGTERM, _stop)
+        try:
+            held_memory.tell_of_forks()
+            if _native.SUPPORTED:
+                atexit.register(_native.note_exit)
+                held_memory.keep_views()
+            torch.set_num_threads(1)
+            threading.Thread(target=_end_with, args=(main_pid,), daemon=True).start()
+            with requests:
+                consumers = _accept(requests, workers, share)
+            _serve(source, consumers)
+        finally:
+            signal.signal(signal.SIGTERM, _do_nothing)
+
+
+def _do_nothing(*_: object) -> None:
+    pass
+
+
+def _stop(*_: object) -> None:
+    signal.signal(signal.SIGTERM, _do_nothing)
+    raise _StopError
+
+
+def _end_with(main_pid: int) -> None:
+    """Ends this process once the main process has ended, also where the source does not return."""
+    with contextlib.suppress(ProcessLookupError):
+        main = os.pidfd_open(main_pid)
+        with contextlib.suppress(OSError):
+            # Ends the process also where the source keeps this thread from running.
+            _native.end_with_parent(main)
+        poll = select.poll()
+        poll.register(main, select.POLLIN)
+        poll.poll()
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+    time.sleep(_GRACE_SECONDS)
+    os._exit(1)
+
+
+def _accept(requests: socket.socket, workers: int, share: int) -> list[Consumer]:
+    """Returns the workers in their order, once all have come."""
+    found: dict[int, Consumer] = {}
+    while len(found) < workers:
+        message, fds, _, _ = socket.recv_fds(requests, 1 << 10, 16)
+        if not message:
+            raise _StopError
+        try:
+            worker, *names = message.decode().split()
+            sent = _native.WorkerFds(**dict(zip(names, fds, strict=True)))
+            found[int(worker)] = Consumer(_native.Port.attach(sent, 0, share))
+        finally:
+            for fd in fds:
+                os.close(fd)
+    return [found[worker] for worker in range(workers)]
+
+
+def _serve(source: Iterable[Any], consumers: list[Consumer]) -> None:
+    epoch = 1
+    while _all_are_in(consumers, epoch):
+        if epoch == 1:
+            _seed(max(one.seed for one in consumers) + len(consumers))
+        _serve_epoch(source, consumers, epoch)
+        for one in consumers:
+            one.send_end(epoch)
+        epoch += 1
+
+
+def _all_are_in(consumers: list[Consumer], epoch: int) -> bool:
+    """Waits until each worker has begun the epoch or ended. Returns True if any is left.
+
+    INVARIANT: no worker waits here for another. A worker begins an epoch before it asks for an item of it,
+    and one that is still in the epoch before has been sent that one's end.
+    """
+    for one in consumers:
+        while one.epoch < epoch and not one.has_ended:
+            one.receive()
+    return any(not one.has_ended for one in consumers)
+
+
+def _serve_epoch(source: Iterable[Any], consumers: list[Consumer], epoch: int) -> None:
+    items = _items(source)
+    turn = 0
+    while any(one.reads_in(epoch) for one in consumers):
+        one = consumers[turn % len(consumers)]
+        one.wait_for_turn(epoch)
+        if one.epoch > epoch:
+            # The epoch was abandoned.
+            return
+        turn += 1
+        if one.reads_in(epoch):
+            try:
+                item = next(items)
+            except StopIteration:
+                return
+            except Exception:
+                item = internals.ExceptionWrapper(where=WHERE)
+            one.send(epoch, item)
+            del item
+
+
+def _items(source: Iterable[Any]) -> Iterator[Any]:
+    try:
+        return iter(source)
+    except Exception as error:
+        return _raising(error)
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
+
+
+def _seed(seed: int) -> None:
+    """Seeds what torch seeds in a worker."""
+    seed &= (1 << 63) - 1
+    random.seed(seed)
+    torch.manual_seed(seed)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed([seed & 0xFFFFFFFF, seed >> 32])

@@ -1,0 +1,1 @@
+"""``worker_task="sample"``: all workers make the samples of a batch together."""

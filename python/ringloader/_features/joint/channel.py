@@ -1,0 +1,191 @@
+"""``worker_task="sample"`` in worker processes: the channel over tasks that all of them share."""
+
+from __future__ import annotations
+
+import collections
+import os
+from multiprocessing import reduction
+from typing import Any
+
+import ringloader._native as _native
+from ringloader._features.joint.parts import NOTHING, Joint, first_error
+from ringloader._log import logger
+from ringloader._torch import collating
+from ringloader._worker import malloc
+from ringloader._worker.channel import ProcessChannel
+from ringloader._worker.options import EpochStart
+
+
+class ProcessJoint(Joint):
+    """Makes parts of batches in a worker process.
+
+    Args:
+        fds: The descriptors of the shared tasks' memory; how to get them, on their way to a worker.
+        places: Batches that may be under way at once.
+        window: Bytes of one, at most.
+        keeps_whole: True if each batch is made by one worker.
+        timed: True if runs are timed.
+    """
+
+    def __init__(
+        self,
+        fds: tuple[Any, Any],
+        places: int,
+        window: int,
+        keeps_whole: bool,
+        timed: bool,
+    ) -> None:
+        super().__init__(keeps_whole)
+        self._fds = fds
+        self._places = places
+        self._window = window
+        self._timed = timed
+        self.port: _native.JointPort
+        # Makes batches of rows; None where a batch is something else.
+        self.rows: _native.SampleRows | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        sent = tuple(map(reduction.DupFd, self._fds))
+        return ProcessJoint, (sent, self._places, self._window, self._keeps_whole, self._timed)
+
+    def meet(self, fetcher: Any) -> None:
+        super().meet(fetcher)
+        runs = self._runs
+        collate = None if runs is None else collating.collate_within(runs.collate_fn, _native.Collate)
+        self.rows = None if collate is None else _native.SampleRows(collate)
+
+    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+        assert port is not None
+        fds = [fd if isinstance(fd, int) else fd.detach() for fd in self._fds]
+        try:
+            words, parts = fds
+            self.port = _native.JointPort(port, words, parts, self._places, self._window, self._timed)
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def leave_process(self) -> None:
+        """Drops the memory, and the channel that has it too."""
+        del self.port, self.channel
+
+
+class JointChannel(ProcessChannel):
+    """A :class:`~ringloader._worker.loop.Channel` over tasks that all workers share.
+
+    The worker begins an epoch once all batches of the one before are sent, whoever has made them. Until then
+    it makes samples of those: a dataset is in one epoch at a time.
+
+    Args:
+        port: The process's end.
+        worker: The worker's number.
+        trimming: Gives back memory of the allocator while the worker is idle.
+        joint: The option, which has joined.
+        epoch: The epoch that the worker begins with, in the numbers of its tasks.
+    """
+
+    def __init__(
+        self,
+        port: _native.Port,
+        worker: int,
+        trimming: malloc.Trimming,
+        joint: ProcessJoint,
+        epoch: int,
+    ) -> None:
+        super().__init__(port, worker, trimming)
+        self._take = self._take_shared
+        self._joint = joint
+        self._shared = joint.port
+        self._epoch = epoch
+        # Epochs that the worker was told to begin.
+        self._starts: collections.deque[EpochStart] = collections.deque()
+        # The last claim, until its samples are sent, or kept for its batch.
+        self._claimed: _native.Claimed | None = None
+        # The claim of the batch that this worker collates.
+        self._collating: _native.Claimed | None = None
+        joint.channel = self
+
+    def _take_shared(self, timeout: float | None) -> tuple[Any] | None:
+        while True:
+            following = self._starts[0].of_tasks if self._starts else None
+            if following is not None and self._shared.are_over_before(following):
+                self._epoch = following
+                return (self._starts.popleft(),)
+            found = self._shared.get(timeout, self._epoch, following)
+            if isinstance(found, _native.Claimed):
+                self._claimed = found
+                return ((found.seq, found),)
+            if found is None or not isinstance(found[0], EpochStart):
+                return found
+            self._starts.append(found[0])
+
+    def put(self, message: tuple[Any, Any]) -> None:
+        number, data = message
+        if data is NOTHING:
+            return
+        self._put(number, data)
+        collating, self._collating = self._collating, None
+        if collating is not None:
+            self._shared.note_sent(collating)
+
+    def _put(self, number: Any, data: Any) -> None:
+        message = number, data
+        claimed = self._claimed
+        if claimed is not None and isinstance(number, int):
+            # The worker cannot make samples: the error is the run's.
+            if not self.finish(claimed, data):
+                return
+            message = number, first_error(self.parts(claimed, data)) or data
+        try:
+            if self._shared.put_collated(message):
+                return
+        except Exception as error:
+            self._put_failure(number, error)
+            return
+        super().put(message)
+
+    def finish(self, claimed: _native.Claimed, samples: Any) -> bool:
+        """Sends the samples of a run, or their error. Returns True if this worker collates the batch."""
+        return self._is_last(claimed, self._finish(claimed, samples))
+
+    def _is_last(self, claimed: _native.Claimed, is_last: bool) -> bool:
+        self._claimed = None
+        self._collating = claimed if is_last else None
+        return is_last
+
+    def _finish(self, claimed: _native.Claimed, samples: Any) -> bool:
+        if self._shared.begin_last(claimed):
+            return True
+        rows = self._joint.rows
+        try:
+            if rows is not None and rows.write_rows(self._shared, claimed, samples):
+                return self._shared.finish_rows(claimed)
+            return self._shared.put(claimed, samples)
+        except Exception as error:
+            if self._shared.note_unsent():
+                logger.warning(
+                    "worker_task='sample': samples cannot be sent from one worker to another, so each batch "
+                    "is made by one worker from now on: %s: %s",
+                    type(error).__name__,
+                    error,
+                )
+            return self._shared.put_nothing(claimed)
+
+    def finish_without(self, claimed: _native.Claimed) -> bool:
+        """Finishes a run without samples. Returns True if this worker answers for the batch."""
+        is_last = self._shared.begin_last(claimed) or self._shared.put_nothing(claimed)
+        return self._is_last(claimed, is_last)
+
+    def note_time(self, claimed: _native.Claimed, seconds: float) -> None:
+        self._shared.note_time(claimed, seconds)
+
+    def collated(self, claimed: _native.Claimed, own: Any) -> Any:
+        rows = self._joint.rows
+        return None if rows is None else rows.over_rows(self._shared, claimed, own)
+
+    def parts(self, claimed: _native.Claimed, own: Any) -> list[Any] | None:
+        try:
+            return self._shared.parts(claimed, own)
+        except Exception:
+            # Samples that cannot be unpickled here can be made here.
+            logger.debug("worker_task='sample': a batch is made again by one worker", exc_info=True)
+            return None

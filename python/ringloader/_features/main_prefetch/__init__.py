@@ -1,0 +1,1 @@
+"""``main_prefetch=``: batches are decoded before their turn."""

@@ -1,0 +1,1 @@
+"""``prefetch_epochs=``: the next epoch begins before ``iter``."""

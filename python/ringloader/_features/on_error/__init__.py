@@ -1,0 +1,1 @@
+"""``on_error=``: samples that raise."""

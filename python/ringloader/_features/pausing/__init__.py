@@ -1,0 +1,1 @@
+"""``limit``, ``pause``, ``resume`` and ``shutdown`` of iterators."""

@@ -1,0 +1,148 @@
+"""Worker processes that several loaders share."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, Self
+
+import torch.multiprocessing
+
+import ringloader._native as _native
+from ringloader._torch import select_path
+
+if TYPE_CHECKING:
+    from ringloader._core.make_transport import WorkerKind
+    from ringloader._features.pools.crew import Crew
+    from ringloader._features.table import Options
+    from ringloader._torch.protocols import TorchLoader
+
+
+class WorkerPool:
+    """Worker processes for several loaders: started once, and lent to one iterator after another.
+
+    Pass it as ``worker_pool`` to the loaders. Nothing starts before the first iterator. What a loader has
+    (the dataset and functions) is pickled once, at its first iterator, also with ``fork``. Each process that
+    works for the loader gets that pickle, and drops the objects when the loader goes.
+
+    An iterator never waits for another one: it gets idle processes, and starts the missing ones. Up to
+    ``num_workers`` of those stay. The next iterator replaces a process that was lost. Several threads may
+    use a pool with ``spawn`` or ``forkserver``; with ``fork``, a process that is forked while another thread
+    is at work may wait forever for a lock. A forked child has a pool of its own, without processes.
+
+    As with ``persistent_workers``, workers do not see a change that the main process makes to a dataset.
+    Attributes that an epoch sets on a dataset in a worker are gone in the next epoch. ``worker_init_fn``,
+    seeds and ``get_worker_info()`` are new for each iterator, as without ``persistent_workers``.
+
+    Pickles of a loader, also those for its workers, have no pool; copies in the same process share it.
+
+    On other systems than Linux a pool has no processes: it only says how many workers a loader has.
+
+    Args:
+        num_workers: The default number of workers of a loader, and the largest.
+        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"`` (default: ``multiprocessing``'s).
+
+    Raises:
+        TypeError: If ``num_workers`` is no int, or ``start_method`` no string.
+        ValueError: If ``num_workers`` is not positive, or there is no such start method.
+    """
+
+    # Other modules know a pool by this mark, without an import.
+    _is_worker_pool = True
+    # True of a pool whose workers are elsewhere, and which makes the transports to them.
+    _is_remote = False
+
+    def __init__(self, num_workers: int, start_method: str | None = None) -> None:
+        if not isinstance(num_workers, int) or isinstance(num_workers, bool):
+            raise TypeError(f"num_workers must be an int, not {num_workers!r}")
+        if num_workers <= 0:
+            raise ValueError(f"num_workers must be positive, not {num_workers}")
+        if start_method is not None and not isinstance(start_method, str):
+            raise TypeError(f"start_method must be a str or None, not {start_method!r}")
+        methods = torch.multiprocessing.get_all_start_methods()
+        if start_method is not None and start_method not in methods:
+            raise ValueError(
+                f"start_method must be one of {', '.join(methods)}, or None, not {start_method!r}"
+            )
+        self._num_workers = num_workers
+        self._start_method = start_method
+        self._begin()
+
+    def _begin(self) -> None:
+        if not _native.SUPPORTED:
+            select_path.log_once(
+                "a WorkerPool has no processes on this system, where each iterator starts its own workers: "
+                f"{select_path.NEEDS_LINUX}"
+            )
+            return
+        from ringloader._features.pools.crew import Crew
+
+        self._crew = Crew(self._num_workers, self._start_method)
+        # At the interpreter's exit too.
+        weakref.finalize(self, self._crew.end)
+
+    @property
+    def num_workers(self) -> int:
+        """Processes of a loader that does not say how many it wants."""
+        return self._num_workers
+
+    @property
+    def start_method(self) -> str | None:
+        """The start method that was given."""
+        return self._start_method
+
+    def shutdown(self) -> None:
+        """Ends all processes. Iterators that still have some raise torch's error for lost workers.
+
+        Calling it again does nothing. An iterator that begins afterwards is a ``RuntimeError``.
+        """
+        if _native.SUPPORTED:
+            self._own().shut_down()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def __repr__(self) -> str:
+        method = "" if self._start_method is None else f", start_method={self._start_method!r}"
+        return f"ringloader.WorkerPool({self._num_workers}{method})"
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> Self:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The pool's processes are children of this process.
+        return type(None), ()
+
+    def _own(self) -> Crew:
+        """Returns the crew of this process: a forked child has none of its parent's processes."""
+        if self._crew.is_inherited():
+            was_ended = self._crew.is_shut_down
+            self._begin()
+            self._crew.is_shut_down = was_ended
+        return self._crew
+
+    def _kind(self) -> WorkerKind:
+        """Returns the workers of an iterator that come from this pool."""
+        from ringloader._features.pools.crew import Lent
+
+        return Lent(self, self._own())
+
+
+def kind_for(loader: TorchLoader, options: Options) -> WorkerKind | None:
+    """Returns the workers of an iterator that come from its loader's pool.
+
+    None if they have a context of their own.
+    """
+    pool = options.worker_pool
+    if pool is None or loader.multiprocessing_context is not None:
+        return None
+    # With `prefetch_epochs` workers that persist come from the pool too.
+    if loader.persistent_workers and not options.prefetch_epochs and not pool._is_remote:
+        return None
+    kind: WorkerKind = pool._kind()
+    return kind

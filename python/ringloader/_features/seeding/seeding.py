@@ -1,0 +1,360 @@
+"""``seeding=``: generators are set before each sample, or each batch, from its place in the epoch.
+
+The key of a sample, by which generators are set, is that of its epoch with two more parts joined to it: the
+worker, for datasets without indices, else 0; and the sample's place. The main process gives each task the
+places of its samples (``_native.Placed``). Where samples are made, :class:`Seeding` takes them off again,
+sets the generators, and asks the fetchers of the other options.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+from torch.utils.data.distributed import DistributedSampler
+
+import ringloader._native as _native
+from ringloader._common import ranks
+from ringloader._core import states
+from ringloader._core.checks import THREAD
+from ringloader._core.feature import Feature, Setup
+from ringloader._features.arrays import gather
+from ringloader._features.seeding import generators, places
+from ringloader._features.seeding.generators import Global, OfThread
+from ringloader._features.table import Options
+from ringloader._sources import inside, samplers
+from ringloader._torch import collating, internals, select_path
+from ringloader._worker import collate
+from ringloader._worker.options import (
+    CountsSamples,
+    EpochStart,
+    Failing,
+    Fetcher,
+    InFront,
+    Position,
+    TakesTurns,
+    WorkerOption,
+    collator_of,
+)
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+_MASK = (1 << 64) - 1
+
+
+def keyed(key: int, part: int) -> int:
+    """Returns ``key`` with ``part`` joined to it. MIRRORS core::plan::fingerprint::sample_hash."""
+    z = (key + (part + 1) * 0x9E3779B97F4A7C15) & _MASK
+    z = (z ^ z >> 30) * 0xBF58476D1CE4E5B9 & _MASK
+    z = (z ^ z >> 27) * 0x94D049BB133111EB & _MASK
+    return z ^ z >> 31
+
+
+class Keys(Feature):
+    """Makes the places of each epoch of one iterator, in the main process.
+
+    Args:
+        loader: The iterator's loader.
+        seed: The number that keys come from; None for torch's base seed.
+        option: Sets generators where samples are made.
+    """
+
+    counts_epochs = True
+
+    def __init__(self, loader: TorchLoader, seed: int | None, option: Seeding) -> None:
+        self._seed = seed
+        self._option = option
+        self._rank, _ = ranks.ranks()
+        # True if an index is a batch's.
+        self._batches = loader._auto_collation
+        self.in_turn = not any_may_make(loader)
+
+    def workers(self) -> Iterable[Seeding]:
+        return (self._option,)
+
+    def places(
+        self, index_sampler: Any, base_seed: int, number: int, rest: states.Rest | None
+    ) -> _native.Places:
+        """Returns the object that gives tasks their places in the epoch that begins.
+
+        Args:
+            index_sampler: The iterator's.
+            base_seed: Torch's for the iterator's workers.
+            number: The number of the epoch, for keys.
+            rest: The rest of an epoch that goes on; None for one that begins.
+        """
+        number, passed, start = (number, (), 0) if rest is None else rest
+        first, step, rank = 0, 1, self._rank
+        for sampler in itertools.islice(inside.samplers_in(index_sampler), 2):
+            if issubclass(type(sampler), DistributedSampler):
+                first, step, rank = start + sampler.rank, sampler.num_replicas, 0
+        parts = base_seed if self._seed is None else self._seed, number, rank
+        key = functools.reduce(keyed, parts, 0)
+        # Batch `k` of a sampler that gives whole batches has the places from `k * 2**32` on.
+        whole = self._batches and samplers.reads_whole(index_sampler)
+        if not _native.SUPPORTED:
+            # No epoch resumes there, so no batch was passed.
+            return cast("_native.Places", places.Places(key, first, step, self._batches, whole))
+        return _native.Places(key, first, step, passed, self._batches, whole)
+
+
+def any_may_make(loader: TorchLoader) -> bool:
+    """True if any worker may make any batch of a loader that seeds by places."""
+    own_states = states.of(loader)
+    has_state = own_states is not None and own_states.ask_dataset(loader)
+    return loader._dataset_kind != internals.ITERABLE and not has_state
+
+
+class Seeding(WorkerOption):
+    """Sets generators by the places of samples.
+
+    Args:
+        before: The part of an epoch before which they are set.
+        is_iterable: True for a dataset without indices, whose samples each worker counts.
+        batches: True if a task is a batch.
+        puts_back: True if the generators are put back behind each batch.
+    """
+
+    position = Position.SEED
+
+    def __init__(
+        self, before: Literal["sample", "batch"], is_iterable: bool, batches: bool, puts_back: bool
+    ) -> None:
+        self._before = before
+        self._is_iterable = is_iterable
+        self._batches = batches
+        self._puts_back = puts_back
+        self._worker = 0
+
+    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+        # Without indices a worker's samples are its own.
+        self._worker = worker if self._is_iterable else 0
+
+    def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
+        self._turn = Turn(generators.of_this_worker())
+        if self._is_iterable:
+            return _Stream(dataset, self._turn, self._before == "sample")
+        self._gives_several = self._batches and gather.gives_several(dataset)
+        self._is_of_arrays = gather.draws_nothing(dataset)
+        # Arrays are gathered only where nothing stands in front of them.
+        if self._before == "batch" or self._is_of_arrays:
+            return dataset
+        return Samples(dataset, self._turn, self._gives_several)
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        if isinstance(fetcher, Failing):
+            return fetcher
+        return _InPlace(fetcher, self, self._turn.generators if self._puts_back else None)
+
+    def finish(self, fetcher: Any) -> None:
+        """Sets the seed of a batch before the user's own ``collate_fn`` runs."""
+        collator = collator_of(fetcher)
+        collate_fn: Any = getattr(collator, "collate_fn", None)
+        if self._before == "sample" and collate_fn is not None and not _draws_nothing(collate_fn):
+            collator.collate_fn = _Collating(collate_fn, self._turn)
+
+    def turn_to(self, placed: _native.Placed) -> None:
+        """Begins the batch of an index."""
+        turn = self._turn
+        turn.stream = keyed(placed.key, self._worker)
+        if self._is_iterable:
+            turn.first = turn.number
+            if self._before == "batch":
+                turn.set(turn.number)
+            return
+        turn.places, turn.number, turn.first = placed.places, 0, placed.first
+        if self._before == "batch" or self._gives_several:
+            turn.set(placed.first)
+
+
+def _draws_nothing(collate_fn: Any) -> bool:
+    """True for torch's own collation, if others taught it nothing."""
+    is_torchs = (
+        collating.is_default_collate(collate_fn)
+        or type(collate_fn) in (collate.Collation, _native.Convert)
+        or bool(collating.parts_of_convert(collate_fn))
+    )
+    return is_torchs and not collating.others_in_collate()
+
+
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Keys | None:
+    """Returns the feature of seeds by place, if an option asks for it; torch's own loader has none."""
+    before = options.seeds_by_place
+    if before is None or setup.path == "torch":
+        return None
+    if setup.workers and options.seeding is not None and options.worker_method == THREAD:
+        select_path.log_once(
+            f"seeding={before!r} with worker_method={THREAD!r} makes only numbers from get_worker_info().rng "
+            "repeatable: threads share the generators of random, numpy.random and torch, which are not set"
+        )
+    is_iterable = loader._dataset_kind == internals.ITERABLE
+    puts_back = setup.workers == 0
+    return Keys(loader, options.seed, Seeding(before, is_iterable, loader._auto_collation, puts_back))
+
+
+class Turn:
+    """The samples whose turn it is: those of a batch, or of a worker's part of an iterable dataset.
+
+    Attributes:
+        generators: The generators to set.
+        stream: The key to which the place of a sample is joined.
+        places: The places of a batch's samples.
+        number: The number of the next one.
+        first: The place of the batch's first sample.
+    """
+
+    def __init__(self, generators: Global | OfThread) -> None:
+        self.generators = generators
+        self.stream = 0
+        self.places: Sequence[int] = ()
+        self.number = 0
+        self.first = 0
+
+    def set(self, place: int) -> None:
+        """Sets the generators for the sample at a place."""
+        self.generators.set(keyed(self.stream, place))
+
+    def set_for_batch(self) -> None:
+        """Sets the generators for what is done with all samples of the batch."""
+        # Not those of its first sample, whose numbers would be used twice.
+        self.generators.set(keyed(keyed(self.stream, self.first), 0))
+
+
+class _Collating:
+    """A ``collate_fn`` that begins with the seed of its batch.
+
+    Args:
+        collate_fn: The function.
+        turn: The samples whose turn it is.
+    """
+
+    def __init__(self, collate_fn: Callable[[Any], Any], turn: Turn) -> None:
+        self._collate_fn = collate_fn
+        self._turn = turn
+
+    def __call__(self, samples: Any) -> Any:
+        self._turn.set_for_batch()
+        return self._collate_fn(samples)
+
+
+class Samples(InFront, TakesTurns):
+    """A dataset with indices that sets the generators before each sample of a batch, in the batch's order.
+
+    Args:
+        dataset: The dataset.
+        turn: The samples of the batch.
+        gives_several: True if the dataset's ``__getitems__`` gives the samples of a batch.
+    """
+
+    def __init__(self, dataset: Any, turn: Turn, gives_several: bool) -> None:
+        super().__init__(dataset)
+        self._turn = turn
+        self._gives_several = gives_several
+
+    def __getitem__(self, index: Any) -> Any:
+        try:
+            return self.current(index)
+        finally:
+            self._turn.number += 1
+
+    @property
+    def __getitems__(self) -> Any:
+        """The dataset's method; None if torch is to ask for each sample."""
+        return self._behind.__getitems__ if self._gives_several else None
+
+    def current(self, index: Any) -> Any:
+        """Returns the sample whose turn it is, the first time and again."""
+        turn = self._turn
+        if turn.number < len(turn.places):
+            turn.set(turn.places[turn.number])
+        return self._behind[index]
+
+    def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
+        """Yields the indices of a batch, each in its turn, for :meth:`current`."""
+        for number, one in enumerate(index):
+            self._turn.number = number
+            yield one
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+
+class _Stream(InFront):
+    """An iterable dataset whose iterator sets the generators before each sample."""
+
+    def __init__(self, dataset: Any, turn: Turn, sets: bool) -> None:
+        super().__init__(dataset)
+        self._turn = turn
+        self._sets = sets
+
+    def __iter__(self) -> Iterator[Any]:
+        return Counted(iter(self._behind), self._turn, self._sets)
+
+    def __len__(self) -> int:
+        return len(self._behind)
+
+
+class Counted(InFront, CountsSamples):
+    """The iterator of an iterable dataset: counts the samples, and sets the generators before each.
+
+    Args:
+        iterator: The dataset's.
+        turn: The worker's.
+        sets: False if generators are set before batches only.
+    """
+
+    def __init__(self, iterator: Iterator[Any], turn: Turn, sets: bool) -> None:
+        super().__init__(iterator)
+        self._turn = turn
+        self._sets = sets
+
+    @property
+    def samples_asked(self) -> int:
+        """Their number."""
+        return self._turn.number
+
+    @samples_asked.setter
+    def samples_asked(self, count: int) -> None:
+        self._turn.number = count
+
+    def begin_batch(self) -> None:
+        """Seeds a batch that is re-read after a resume, with ``seeding='batch'``."""
+        if not self._sets:
+            self._turn.set(self._turn.number)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        turn = self._turn
+        place, turn.number = turn.number, turn.number + 1
+        if self._sets:
+            turn.set(place)
+        return next(self._behind)
+
+
+class _InPlace(InFront):
+    """In front of a fetcher: takes the places off an index.
+
+    Args:
+        fetcher: The fetcher.
+        seeding: Sets generators by the places.
+        programs: Generators that are put back behind each batch, because they are the program's; None: none.
+    """
+
+    def __init__(self, fetcher: Fetcher, seeding: Seeding, programs: Global | OfThread | None) -> None:
+        super().__init__(fetcher)
+        self._seeding = seeding
+        self._programs = programs
+
+    def fetch(self, placed: _native.Placed, /) -> Any:
+        states = None if self._programs is None else self._programs.states()
+        try:
+            self._seeding.turn_to(placed)
+            return self._behind.fetch(placed.index)
+        finally:
+            if self._programs is not None:
+                self._programs.put_back(states)

@@ -1,0 +1,271 @@
+"""The epochs of a loader with states: how each kind begins, and how much of it was returned."""
+
+from __future__ import annotations
+
+import itertools
+import weakref
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ringloader._native as _native
+from ringloader._core.states import Rest
+from ringloader._features.state.dataset_state import DatasetState, returned_by
+from ringloader._features.state.order import NativeOrder
+from ringloader._features.state.reading import ReadOrder
+from ringloader._features.state.saved import Saved
+from ringloader._features.state.snapshots import ResumePoint, Snapshots
+from ringloader._sources import samplers
+from ringloader._torch import data_pipes
+from ringloader._worker.options import WorkerOption
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._features.on_error.collecting import Collecting
+    from ringloader._torch.protocols import TorchIterator
+
+
+class Epoch:
+    """One epoch of one iterator. Nothing is read of an epoch of this class itself.
+
+    Args:
+        begun: The epoch's beginning, or the state from which it goes on.
+        iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
+        dataset: The states of the dataset, if it may have any.
+        seed: The seed of the workers, which the iterator then does not draw.
+        why_not: The reason why the epoch has no state.
+    """
+
+    def __init__(
+        self,
+        begun: Saved,
+        iterator: OurIterator | None,
+        dataset: DatasetState | None = None,
+        seed: int | None = None,
+        why_not: str | None = None,
+    ) -> None:
+        self.begun = begun
+        self.dataset = dataset
+        self.why_not = why_not
+        self.given_seed = seed
+        # The loader's sampler, as the epoch knows it; None: the epoch does not know it.
+        self.index_sampler: Any = None
+        # Records what is read and handed out; None where workers' batches are counted.
+        self.ledger: _native.Ledger | None = None
+        self._iterator: weakref.ref[Any] | None = None
+        if iterator is not None:
+            self.attach(iterator)
+        self._resumes = begun.has_begun
+        self._is_finished = False
+        self._collecting: Collecting | None = None
+
+    @property
+    def rest(self) -> Rest | None:
+        """The part that is still to be read; None for an epoch from its beginning."""
+        if not self._resumes:
+            return None
+        begun = self.begun
+        return Rest(begun.number if begun.epoch is None else begun.epoch, begun.ranges, begun.start)
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if the epoch resumes, and has drawn all that ``iter`` draws. An order is drawn again."""
+        return self._resumes and self.ledger is None
+
+    def attach(self, iterator: OurIterator) -> None:
+        """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
+        self._iterator = weakref.ref(iterator)
+
+    def returned(self) -> int:
+        """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
+        return returned_by(self._iterator)
+
+    def end(self) -> None:
+        """Ends the epoch: another one of the loader begins."""
+        if self.dataset is not None:
+            self.dataset.end()
+
+    def begin(self, iterator: TorchIterator, drawn: bool) -> None:
+        """Records the seeds of an iterator. ``drawn``: True if it drew that of the workers in this epoch."""
+        if not self._resumes:
+            self.begun = self.begun.but(base_seed=iterator._base_seed, base_seed_drawn=drawn)
+        if self.dataset is None:
+            return
+        if self._resumes and self.dataset.shared_seed is not None:
+            iterator._shared_seed = self.dataset.shared_seed
+            iterator._dataset = data_pipes.seeded(iterator._dataset, iterator._shared_seed)
+        self.dataset.shared_seed = iterator._shared_seed
+
+    def start_of(self, worker: int) -> ResumePoint | None:
+        """Returns the point from which a worker resumes; None: it begins with the epoch."""
+        return None if self.dataset is None else self.dataset.start_of(worker)
+
+    def indices(self, made: Any) -> Any:
+        """Returns an iterator of the epoch's indices; ``made`` is torch's of the loader's index sampler."""
+        return made
+
+    def read(self, iterator: TorchIterator, options: Sequence[WorkerOption]) -> None:
+        """Makes an iterator without workers, which has these options, read the epoch from where it is."""
+        iterator._sampler_iter = self.indices(iterator._sampler_iter)
+        option = next((one for one in options if isinstance(one, Snapshots)), None)
+        if self.dataset is not None and option is not None:
+            self.dataset.ask_here(option)
+
+    def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        """Returns the source of the tasks of an iterator with workers."""
+        source = self._index_source(iterator, places)
+        if self.dataset is not None:
+            source.count(self.dataset.worker_progress)
+        return source
+
+    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        raise NotImplementedError
+
+    def next_index(self, read: Callable[[], Any]) -> Any:
+        """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
+        ledger = self.ledger
+        if ledger is None:
+            index = read()
+        else:
+            ledger.begin_call()
+            index = read()
+            ledger.take(index)
+        if self.dataset is not None and not self._is_finished:
+            self.dataset.worker_progress.take()
+        return index
+
+    def count_errors(self, collecting: Collecting) -> None:
+        """Counts the bad samples of the whole epoch, and passes over batches that are left out."""
+        collecting.number = self.begun.bad_samples
+        collecting.has_given = self._resumes and self.begun.num_yielded > 0
+        collecting.leave_out = None if self.ledger is None else self.ledger.left_out
+        self._collecting = collecting
+
+    def record_error(self, iterator: OurIterator, error: BaseException) -> None:
+        """Records that ``next`` has raised."""
+        if self._is_finished:
+            return
+        if self.ledger is not None:
+            # The batch of the call is taken back.
+            self.ledger.raised(iterator._batches_returned)
+        if self.dataset is not None:
+            self.dataset.record_error(iterator)
+        if isinstance(error, StopIteration) and not iterator.is_paused():
+            if self.dataset is not None:
+                self.dataset.end()
+            self._is_finished = True
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        return self.begun
+
+    def fingerprint(self) -> int | None:
+        """Returns the fingerprint of the samples that were returned; None if it is not known."""
+        return self.begun.fingerprint
+
+    def _bad_samples(self) -> int:
+        return self.begun.bad_samples if self._collecting is None else self._collecting.number
+
+
+class SampledEpoch(Epoch):
+    """An epoch of a map-style dataset.
+
+    The ledger records which indices are read and which batches are handed out. The rest is recorded when
+    the epoch begins, when it ends, and when ``next`` raises.
+
+    Args:
+        begun: The epoch's beginning, or the state from which it goes on.
+        iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
+        order: The order of its samples.
+        dataset: The states of the dataset, if it may have any.
+        seed: The seed of the workers, if the iterator does not draw it.
+    """
+
+    ledger: _native.Ledger
+
+    def __init__(
+        self,
+        begun: Saved,
+        iterator: OurIterator | None,
+        order: NativeOrder | ReadOrder,
+        dataset: DatasetState | None,
+        seed: int | None,
+    ) -> None:
+        super().__init__(begun, iterator, dataset, seed)
+        self._order = order
+        self.index_sampler = order.index_sampler
+        self.ledger = order.begin(begun)
+
+    def indices(self, made: Any) -> Any:
+        """Returns an iterator of the epoch's indices. See :meth:`Epoch.indices`."""
+        return self._order.read(made)
+
+    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        native = self._order.source(places)
+        if native is not None:
+            return native
+        iterator._sampler_iter = self.indices(iterator._sampler_iter)
+        return _native.IndexSource.python(self.ledger, places)
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        position = self._position()
+        return position if self.dataset is None else position.but(workers=self.dataset.saved())
+
+    def _position(self) -> Saved:
+        """Returns the state without that of the dataset."""
+        while True:
+            settled, is_finished = self.ledger.tasks, self._is_finished
+            found = self.ledger.position(self.returned())
+            try:
+                state, ended = self._order.state_after(found.tasks, is_finished)
+                break
+            except KeyError:
+                # Another thread has gone on meanwhile.
+                if self.ledger.tasks == settled:
+                    raise
+        ranges = found.ranges
+        drawn, draws = self._order.drawn()
+        samples = ranges.pop(0)[1] if ranges and ranges[0][0] == 0 else 0
+        return self.begun.but(
+            drawn=drawn,
+            draws=draws,
+            rest=self._order.rest_after(is_finished),
+            num_yielded=found.batches,
+            is_finished=is_finished,
+            batches=found.batches,
+            samples=samples,
+            overtaken=tuple(itertools.chain.from_iterable(ranges)),
+            passed=found.passed,
+            fingerprint=found.fingerprint,
+            bad_samples=self._bad_samples(),
+            sampler_state=state,
+            sampler_ended=ended,
+        )
+
+    def fingerprint(self) -> int | None:
+        """Returns the fingerprint of the samples that were returned; None if it is not known."""
+        return self.ledger.position(self.returned()).fingerprint
+
+
+class StreamedEpoch(Epoch):
+    """An epoch of an iterable dataset, whose state has the positions of the workers."""
+
+    dataset: DatasetState
+
+    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        return samplers.index_source(iterator._index_sampler, places)
+
+    def saved(self) -> Saved:
+        """Returns the state of what ``next`` has returned."""
+        workers, before = self.dataset.saved(), self.begun.workers
+        assert before is not None
+        batches = workers.batches()
+        if self._resumes:
+            batches += self.begun.num_yielded - before.batches()
+        return self.begun.but(
+            num_yielded=batches,
+            batches=batches,
+            is_finished=self._is_finished,
+            bad_samples=self._bad_samples(),
+            workers=workers,
+        )

@@ -1,0 +1,187 @@
+"""The dataset of a worker's epoch, its iterator and fetcher: their state, and batches that are passed over.
+
+With the option ``Snapshots`` a batch comes with a snapshot (``_worker/result.py``): which worker made it, how
+many batches that was asked for in this epoch, and its state, if one was due.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import traceback
+from typing import Any, NamedTuple
+
+from ringloader._common.attributes import is_of
+from ringloader._features.seeding import generators
+from ringloader._features.state.positions import Snapshot, has_state
+from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront
+
+
+class SnapshotPolicy(NamedTuple):
+    """The times at which states are taken, and the objects whose states they are.
+
+    Attributes:
+        every: Steps of the loader from one state to the next; None: no states.
+        workers: The number of workers; 0 for none.
+        is_iterable: True for a dataset that each worker reads by itself.
+        of_dataset: False if workers share the dataset, whose state is then no worker's.
+        batches: True if an iterator is asked for batches, and not for samples.
+    """
+
+    every: int | None
+    workers: int
+    is_iterable: bool
+    of_dataset: bool
+    batches: bool
+
+
+class Sent(NamedTuple):
+    """The bytes that a worker sends with a batch.
+
+    Attributes:
+        worker: The worker.
+        asked: Batches that it was asked for in this epoch.
+        snapshot: The state after the batch, if one was due.
+    """
+
+    worker: int
+    asked: int
+    snapshot: Snapshot | None
+
+
+def read_sent(sent: bytes) -> Sent:
+    """Reads the bytes that came with a batch."""
+    worker, asked, snapshot = pickle.loads(sent)
+    return Sent(worker, asked, None if snapshot is None else Snapshot(*snapshot))
+
+
+class Objects:
+    """The dataset of a worker's epoch, its iterator and fetcher, and which of them have a state.
+
+    Args:
+        dataset: The dataset.
+        torchs: torch's fetcher.
+        fetcher: The fetcher that options have made of it.
+        policy: When states are taken, and of what.
+    """
+
+    def __init__(self, dataset: Any, torchs: Any, fetcher: Fetcher, policy: SnapshotPolicy) -> None:
+        self.dataset = dataset
+        self.torchs = torchs
+        self._fetcher = fetcher
+        self._counting = fetcher
+        self._policy = policy
+        iterator = getattr(torchs, "dataset_iter", None) if policy.is_iterable else None
+        # An option may stand in front of the dataset's own.
+        own = iterator._behind if is_of(iterator, InFront) else iterator
+        self._has_iterator = has_state(own)
+        self._has_dataset = policy.of_dataset and own is not dataset and has_state(dataset)
+        # Batches that are passed over before the first one, of how many samples, in which worker.
+        self._to_pass = self._size = self._worker = 0
+
+    @property
+    def have_state(self) -> bool:
+        """True if there is a state to take."""
+        return self._has_dataset or self._has_iterator
+
+    def sent(self, worker: int, asked: int, is_due: bool = True) -> bytes:
+        """Returns the bytes to send with a batch.
+
+        Args:
+            worker: The worker.
+            asked: Batches that it was asked for.
+            is_due: True if they have the state.
+        """
+        snapshot = self._snapshot() if is_due else None
+        return pickle.dumps((worker, asked, snapshot), pickle.HIGHEST_PROTOCOL)
+
+    def _snapshot(self) -> tuple[Any, ...]:
+        """Returns the fields of a :class:`Snapshot` of now."""
+        try:
+            samples = max((counter.samples_asked for counter in self._counters()), default=0)
+            return self._pickled(), bool(getattr(self.torchs, "ended", False)), samples
+        except Exception as error:
+            # Of the program that asks for the state, and not of one that only reads batches.
+            text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
+            return b"", False, 0, text.encode(errors="backslashreplace").decode()
+
+    def _pickled(self) -> bytes:
+        found = {}
+        if self._has_dataset:
+            found["dataset"] = self.dataset.state_dict()
+        if self._has_iterator:
+            found["iterator"] = self.torchs.dataset_iter.state_dict()
+        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+
+    def count_from(self, samples: int) -> None:
+        """Sets the count of samples, for options that count them."""
+        for counter in self._counters():
+            counter.samples_asked = samples
+
+    def _counters(self) -> list[Any]:
+        """The objects of options that count the samples that the iterator is asked for."""
+        if not self._policy.is_iterable:
+            return []
+        found = (self.torchs.dataset_iter, self._counting)
+        return [one for one in found if is_of(one, CountsSamples)]
+
+    def pass_over(self, batches: int, size: int, worker: int) -> Fetcher:
+        """Returns a fetcher that first reads and drops batches.
+
+        It does so when the first task has come, as the key of seeded generators comes with that.
+
+        Args:
+            batches: The number of batches.
+            size: The samples of a batch.
+            worker: The worker.
+        """
+        self._to_pass, self._size, self._worker = batches, size, worker
+        return self
+
+    def fetch(self, index: Any, /) -> Any:
+        """Returns the next batch."""
+        if self._to_pass:
+            try:
+                # Without workers, what was drawn for these batches was drawn before.
+                with contextlib.nullcontext() if self._policy.workers else generators.put_back():
+                    self._drop()
+            except ValueError as error:
+                self._fetcher = Failing(error, once=True)
+            self._to_pass = 0
+            self._begin_batch()
+        return self._fetcher.fetch(index)
+
+    def _drop(self) -> None:
+        """Reads and drops the batches between the state of the worker and the point where its epoch resumes.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        index = [None] * self._size if self._policy.batches else None
+        torchs = self.torchs
+        collate, torchs.collate_fn = torchs.collate_fn, _nothing
+        try:
+            for number in range(self._to_pass):
+                self._begin_batch()
+                try:
+                    self._fetcher.fetch(index)
+                except StopIteration:
+                    raise ValueError(
+                        f"load_state_dict(): the dataset of worker {self._worker} has ended after {number} "
+                        f"of the {self._to_pass} batches that are read again: it is another one than that of "
+                        "the state"
+                    ) from None
+                except Exception:
+                    # The caller got this error before, in its turn.
+                    pass
+        finally:
+            torchs.collate_fn = collate
+
+    def _begin_batch(self) -> None:
+        """Sets generators for a batch that is read out of turn, if an option seeds them by batches."""
+        if is_of(self.torchs.dataset_iter, InFront):
+            self.torchs.dataset_iter.begin_batch()
+
+
+def _nothing(_data: Any) -> None:
+    return None

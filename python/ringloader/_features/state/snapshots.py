@@ -1,0 +1,189 @@
+"""The option that takes the states of a worker's dataset after its batches, and begins epochs from them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import ringloader._native as _native
+from ringloader._features.state.beginning import Beginning, beginning_of
+from ringloader._features.state.objects import Objects, Sent, SnapshotPolicy, read_sent
+from ringloader._features.state.positions import Part, has_state
+from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
+from ringloader._worker.result import with_snapshot
+
+
+class ResumePoint(NamedTuple):
+    """The point from which a worker continues in an epoch that was resumed, or in place of a lost worker.
+
+    Attributes:
+        part: The position; without a state and with no batches, the beginning.
+        asked: Batches that its predecessor was asked for in this epoch.
+        size: The samples of a batch that is read again.
+    """
+
+    part: Part
+    asked: int = 0
+    size: int = 1
+
+
+class Snapshots(WorkerOption):
+    """Takes the states of a worker's dataset, and begins epochs from them.
+
+    Args:
+        policy: When a state is taken. Without workers nothing is sent: it is taken when it is asked for.
+    """
+
+    position = Position.SNAPSHOT
+
+    def __init__(self, policy: SnapshotPolicy) -> None:
+        self._policy = policy
+        # Without workers: the fetcher that knows the state.
+        self.here: Asked | None = None
+        self._worker = 0
+        self._point: ResumePoint | None = None
+        # While an epoch begins: its dataset, torch's fetcher of it, and the states that they get.
+        self._dataset: Any = None
+        self._torchs: Any = None
+        self._states: dict[str, Any] = {}
+
+    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+        self._worker = worker
+
+    def begin(self, dataset: Any, start: EpochStart) -> Any:
+        self._point = point = start.position
+        self._dataset, self._states = dataset, {}
+        beginning = beginning_of(dataset) if self._policy.of_dataset and has_state(dataset) else None
+        part = None if point is None else point.part
+        if part is not None and part.snapshot is not None:
+            self._states = part.snapshot.states()
+        if "dataset" in self._states and part is not None and not part.is_at_end():
+            _load(dataset, self._states["dataset"], "dataset", beginning)
+        elif beginning is not None:
+            beginning.begin()
+        return dataset
+
+    def meet(self, fetcher: Any) -> None:
+        self._torchs = fetcher
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        try:
+            return self._wrapped(fetcher)
+        finally:
+            # The dataset's iterator goes with its fetcher, and not with the option.
+            self._torchs = self._dataset = None
+            self._states = {}
+
+    def _wrapped(self, fetcher: Fetcher) -> Fetcher:
+        policy, point = self._policy, self._point
+        objects = Objects(self._dataset, self._torchs, fetcher, policy)
+        if policy.is_iterable and point is not None:
+            fetcher = self._resumed(point, objects, fetcher)
+        if policy.every is None or not objects.have_state:
+            return fetcher
+        if not policy.workers:
+            self.here = Asked(fetcher, objects)
+            return self.here
+        return _Sending(fetcher, objects, policy, self._worker, 0 if point is None else point.asked)
+
+    def _resumed(self, point: ResumePoint, objects: Objects, fetcher: Fetcher) -> Fetcher:
+        """Brings the iterator to where the epoch resumes. MIRRORS torchdata worker.py::_worker_loop."""
+        part = point.part
+        if part.is_at_end():
+            # The dataset may be ready for the next epoch.
+            self._torchs.ended = True
+            return fetcher
+        if "iterator" in self._states:
+            _load(self._torchs.dataset_iter, self._states["iterator"], "iterator")
+        if part.snapshot is not None:
+            objects.count_from(part.snapshot.samples)
+        return objects.pass_over(part.since, point.size, self._worker) if part.since else fetcher
+
+
+class _Sending:
+    """Sends states along with batches.
+
+    Args:
+        fetcher: The fetcher that makes the batches.
+        objects: Have the state.
+        policy: When a state is due.
+        worker: The worker.
+        asked: Batches that its predecessor was asked for in this epoch.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, objects: Objects, policy: SnapshotPolicy, worker: int, asked: int
+    ) -> None:
+        self._fetcher = fetcher
+        self._objects = objects
+        self._worker = worker
+        self._asked = asked
+        # Batches of an iterable dataset that came since a state are read again by the worker.
+        self._every = max(1, (policy.every or 1) // policy.workers) if policy.is_iterable else 1
+        self._since = 0
+
+    def fetch(self, index: Any, /) -> Any:
+        self._asked += 1
+        self._since += 1
+        data = self._fetcher.fetch(index)
+        return with_snapshot(data, self._objects.sent(self._worker, self._asked, self._is_due()))
+
+    def _is_due(self) -> bool:
+        if self._since < self._every:
+            return False
+        self._since = 0
+        return True
+
+
+class Asked:
+    """The fetcher of a loader without workers, which has the state when it is asked for.
+
+    Args:
+        fetcher: The fetcher that makes the batches.
+        objects: Have the state.
+    """
+
+    def __init__(self, fetcher: Fetcher, objects: Objects) -> None:
+        self._fetcher = fetcher
+        self._objects = objects
+        self._asked = 0
+        self._is_in_batch = False
+        # Called when the fetcher goes.
+        self.on_end: Callable[[Asked], None] | None = None
+
+    def fetch(self, index: Any, /) -> Any:
+        self._asked += 1
+        # Left so by an error.
+        self._is_in_batch = True
+        data = self._fetcher.fetch(index)
+        self._is_in_batch = False
+        return data
+
+    def is_after(self, passed: int) -> bool:
+        """True if the dataset has made exactly this number of batches, and is not in the midst of one."""
+        return not self._is_in_batch and passed == self._asked
+
+    def taken(self, passed: int) -> Sent:
+        """Takes the present state, which is the one after this number of batches."""
+        return read_sent(self._objects.sent(0, passed))
+
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        # A default: at the interpreter's exit the names of this module may be gone.
+        if self.on_end is not None and not is_finalizing():
+            self.on_end(self)
+
+
+def _load(thing: Any, state: Any, what: str, beginning: Beginning | None = None) -> None:
+    if not has_state(thing):
+        raise RuntimeError(
+            f"load_state_dict(): the state has that of the {what}, and the {what} {thing!r:.80} has no "
+            "state_dict and load_state_dict"
+        )
+    # torchdata's loader has the state None before its first batch: nothing to load.
+    if state is None:
+        return
+    if beginning is None:
+        thing.load_state_dict(state)
+    else:
+        beginning.load(thing, state)

@@ -1,0 +1,234 @@
+"""The figures of an epoch, by ``DataLoader(stats=True)``: what took the time, and what to change."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from ringloader._common.text import shown
+
+Kind = Literal["caller", "dataset", "collate", "send", "main", "memory", "order", "startup", "unknown"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """The limit of an epoch, and the change that helps.
+
+    Attributes:
+        kind: ``"caller"``: the training step; the loader keeps up. ``"dataset"``, ``"collate"`` or
+            ``"send"``: that part of the workers' work. ``"main"``: the main process reads the sampler,
+            decodes or moves batches. ``"memory"``: workers wait for room while the caller waits.
+            ``"order"``: a worker or a sample is slow, and others idle behind it. ``"startup"``: the start
+            took most of the epoch. ``"unknown"``: too few batches, or nothing stands out.
+        text: One or two sentences, with the figures and what to change.
+        gain: The factor by which such an epoch would be shorter with another number of workers, by the model
+            that the page "Is it the loader?" states; None for any other change: try it.
+        change: The same as arguments of the loader.
+    """
+
+    kind: Kind
+    text: str
+    gain: float | None = None
+    change: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkerStats:
+    """The times of one worker in an epoch, in seconds, of the batches that have arrived.
+
+    Attributes:
+        id: The worker's number.
+        batches: Batches that it has made.
+        idle: Waited for tasks.
+        dataset: In the dataset: ``dataset[i]``, ``__getitems__``, or the iterator's ``next``.
+        collate: In ``collate_fn``.
+        send: Encoded and copied batches.
+        room: Waited for memory.
+        cpu: Processor time of all that.
+    """
+
+    id: int
+    batches: int
+    idle: float
+    dataset: float
+    collate: float
+    send: float
+    room: float
+    cpu: float
+
+
+@dataclasses.dataclass(frozen=True)
+class SlowFetch:
+    """One of the longest fetches of an epoch.
+
+    Attributes:
+        seconds: The time in the dataset.
+        worker: The worker's number.
+        batch: The batch's number in the epoch, from 0 on.
+        indices: The index of the batch as the worker got it; None for an iterable dataset.
+    """
+
+    seconds: float
+    worker: int
+    batch: int
+    indices: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkersChange:
+    """A change of the number of workers, with ``num_workers="auto"``.
+
+    Attributes:
+        seconds: The time since ``iter``.
+        num_workers: The number from then on.
+        why: The reason, with what was measured.
+    """
+
+    seconds: float
+    num_workers: int
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class EpochStats:
+    """The figures of an epoch, until its last call of ``next``. All times are seconds.
+
+    ``startup``, ``waiting`` and ``caller`` add up to ``seconds``.
+
+    Attributes:
+        path: The path of the batches, as ``ringloader.report`` names it.
+        num_workers: The number of workers; with ``num_workers="auto"`` the last one.
+        batches: Batches that were returned.
+        seconds: From ``iter`` on.
+        startup: Until the first batch was returned.
+        waiting: In ``next``, after that.
+        caller: Between the calls of ``next``: the training step. It is the host's time: what a device does
+            behind it is not seen.
+        main: Work of the main process: ``"decode"``, ``"place"`` (pinning, copies to a device,
+            ``device_transform``) and ``"index"`` (the sampler). Most of it lies in the time in ``next``.
+        workers: The workers. Without workers one, with ``id`` 0, which is the main process. On torch's own
+            path there is none.
+        slowest: The ten longest fetches, the longest first.
+        verdict: What limits the epoch, and what to change.
+        changes: Changes of the number of workers in the epoch, with ``num_workers="auto"``.
+    """
+
+    path: str
+    num_workers: int
+    batches: int
+    seconds: float
+    startup: float
+    waiting: float
+    caller: float
+    main: Mapping[str, float]
+    workers: tuple[WorkerStats, ...]
+    slowest: tuple[SlowFetch, ...]
+    verdict: Verdict
+    changes: tuple[WorkersChange, ...] = ()
+    _trace: Any = dataclasses.field(default=None, repr=False, compare=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the figures as JSON has them. An index that JSON does not know becomes text."""
+        # `asdict` would copy indices of any kind.
+        found = dataclasses.asdict(dataclasses.replace(self, slowest=(), _trace=None))
+        del found["_trace"]
+        found["slowest"] = [{**vars(one), "indices": _as_json(one.indices)} for one in self.slowest]
+        copied: dict[str, Any] = json.loads(json.dumps(found))
+        return copied
+
+    def save_trace(self, path: Any) -> None:
+        """Writes the last 10,000 batches as Chrome trace events, for Perfetto and ``chrome://tracing``.
+
+        There is a track for the main process and one for each worker. Times are of the same base as those of
+        ``torch.profiler``, whose file may be put beside it.
+
+        Args:
+            path: The file, as ``open`` takes it.
+
+        Raises:
+            OSError: If the file cannot be written.
+            RuntimeError: If this comes from a pickle, which has the figures only.
+        """
+        from ringloader._features.stats import trace
+
+        if self._trace is None:
+            raise RuntimeError("a pickle has no trace: save_trace(path) in the process that has measured")
+
+        trace.save(self._trace, path, [(one.seconds, one.num_workers) for one in self.changes])
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_trace": None}
+
+    # The text that a prompt and a notebook show, and that `str` gives.
+    def __repr__(self) -> str:
+        main = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.main.items())
+        where = f"path {self.path}, num_workers={self.num_workers}"
+        lines = [self._summary(f" ({where})"), f"main process: {main}"]
+        if self.workers:
+            lines.append("worker" + "".join(f"{name:>9}" for name in ("batches", *TIMES)))
+        for worker in self.workers:
+            times = "".join(f"{getattr(worker, name):9.3f}" for name in TIMES)
+            lines.append(f"{worker.id:6}{worker.batches:9,}{times}")
+        lines += [f"{one.num_workers} workers from {one.seconds:.3f} s on: {one.why}" for one in self.changes]
+        return "\n".join([*lines, f"{self.verdict.kind}: {self.verdict.text}"])
+
+    def _repr_html_(self) -> str:
+        """Returns a bar for each worker, and the verdict."""
+        longest = max((sum(getattr(worker, name) for name in _COLOURS) for worker in self.workers), default=0)
+        rows = []
+        for worker in self.workers:
+            parts = [
+                f'<div title="{name} {getattr(worker, name):.3f} s" style="background:{colour};'
+                f'width:{getattr(worker, name) / (longest or 1.0):.2%}"></div>'
+                for name, colour in _COLOURS.items()
+            ]
+            rows.append(
+                '<div style="display:flex;height:1.2em;margin:2px 0"><span style="width:6em">'
+                f'worker {worker.id}</span><div style="display:flex;flex:1">{"".join(parts)}</div></div>'
+            )
+        legend = " ".join(
+            f'<span style="color:{colour}">&#9632;</span> {name}' for name, colour in _COLOURS.items()
+        )
+        verdict = html.escape(f"{self.verdict.kind}: {self.verdict.text}")
+        return f"<div><p>{self._summary()}</p>{''.join(rows)}<p>{legend}</p><p>{verdict}</p></div>"
+
+    def _summary(self, where: str = "") -> str:
+        return (
+            f"{self.batches:,} batches in {self.seconds:.3f} s{where}: startup {self.startup:.3f}, waiting "
+            f"{self.waiting:.3f}, caller {self.caller:.3f}"
+        )
+
+
+# The times of a worker, in the order of the table.
+TIMES = ("idle", "dataset", "collate", "send", "room", "cpu")
+# The times that a bar shows.
+_COLOURS = {
+    "dataset": "#4c78a8",
+    "collate": "#f58518",
+    "send": "#54a24b",
+    "room": "#e45756",
+    "idle": "#d9d9d9",
+}
+
+
+def in_words(seconds: float) -> str:
+    """Returns a time with three digits."""
+    for unit, size in (("s", 1.0), ("ms", 1e-3)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}" if seconds < 1000 else f"{seconds:.0f} s"
+    return f"{seconds * 1e6:.0f} µs"
+
+
+def _as_json(index: Any) -> Any:
+    try:
+        return json.loads(json.dumps(index, default=_part_as_json, allow_nan=False))
+    except Exception:
+        # A key that is no text, NaN, a list in itself, or an object whose own code raises.
+        return shown(index)
+
+
+def _part_as_json(value: Any) -> Any:
+    return value.tolist() if hasattr(value, "tolist") else shown(value)

@@ -1,0 +1,236 @@
+"""The times of a loader's epochs in the main process, and the figures of the last one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import time
+from collections.abc import Callable, Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import ringloader._native as _native
+from ringloader._common import proc
+from ringloader._core.checks import THREAD
+from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
+from ringloader._features import conflicts, loader_options
+from ringloader._features.dispatch.dataset import Dispatch
+from ringloader._features.joint import worker_task
+from ringloader._features.report import report
+from ringloader._features.stats import verdict
+from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
+from ringloader._features.stats.timing import Timing, TimingHere
+from ringloader._features.table import Options
+from ringloader._torch import devices, hook, internals
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchLoader
+    from ringloader._worker.options import WorkerOption
+
+_SECOND = 1e-9
+
+
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Recording:
+    """Returns the feature of ``stats``, whose first epoch begins."""
+    return Recording(loader, options, setup, _native.Recorder(max(setup.workers, 1)))
+
+
+class Recording(Feature):
+    """Notes the times of an iterator's epochs, the first of which begins now. It does not lead to the loader.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        setup: The way in which the iterator makes its batches.
+        recorder: The clock, which has begun the first epoch.
+
+    Attributes:
+        recorder: The clock.
+    """
+
+    position = StagePosition.TIMES
+
+    def __init__(
+        self, loader: TorchLoader, options: Options, setup: Setup, recorder: _native.Recorder
+    ) -> None:
+        self.recorder = recorder
+        self._history = setup.history
+        # Bytes of shared memory of all workers.
+        self._shared_bytes = 0
+        self._decodes_early = options.main_prefetch > 0
+        workers, has_device = setup.workers, devices.resolve(options.device) is not None
+        clocks = [_native.WorkerClock() for _ in range(workers)] if setup.path == "threads" else None
+        is_iterable = loader._dataset_kind == internals.ITERABLE
+        self._timing = Timing(clocks) if workers else TimingHere(recorder, is_iterable)
+        self._clocks = clocks
+        shares = options.worker_task == "sample" and workers > 0
+        self._window = worker_task.most_tasks(loader) if shares else None
+        self._setting = verdict.Setting(
+            num_workers=workers,
+            # torch 2.6 goes round the workers in any order.
+            may_be_unordered=loader.in_order and internals.counts_tasks_per_worker(),
+            persistent_workers=loader.persistent_workers or options.worker_pool is not None,
+            is_iterable=is_iterable,
+            moves=has_device or _pins(loader),
+            is_dispatch=issubclass(type(loader.dataset), Dispatch),
+            worker_method=options.worker_method,
+            may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
+            may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
+            most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
+            cores=proc.cores(),
+            window=None if self._window is None else self._window(workers),
+        )
+        self._is_installed = not loader_options.are_on(loader)
+        # Then all that follows a fetch counts as placing.
+        self._places_here = self._setting.moves and not workers
+        # True if batches are moved or transformed in `next`, and nothing else notes for how long.
+        is_noted_here = options.device_transform is not None and not self._places_here
+        self._notes_placing = setup.path == "torch" if has_device else is_noted_here
+        # The time at which the batch came that is placed next.
+        self._fetched = 0
+
+    def workers(self) -> Iterable[WorkerOption]:
+        return (self._timing,)
+
+    def attach(self, transport: Any) -> None:
+        if self._clocks is None:
+            self._shared_bytes = transport.engine.share * self._setting.num_workers
+        else:
+            transport.engine.time(self._clocks)
+
+    def schedule(self, scheduler: Any) -> None:
+        scheduler.record(self.recorder, self._decodes_early)
+
+    def begin_times(self) -> None:
+        self.recorder.begin()
+
+    def reported(self) -> Mapping[str, Any]:
+        return {"recording": self}
+
+    def stages(self) -> Iterable[Stage]:
+        return (_Fetched(self._note_fetched), self) if self._notes_placing else (self,)
+
+    def around(self, take: Take) -> Take:
+        """Returns ``take``, which gives an iterator its next batch, with the clock read before and after."""
+        take = functools.partial(self._placed, take) if self._notes_placing else take
+        return _native.TimedNext(self.recorder, take, self._places_here)
+
+    def _placed(self, take: Take, iterator: OurIterator) -> Any:
+        # A batch that could not be moved before is not fetched again.
+        self._note_fetched()
+        batch = take(iterator)
+        self.recorder.note_place(self._fetched)
+        return batch
+
+    def _note_fetched(self) -> None:
+        self._fetched = time.monotonic_ns()
+
+    def figures(self, path: str) -> EpochStats | None:
+        """Returns the figures of the epoch; None if one that was not seen may have run since.
+
+        Args:
+            path: The path of the batches, as a report names it.
+        """
+        read = self.recorder.read()
+        begun, first, last = read["begun"], read["first"], read["last"]
+        if self._is_installed and begun < hook.ended():
+            return None
+        seconds = (last - begun) * _SECOND
+        startup = seconds if first is None else (first - begun) * _SECOND
+        waiting = read["waiting"] * _SECOND
+        decode, place, index = (spent * _SECOND for spent in read["main"])
+        # There torch's own workers are at work, of which nothing is known.
+        workers = [] if path == "torch" else read["workers"]
+        setting = self._setting
+        changes: tuple[WorkersChange, ...] = ()
+        if self._history is not None:
+            number, all_changes = self._history()
+            changes = tuple(
+                WorkersChange((one.at - begun) * _SECOND, one.number, one.why)
+                for one in all_changes
+                if one.at >= begun
+            )
+            made = [worker for worker, (batches, *_) in enumerate(workers, start=1) if batches]
+            workers = workers[: max(number, *made, 0)]
+            # The loader has found it, so no other one is advised.
+            window = None if self._window is None else self._window(number)
+            setting = dataclasses.replace(setting, num_workers=number, most_workers=number, window=window)
+        found = EpochStats(
+            path=path,
+            num_workers=setting.num_workers,
+            batches=read["batches"],
+            seconds=seconds,
+            startup=startup,
+            waiting=waiting,
+            caller=max(seconds - startup - waiting, 0.0),
+            main={"decode": decode, "place": place, "index": index},
+            workers=tuple(
+                WorkerStats(number, batches, *(spent * _SECOND for spent in times))
+                for number, (batches, *times) in enumerate(workers)
+            ),
+            slowest=tuple(SlowFetch(spent * _SECOND, *rest) for spent, *rest in read["slowest"]),
+            verdict=Verdict("unknown", ""),
+            changes=changes,
+            _trace=self.recorder.trace(),
+        )
+        judged = verdict.judge(found, setting, read["first_made"] * _SECOND, self._shared_bytes)
+        return dataclasses.replace(found, verdict=judged)
+
+
+class _Fetched:
+    """A stage that calls a function when a batch comes.
+
+    Args:
+        note: The function.
+    """
+
+    position = StagePosition.FETCHED
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        self._note = note
+
+    def around(self, take: Take) -> Take:
+        return functools.partial(self._next, take)
+
+    def _next(self, take: Take, iterator: OurIterator) -> Any:
+        batch = take(iterator)
+        self._note()
+        return batch
+
+
+def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:
+    """True if the loader takes the change of an option."""
+    try:
+        conflicts.check(loader, dataclasses.replace(options, **change))
+    except ValueError:
+        return False
+    return True
+
+
+def _pins(loader: TorchLoader) -> bool:
+    return bool(loader.pin_memory) and torch.accelerator.is_available()
+
+
+def epoch_stats(loader: object) -> EpochStats:
+    """Returns the figures of the epoch of ``loader`` that runs or ran last, as ``loader.epoch_stats()``.
+
+    Args:
+        loader: A ``ringloader.DataLoader`` with ``stats=True``, or any torch loader while
+            ``ringloader.install(stats=True)`` is in effect.
+
+    Raises:
+        RuntimeError: If the loader's last epoch had no ``stats=True``, or may have been one that was not
+            seen, after ``ringloader.uninstall``; if the loader was not iterated yet.
+    """
+    noted = report.noted_behind(loader)
+    recording: Recording | None = None if noted is None else noted.recording
+    found = None if noted is None or recording is None else recording.figures(noted.path)
+    if found is not None:
+        return found
+    raise RuntimeError(
+        f"no times are known of the last epoch of {loader!r:.200}: pass stats=True to ringloader.DataLoader, "
+        "or to ringloader.install for loaders of other classes, and iterate the loader before; ask before "
+        "ringloader.uninstall"
+    )

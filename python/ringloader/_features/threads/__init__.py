@@ -1,0 +1,1 @@
+"""``worker_method="thread"``: threads as workers."""

@@ -1,1 +1,0 @@
-"""Iterators: with workers, without workers, and torch's own."""

@@ -1,1 +1,0 @@
-"""Places for batches: pinned memory, devices, and decoding before their turn."""

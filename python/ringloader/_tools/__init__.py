@@ -1,0 +1,1 @@
+"""Commands for users: ``ringloader bench`` and ``ringloader.doctor()``."""

@@ -1,0 +1,244 @@
+"""The command line of the bench, and the configurations that it names. Imports no torch."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import importlib.util
+import math
+import os
+from argparse import ArgumentTypeError
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal, NoReturn
+
+from ringloader._common import proc
+from ringloader._core.checks import AUTO, THREAD
+from ringloader._tools.bench.target import Target
+
+# Up to here every number of workers is measured; from here on each is twice the one before.
+_EACH = 8
+# The most workers that may be asked for.
+_MOST_WORKERS = 1024
+
+PROCESS = "multiprocessing"
+# By the words of the command line.
+METHODS = {"process": PROCESS, "thread": THREAD}
+
+DESCRIPTION = """\
+Measures the loader that a function of yours returns, with torch's DataLoader and with ringloader, and says
+how many workers to use. Each measurement has a process of its own, which calls the function. The exit status
+is 1 if the batches differ, and 2 if a word of the command line is wrong or nothing can be measured.
+"""
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Ends the program."""
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+@dataclasses.dataclass(frozen=True)
+class Configuration:
+    """A loader, and its workers.
+
+    Attributes:
+        loader: The package whose iterator runs.
+        num_workers: The number of workers; ``"auto"``: the loader finds it.
+        worker_method: Their kind, as the option of ``ringloader.DataLoader``; torch's are processes.
+    """
+
+    loader: Literal["torch", "ringloader"]
+    num_workers: int | Literal["auto"]
+    worker_method: str = PROCESS
+
+    @property
+    def number(self) -> int:
+        """The number of workers, of a configuration that has one."""
+        assert not isinstance(self.num_workers, str)
+        return self.num_workers
+
+    @property
+    def is_auto(self) -> bool:
+        """True if the loader finds the number of workers."""
+        return self.num_workers == AUTO
+
+    @property
+    def arguments(self) -> dict[str, int | str]:
+        """The arguments of a loader with such workers."""
+        found: dict[str, int | str] = {"num_workers": self.num_workers}
+        return found if self.worker_method == PROCESS else {**found, "worker_method": self.worker_method}
+
+    @property
+    def in_words(self) -> str:
+        """The arguments as they stand in a call."""
+        return ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+
+    def __str__(self) -> str:
+        return f"{self.loader} with {self.in_words}"
+
+
+def configurations(workers: Sequence[int | Literal["auto"]], methods: Sequence[str]) -> list[Configuration]:
+    """Returns the configurations of a bench. Those with as many workers stand side by side, torch's first."""
+    found = []
+    for number in workers:
+        if number == AUTO:
+            found.append(Configuration("ringloader", number))
+            continue
+        found.append(Configuration("torch", number))
+        # Without workers there is no kind of them.
+        found += [
+            Configuration("ringloader", number, method) for method in (methods if number else [PROCESS])
+        ]
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Arguments:
+    """A command line that was checked.
+
+    Attributes:
+        target: The user's function.
+        configurations: The configurations to measure.
+        rounds: How often each of them is measured.
+        seconds: How long, after the first batch.
+        step: The training step of the caller, in seconds.
+        json: The path of the results, or None.
+        plot: The path of the picture, or None.
+    """
+
+    target: Target
+    configurations: tuple[Configuration, ...]
+    rounds: int
+    seconds: float
+    step: float
+    json: str | None
+    plot: str | None
+
+
+def parse(given: list[str]) -> Arguments:
+    """Reads the words after ``bench``. Ends the program with a line if one of them is wrong."""
+    parser = Parser("python -m ringloader bench", description=DESCRIPTION)
+    add = parser.add_argument
+    add("target", type=_target, metavar="FILE.py:NAME", help="or module:NAME, the function")
+    add(
+        "--workers",
+        type=_workers,
+        metavar="0,1,2,4,auto",
+        default=_up_to(proc.cores()),
+        help="the numbers of workers; auto: ringloader finds one (default: 0, 1, 2, ... up to the cores)",
+    )
+    add(
+        "--method",
+        type=_methods,
+        metavar="process,thread",
+        default=_methods("process"),
+        help="the kinds of ringloader's workers, whatever the loader's own is (default: process)",
+    )
+    add("--rounds", type=_rounds, metavar="N", default=3, help="default: 3")
+    add(
+        "--seconds",
+        type=_seconds,
+        default=2.0,
+        help="how long to take batches after the first one (default: 2)",
+    )
+    add(
+        "--step",
+        type=_milliseconds,
+        metavar="MS",
+        default=0.0,
+        help="milliseconds of a training step, in which the caller sleeps (default: 0, no step)",
+    )
+    add("--json", type=_writable, metavar="PATH", help="writes the results as JSON")
+    add("--plot", type=_picture, metavar="PATH", help="draws the rate over the workers")
+    found = vars(parser.parse_args(given))
+    measured = configurations(found.pop("workers"), found.pop("method"))
+    return Arguments(configurations=tuple(measured), **found)
+
+
+def _target(text: str) -> Target:
+    """Reads ``FILE.py:NAME`` or ``module:NAME``, and looks for the file."""
+    place, colon, name = text.rpartition(":")
+    if not (colon and place and name):
+        raise ArgumentTypeError(f"{text!r} is not FILE.py:NAME or module:NAME, with the name of a function")
+    target = Target(place, name)
+    if target.is_file and not Path(place).is_file():
+        raise ArgumentTypeError(f"can't open file {place!r}: no such file")
+    return target
+
+
+def _up_to(most: int) -> list[int]:
+    found = list(range(min(most, _EACH) + 1))
+    while found[-1] < most:
+        found.append(min(2 * found[-1], most))
+    return found
+
+
+def _workers(text: str) -> list[int | Literal["auto"]]:
+    words = [word.strip() for word in text.split(",")]
+    numbers = [word for word in words if word != AUTO]
+    if not all(word.isdecimal() for word in numbers):
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers from 0 on, as 0,1,2,4")
+    if not numbers:
+        raise ArgumentTypeError(f"{text!r} has no number that {AUTO} can be compared with, as 1,2,{AUTO}")
+    if max(map(int, numbers)) > _MOST_WORKERS:
+        raise ArgumentTypeError(f"{text!r} has a number above {_MOST_WORKERS:,}")
+    found: list[int | Literal["auto"]] = list(dict.fromkeys(map(int, numbers)))
+    return [*found, AUTO] if AUTO in words else found
+
+
+def _methods(text: str) -> list[str]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word in METHODS for word in words):
+        raise ArgumentTypeError(f"{text!r} is not process, thread, or process,thread")
+    return list(dict.fromkeys(METHODS[word] for word in words))
+
+
+def _rounds(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentTypeError(f"{text!r} is not a number from 1 on")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    found = _number(text)
+    if not 0 < found < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a number above 0")
+    return found
+
+
+def _milliseconds(text: str) -> float:
+    found = _number(text)
+    if not 0 <= found < math.inf:
+        raise ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return found / 1e3
+
+
+def _number(text: str) -> float:
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan
+
+
+def _writable(text: str) -> str:
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentTypeError(f"cannot write a file {text!r}")
+    return text
+
+
+def _picture(text: str) -> str:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise ArgumentTypeError(
+            "a plot needs matplotlib: pip install 'ringloader[bench]', or leave --plot out"
+        )
+    formats = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
+    if Path(text).suffix.lstrip(".").lower() not in formats:
+        raise ArgumentTypeError(
+            f"{text!r} has no format of a picture: its name must end in .png, .svg or .pdf"
+        )
+    return _writable(text)

@@ -1,0 +1,124 @@
+"""Calls in processes of their own, which have imported nothing of the user's."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import tempfile
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+from ringloader._tools.bench import memory
+from ringloader._tools.bench.target import RunError, TargetError, line_of, users_traceback
+
+# Imported by the first iterator of a program, once.
+_PRELOADED = [
+    "ringloader._core.with_workers",
+    "ringloader._core.without_workers",
+    "ringloader._features.on_error.collecting",
+    "ringloader._features.on_error.handling",
+    "ringloader._core.make_transport",
+    "ringloader._worker.collate",
+]
+
+
+def call(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls a function of a module in a new process, and waits for its end.
+
+    The process is a copy of one that has only imported torch and ringloader. Loaders start workers there as
+    they do in the program. What it prints is not shown.
+
+    Raises:
+        TargetError: As the function.
+        RunError: If the function raises anything else, or the process dies.
+    """
+    method = "forkserver" if "forkserver" in multiprocessing.get_all_start_methods() else "spawn"
+    context: Any = multiprocessing.get_context(method)
+    context.set_forkserver_preload([function.__module__, *_PRELOADED])
+    with tempfile.NamedTemporaryFile("r", errors="replace") as printed:
+        ours, theirs = context.Pipe(duplex=False)
+        default = multiprocessing.get_start_method()
+        process = context.Process(target=_serve, args=(theirs, printed.name, default, function, arguments))
+        try:
+            # An interrupted start would leave a process that runs, and that nothing here knows.
+            with _interrupts_wait():
+                process.start()
+            theirs.close()
+            connection.wait([ours, process.sentinel])
+            # A process that has died leaves an end of file.
+            failure, result = None, None
+            with contextlib.suppress(EOFError):
+                failure, result = ours.recv() if ours.poll() else (None, None)
+            process.join()
+        except BaseException:
+            if process.pid is not None:
+                for pid in memory.tree(process.pid):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                process.join()
+            raise
+        finally:
+            ours.close()
+        if failure is not None:
+            raise failure
+        if result is None:
+            raise RunError(f"its process {_end(process.exitcode or 0)}", printed.read())
+    return result[0]
+
+
+@contextlib.contextmanager
+def _interrupts_wait() -> Iterator[None]:
+    """Raises ``KeyboardInterrupt`` for a SIGINT or SIGTERM only when the body has ended.
+
+    Blocked signals would stay blocked in the processes that the body starts.
+    """
+    came: list[int] = []
+    # An ignored signal stays so.
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
+    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            raise KeyboardInterrupt
+
+
+def _serve(
+    channel: connection.Connection,
+    printed: str,
+    start_method: str,
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+) -> None:
+    # At an interrupt the command ends this process, with its workers.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with Path(printed).open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    multiprocessing.set_start_method(start_method, force=True)
+    failure: Exception | None = None
+    result = None
+    try:
+        result = (function(*arguments),)
+    except TargetError as error:
+        failure = error
+    except Exception as error:
+        failure = RunError(line_of(error), users_traceback(error))
+    channel.send((failure, result))
+    # Threads of the user's code would be waited for.
+    os._exit(0)
+
+
+def _end(exitcode: int) -> str:
+    if exitcode >= 0:
+        return f"ended with exit code {exitcode}"
+    try:
+        return f"was killed by {signal.Signals(-exitcode).name}"
+    except ValueError:
+        return f"was killed by signal {-exitcode}"

@@ -1,0 +1,209 @@
+"""The user's loader as torch's or ringloader's, its rate, and the verdict of ``stats=True`` on it."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import random
+import time
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ringloader._core.checks import AUTO
+from ringloader._features import loader_options
+from ringloader._features.report import report
+from ringloader._features.stats.recording import epoch_stats
+from ringloader._patch.convert import convert
+from ringloader._patch.install import uninstall
+from ringloader._tools.bench import memory
+from ringloader._tools.bench.arguments import PROCESS, Configuration
+from ringloader._tools.bench.target import Target, TargetError
+from ringloader._torch import hook, internals
+from ringloader.dataloader import DataLoader
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+_END = object()
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """One run of a loader.
+
+    Attributes:
+        batches_per_second: The rate after the first batch.
+        first_batch_seconds: From ``iter`` to the first batch.
+        main_cpu_us: The processor time of the main process for a batch, with all its threads.
+        memory_mb: The memory of the process and its workers, or None where the system does not tell.
+        step: The seconds that a training step took; 0 without one.
+        path: The path of ringloader's batches.
+        reason: The reason for it.
+        num_workers: The number of workers in the end.
+    """
+
+    batches_per_second: float
+    first_batch_seconds: float
+    main_cpu_us: float
+    memory_mb: float | None
+    step: float
+    path: str | None
+    reason: str | None
+    num_workers: int
+
+
+def make(target: Target, configuration: Configuration, **options: Any) -> Any:
+    """Calls the user's function, and returns its loader in a configuration.
+
+    Dataset, sampler, collation and all other arguments stay the user's. All generators have the same seed
+    before the user's code runs.
+
+    Args:
+        target: The function.
+        configuration: The loader that is wanted.
+        **options: More options of ringloader's loader.
+
+    Raises:
+        TargetError: If the function gives no loader.
+        TypeError: If ringloader cannot reach its class.
+        ValueError: If an option does not go with the loader.
+    """
+    random.seed(0)
+    np.random.seed(0)
+    torch.manual_seed(0)
+    # With one worker: `persistent_workers=True` and others raise without workers.
+    number = 1 if configuration.is_auto else configuration.number
+    loader = target.call(max(number, 1))
+    if not isinstance(loader, internals.Loader):
+        raise TargetError(f"{target} returns no DataLoader, but an object of {type(loader)}")
+    # The program may have called it.
+    uninstall()
+    _set_workers(loader, number)
+    is_ours = isinstance(loader, DataLoader)
+    if configuration.loader == "torch":
+        if is_ours:
+            # torch's iterator for any class of ours. Its options mean nothing to it.
+            get_iterator = hook.beneath(internals.Loader._get_iterator)
+            object.__setattr__(loader, "_get_iterator", functools.partial(get_iterator, loader))
+        return loader
+    if configuration.is_auto:
+        options["num_workers"] = AUTO
+    elif is_ours and (own := loader_options.of(loader)).num_workers == AUTO:
+        options |= {"num_workers": None, "seeding": own.seeds}
+    if is_ours or configuration.worker_method != PROCESS:
+        options["worker_method"] = configuration.worker_method
+    return convert(loader, **options)
+
+
+def _set_workers(loader: TorchLoader, number: int) -> None:
+    """Sets what torch's constructor makes of ``num_workers``."""
+    loader.num_workers = number
+    if number:
+        loader.prefetch_factor = loader.prefetch_factor or 2
+    else:
+        loader.prefetch_factor = None
+        loader.timeout = 0
+
+
+def measure(target: Target, configuration: Configuration, seconds: float, step: float) -> Measurement:
+    """Takes batches for ``seconds`` after the first one, over as many epochs as that takes.
+
+    The start of further epochs counts, as it does in training.
+
+    Args:
+        target: The user's function.
+        configuration: The loader that is wanted.
+        seconds: The time.
+        step: How long the caller sleeps after each batch, in seconds.
+
+    Raises:
+        TargetError: If the function gives no loader, or one without batches.
+    """
+    loader = make(target, configuration)
+    batches = _epochs(loader)
+    start = time.perf_counter()
+    batch = next(batches, _END)
+    if batch is _END:
+        raise TargetError(f"{target} returns a loader without batches")
+    first = last = time.perf_counter()
+    cpu = time.process_time()
+    count, slept = 0, 0.0
+    while last < first + seconds:
+        if step:
+            before = time.perf_counter()
+            time.sleep(step)
+            slept += time.perf_counter() - before
+        # One batch is held, as by a training loop.
+        batch = next(batches, _END)
+        if batch is _END:
+            break
+        count += 1
+        last = time.perf_counter()
+    cpu = time.process_time() - cpu
+    used = memory.of_tree()
+    taken = report.noted(loader)
+    batches.close()
+    # Ends persistent workers.
+    loader._iterator = None
+    return Measurement(
+        # One batch is all there is of a source that is read once.
+        batches_per_second=count / (last - first) if count else 1 / (first - start),
+        first_batch_seconds=first - start,
+        main_cpu_us=1e6 * cpu / max(count, 1),
+        memory_mb=None if used is None else used / 1e6,
+        step=slept / max(count, 1),
+        path=None if taken is None else taken.path,
+        reason=None if taken is None else taken.reason,
+        num_workers=loader.num_workers,
+    )
+
+
+def verdict(target: Target, configuration: Configuration, seconds: float, step: float) -> dict[str, Any]:
+    """Returns what limits an epoch of the loader, as a dict.
+
+    A long epoch ends early, ``seconds`` after the first batch, but not before its start is a small part of
+    it. Of short ones the last counts, which persistent workers did not start for.
+
+    Args:
+        target: The user's function.
+        configuration: A loader of ringloader's.
+        seconds: The time.
+        step: How long the caller sleeps after each batch, in seconds.
+
+    Raises:
+        TargetError: If the function gives no loader, or one without batches.
+    """
+    loader = make(target, configuration, stats=True)
+    found = None
+    start, end = time.perf_counter(), math.inf
+    while found is None or time.perf_counter() < end:
+        has_batches = False
+        for _ in loader:
+            has_batches = True
+            if end == math.inf:
+                first = time.perf_counter()
+                end = first + max(seconds, 3 * (first - start))
+            if step:
+                time.sleep(step)
+            if found is None and time.perf_counter() >= end:
+                break
+        if not has_batches:
+            break
+        found = epoch_stats(loader).verdict
+    if found is None:
+        raise TargetError(f"{target} returns a loader without batches")
+    return dataclasses.asdict(found)
+
+
+def _epochs(loader: TorchLoader) -> Generator[Any]:
+    """Yields the batches of one epoch after the other, until one has none: its source is read only once."""
+    is_empty = False
+    while not is_empty:
+        is_empty = True
+        for batch in loader:
+            is_empty = False
+            yield batch

@@ -1,0 +1,81 @@
+"""The errors for a batch that does not come: it is late, or its worker is lost."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ringloader._common.text import shown
+from ringloader._transport.supervisor import Late
+
+# Dataset indices, and workers, that a message names at most.
+_MOST_INDICES = 16
+_MOST_WORKERS = 8
+
+
+def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:
+    """Adds a note to an error for each late worker.
+
+    Args:
+        error: Its text stays torch's.
+        workers: The worker processes.
+        late: The number of a worker, of the task that it is in, and the index of that task; None where it is
+            not known.
+    """
+    named = list(late)
+    for worker, number, index in named[:_MOST_WORKERS]:
+        error.add_note(f"worker {worker} (pid {workers[worker].pid}) is late with {batch(number, index)}")
+    if len(named) > _MOST_WORKERS:
+        error.add_note(f"and so are {len(named) - _MOST_WORKERS} other workers")
+
+
+def error_of_lost(process: Any, in_hand: Late | None, *notes: str) -> RuntimeError:
+    """Returns the error for a worker whose process has ended: torch's, from what its signal handler says.
+
+    Args:
+        process: The worker's.
+        in_hand: What the worker was in, where that is known. The error names it.
+        notes: What else the error says.
+    """
+    error = RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly")
+    error.__cause__ = _how_it_ended(process.pid, process.exitcode or 0)
+    if in_hand is not None:
+        _, number, index = in_hand
+        error.add_note(f"it was in {batch(number, index)}")
+    for note in notes:
+        error.add_note(note)
+    return error
+
+
+def _how_it_ended(pid: int, code: int) -> RuntimeError | None:
+    """MIRRORS torch csrc/DataLoader.cpp::THPModule_errorIfAnyWorkerFails."""
+    if code == 0:
+        return None
+    if code > 0:
+        return RuntimeError(
+            f"DataLoader worker (pid {pid}) exited unexpectedly with exit code {code}. "
+            "Details are lost due to multiprocessing. "
+            "Rerunning with num_workers=0 may give better error trace."
+        )
+    hint = ""
+    if -code == signal.SIGBUS:
+        hint = (
+            "It is possible that dataloader's workers are out of shared memory. "
+            "Please try to raise your shared memory limit."
+        )
+    return RuntimeError(
+        f"DataLoader worker (pid {pid}) is killed by signal: {signal.strsignal(-code)}. {hint}"
+    )
+
+
+def batch(number: int | None, index: Any) -> str:
+    """Returns a batch and its dataset indices in words, without a number if that is not known."""
+    which = "a batch" if number is None else f"batch {number} of the epoch"
+    if index is None or (isinstance(index, list) and all(one is None for one in index)):
+        # A batch of an iterable dataset has no indices, and there are more tasks than batches.
+        return "its next batch"
+    if isinstance(index, list):
+        more = "" if len(index) <= _MOST_INDICES else f" and {len(index) - _MOST_INDICES} more"
+        return f"{which}: dataset indices {shown(index[:_MOST_INDICES])}{more}"
+    return f"{which}: dataset index {shown(index)}"
