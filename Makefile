@@ -159,8 +159,8 @@ python-test-slow: $(COMPILED) ## the Python tests that take long
 # A file or two of each room: a Python differs in start methods, tracing, pickling, warnings and texts of errors.
 NEWER_TESTS := $(addprefix tests/, \
 	parity/test_start.py parity/test_kinds.py parity/test_thread_workers.py parity/test_notebooks.py \
-	unit/test_state.py unit/test_pool.py unit/test_stats.py unit/test_plain.py unit/test_cost_of_iter.py \
-	unit/test_fallback.py unit/test_shared_list.py faults/test_death.py install/test_hook.py install/test_run.py)
+	features/state/test_state.py features/pools/test_pool.py features/stats/test_stats.py core/test_plain.py core/test_cost_of_iter.py \
+	core/test_fallback.py data/test_shared_list.py faults/test_death.py install/test_hook.py install/test_run.py)
 
 newer-python: $(WHEEL_STAMP) ## a part of the Python tests, with the newest CPython at hand; NEWER_PYTHON=<path>
 	ci/newer_python.sh $(VENV) -q -n $(TEST_WORKERS) -m "not slow" $(NEWER_TESTS)
@@ -172,7 +172,7 @@ cluster-fast: $(WHEEL_STAMP) $(VENV)/.ray
 	$(BIN)/python -m pytest -q tests/cluster
 
 python-test-fast: $(WHEEL_STAMP)
-	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit
+	$(BIN)/python -m pytest -q -n 2 -m "not slow" tests/unit tests/core tests/features tests/data tests/tools
 
 chaos: $(WHEEL_STAMP) ## programs that go wrong in every way, one line each; CASES="deaths ends/", AGAINST=torch
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CASES) $(if $(AGAINST),--against $(AGAINST)) --json build/chaos.json

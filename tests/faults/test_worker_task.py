@@ -21,12 +21,12 @@ from torch.utils.data import Dataset
 from faults.proc import Snapshot
 from faults.test_sample_timeout import LIMIT, Hangs, late, results
 from faults.test_watchdog import SECONDS, collected
+from features.next_epoch.prefetch_epochs_parts import next_epoch_of
 from parity.describe import describe
 from ringloader import DataLoader, Retry, WorkerPool
 from ringloader._core import make_transport as make
 from ringloader._features.joint.memory import JointMemory
 from small_datasets import Made
-from unit.prefetch_epochs_parts import next_epoch_of
 
 pytestmark = [
     pytest.mark.rings_only,

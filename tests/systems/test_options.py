@@ -204,7 +204,7 @@ def test_samples_are_seeded_by_their_place_without_workers():
     before = torch.get_rng_state()
     assert drawn(2) == drawn(3)
     assert torch.equal(before, torch.get_rng_state())
-    # Linux has the same numbers, with any workers: tests/unit/test_places.py.
+    # Linux has the same numbers, with any workers: tests/features/seeding/test_places.py.
     dataset = parts.Drawing(2)
     (batch,) = DataLoader(dataset, batch_size=2, seeding="sample", seed=5)
     assert [number.tolist() for number in batch[1:]] == parts.SEEDED

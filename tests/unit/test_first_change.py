@@ -25,14 +25,14 @@ GENERATED = (
 )
 # Tests of the diff, and tests that fail for an option without its rows.
 TESTS = (
-    "tests/unit/test_nice.py",
-    "tests/unit/test_rules.py::test_each_rule_has_a_case_and_names_of_its_own",
-    "tests/unit/test_rules.py::test_the_constructor_refuses[worker_nice without workers]",
-    "tests/unit/test_rules.py::test_the_constructor_refuses[worker_method with worker_nice]",
-    "tests/unit/test_stages.py::test_each_option_of_a_worker_has_a_place_of_its_own",
-    "tests/unit/test_made_anew.py::test_every_option_has_a_case",
-    "tests/unit/test_options_in_pools.py::test_every_option_has_a_case",
-    "tests/unit/test_options_in_pools.py::test_a_process_of_a_pool_is_as_before[worker_nice]",
+    "tests/features/nice/test_nice.py",
+    "tests/features/test_rules.py::test_each_rule_has_a_case_and_names_of_its_own",
+    "tests/features/test_rules.py::test_the_constructor_refuses[worker_nice without workers]",
+    "tests/features/test_rules.py::test_the_constructor_refuses[worker_method with worker_nice]",
+    "tests/core/test_stages.py::test_each_option_of_a_worker_has_a_place_of_its_own",
+    "tests/features/test_made_anew.py::test_every_option_has_a_case",
+    "tests/features/pools/test_options_in_pools.py::test_every_option_has_a_case",
+    "tests/features/pools/test_options_in_pools.py::test_a_process_of_a_pool_is_as_before[worker_nice]",
     "tests/unit/test_maps.py::test_each_module_of_the_package_has_tests",
     "tests/unit/test_maps.py::test_folders_are_small",
 )

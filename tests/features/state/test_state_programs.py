@@ -2,7 +2,7 @@
 
 import pytest
 
-from unit import state_programs
+from features.state import state_programs
 
 # `make test` runs the first blocks.
 FAST, SLOW, BLOCK = 3, 22, 14

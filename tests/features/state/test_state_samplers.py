@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, Sampler
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader
-from unit.test_state import Numbers, flat, through_json
+from features.state.test_state import Numbers, flat, through_json
 
 N = 23
 

@@ -285,7 +285,7 @@ def test_a_process_that_is_started_gets_the_descriptor(method):
 
 
 SHARES = """
-    from unit.test_shared_list import shared_bytes
+    from data.test_shared_list import shared_bytes
     from ringloader import SharedList
 
     class Captions(torch.utils.data.Dataset):

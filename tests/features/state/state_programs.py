@@ -1,8 +1,9 @@
 """Random programs that stop an epoch and go on, compared with the same epoch as a whole.
 
 A number makes a program: ``made(5)``. ``failure_of`` runs it. ``excluded`` lists what is not promised, and
-``known`` the defects that are known. ``python tests/unit/state_programs.py 0 1000`` runs programs by their
-numbers and shrinks those that fail; with ``STATE_PROGRAMS_KNOWN=1`` those too that may meet a known defect.
+``known`` the defects that are known. ``python tests/features/state/state_programs.py 0 1000`` runs programs
+by their numbers and shrinks those that fail; with ``STATE_PROGRAMS_KNOWN=1`` those too that may meet a known
+defect.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ import torch
 import ringloader
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-from unit import state_program_parts as parts
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from features.state import state_program_parts as parts
 
 # Moments of the state. Those of the second group are in the midst of a call of `next`.
 BETWEEN = ["before", "between", "end", "bad"]

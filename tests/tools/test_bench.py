@@ -163,7 +163,7 @@ def here(monkeypatch):
 
 
 def bench(make, *words, configurations=(TORCH, OURS)):
-    given = arguments.parse(["unit.bench_parts:Squares", "--rounds", "1", "--seconds", "0.05", *words])
+    given = arguments.parse(["tools.bench_parts:Squares", "--rounds", "1", "--seconds", "0.05", *words])
     given = SimpleNamespace(**vars(given) | {"target": Returning(make), "configurations": configurations})
     return command.run(given)
 

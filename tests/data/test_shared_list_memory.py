@@ -113,7 +113,7 @@ def printed(call, folder):
     ended = run_script(
         "ringloader",
         f"""
-        from unit.test_shared_list_memory import *
+        from data.test_shared_list_memory import *
         if __name__ == "__main__":
             {call}
         """,

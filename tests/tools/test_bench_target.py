@@ -35,7 +35,7 @@ def test_the_function_gets_the_number_of_workers_if_it_takes_it(demo, tmp_path):
     assert arguments.parse([f"{demo}:make"]).target.call(2).num_workers == 2
     assert sys.path[0] == str(tmp_path)
     assert sys.argv == [str(demo)]
-    assert Target("unit.bench_parts", "Squares").call(3)[2] == 4
+    assert Target("tools.bench_parts", "Squares").call(3)[2] == 4
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def started(case):
 )
 def test_what_the_server_imports(case, has_torch):
     code = (
-        "import json\nfrom unit import test_forkserver\n"
+        "import json\nfrom core import test_forkserver\n"
         f"if __name__ == '__main__':\n    print(json.dumps(test_forkserver.started({case!r})))"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

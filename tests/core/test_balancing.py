@@ -4,12 +4,12 @@ import time
 
 import pytest
 import torch
-from seeding_parts import WAYS, flat, made
 from torch.utils.data import (
     Dataset,
     get_worker_info,
 )
 
+from features.seeding.seeding_parts import WAYS, flat, made
 from ringloader import StatefulDataLoader
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]

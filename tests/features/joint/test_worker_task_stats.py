@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.utils.data import Dataset
 
+from features.stats.test_stats import BATCHES, SLEEP, Collating, Measured, assert_close, slept
 from ringloader import DataLoader
-from unit.test_stats import BATCHES, SLEEP, Collating, Measured, assert_close, slept
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]
 

@@ -7,7 +7,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
 
 import ringloader
-from unit.test_state import Numbers, flat, seeded, through_json
+from features.state.test_state import Numbers, flat, seeded, through_json
 
 N = 23
 
