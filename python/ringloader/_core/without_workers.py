@@ -52,8 +52,9 @@ class GatheringIterator(SingleProcessIterator):
     """An iterator over arrays, whose rows are gathered natively."""
 
     def _make_native(self) -> None:
-        super()._make_native()
-        self._dataset_fetcher = gather.wrapped(self._dataset_fetcher)  # type: ignore[has-type]
+        fetcher: Any = self._dataset_fetcher  # type: ignore[has-type]
+        collate.put_native_again(fetcher)
+        self._dataset_fetcher = gather.wrapped(fetcher)
 
 
 class _Placing(InFront):

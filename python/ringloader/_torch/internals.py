@@ -157,19 +157,25 @@ class TorchsOwn:
 _code_of = operator.attrgetter("__code__")
 
 
+def _own_fetcher(name: str) -> tuple[Any, Any]:
+    """Returns a class of torch's fetchers and the code of its method, if both are torch's own."""
+    cls = getattr(fetch_module, name, None)
+    fetch: Any = getattr(cls, "fetch", None)
+    return (cls, fetch.__code__) if is_torchs_own(fetch, f"{name}.fetch") else (None, None)
+
+
+_BY_INDEX, _FETCH_BY_INDEX = _own_fetcher("_MapDatasetFetcher")
+_IN_TURN, _FETCH_IN_TURN = _own_fetcher("_IterableDatasetFetcher")
+
+
 def fetches_by_index(fetcher: Any) -> bool:
     """True if a fetcher is torch's own of datasets that are asked by index."""
-    return _is_own_fetcher(fetcher, "_MapDatasetFetcher")
+    return type(fetcher) is _BY_INDEX and getattr(_BY_INDEX.fetch, "__code__", None) is _FETCH_BY_INDEX
 
 
 def fetches_in_turn(fetcher: Any) -> bool:
     """True if a fetcher is torch's own of iterable datasets."""
-    return _is_own_fetcher(fetcher, "_IterableDatasetFetcher")
-
-
-def _is_own_fetcher(fetcher: Any, name: str) -> bool:
-    cls = getattr(fetch_module, name, None)
-    return type(fetcher) is cls and is_torchs_own(cls.fetch, f"{name}.fetch")
+    return type(fetcher) is _IN_TURN and getattr(_IN_TURN.fetch, "__code__", None) is _FETCH_IN_TURN
 
 
 def is_not_replaced(cls: type, name: str) -> bool:

@@ -125,7 +125,8 @@ def reason_against_own_iterator(loader: TorchLoader, get_iterator: Any) -> Reaso
     missing = internals.missing_name()
     if missing is not None:
         return Reason(f"num_workers is 0, and this torch has no {missing}, which ringloader needs")
-    found = _replaced_without_workers(get_iterator)
+    name, cls = "_SingleProcessDataLoaderIter", internals.SingleIterator
+    found = _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
     if found is not None:
         return Reason(f"num_workers is 0, and {found}")
     return Reason(_RECOVERS) if _recovers(loader) else None
@@ -206,12 +207,6 @@ def _replaced_part(loader: TorchLoader, get_iterator: Any) -> _Replaced | None:
         if not internals.is_torchs_own(function, name):
             return _replaced(f"{module.__name__}.{name}", function)
     return None
-
-
-def _replaced_without_workers(get_iterator: Any) -> _Replaced | None:
-    """Returns a replaced part of torch that ringloader mirrors for loaders without workers, or None."""
-    name, cls = "_SingleProcessDataLoaderIter", internals.SingleIterator
-    return _replaced_class(name, cls, _WITHOUT_WORKERS, get_iterator)
 
 
 def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None:

@@ -166,7 +166,7 @@ class Gathering:
         self.torchs = fetcher
         rows = Rows(fetcher, gather)
         self.fetch: Callable[[Any], Any]
-        if threading.current_thread() is threading.main_thread():
+        if threading.get_ident() == threading.main_thread().ident:
             self.fetch = _native.FirstOf(rows.batch, fetcher.fetch, rows.note_torchs)
         else:
             # The interpreter's exit ends a thread in the middle of the dataset's code, which aborts the
@@ -189,11 +189,12 @@ def _first_of(rows: Rows, fetcher: Any, index: Any) -> Any:
 class Rows:
     """The batches of a fetcher whose dataset is arrays."""
 
+    # True once torch could warn of rows that may not be written to, which it does once.
+    _has_warned = False
+
     def __init__(self, fetcher: Any, gather: _native.Gather) -> None:
         self._fetcher = fetcher
         self._gather = gather
-        # True once torch could warn of rows that may not be written to, which it does once.
-        self._has_warned = False
 
     def batch(self, index: Any) -> Any:
         """Returns the batch, or None if torch must make it."""

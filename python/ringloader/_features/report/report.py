@@ -157,13 +157,14 @@ def record(
     """
     kept = _records.get(loader)
     counted = tally.tally_of(loader, None if kept is None else kept.record.counted, path, reason)
-    count = tally.Count(clock)
+    # As `_is_ours`, in fewer steps: each `iter` asks.
+    ours: Any = iterator if hasattr(type(iterator), "_seconds_waited") else None
+    count = tally.Count(clock, ours)
     noted = Record(path, reason, counters, recording, counted, count)
-    if _is_ours(iterator):
-        count.follow(iterator)
-        iterator._noted = noted
-    else:
+    if ours is None:
         _records.put(iterator, Kept(noted))
+    else:
+        ours._noted = noted
     if counted is not None:
         counted.begin(count)
         if asked.mode:

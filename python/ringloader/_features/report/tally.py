@@ -107,20 +107,21 @@ class Count:
 
     Args:
         clock: The clock of its epochs, if a report is asked for.
+        iterator: The iterator, if it is one of ringloader's, which calls :meth:`settle` when it goes.
     """
 
     __slots__ = ("_batches", "_before", "_clock", "_iterator", "_process", "_waited")
 
-    def __init__(self, clock: Clock | None) -> None:
+    def __init__(self, clock: Clock | None, iterator: OurIterator | None) -> None:
         self._clock = clock
-        self._iterator: weakref.ref[OurIterator] | None = None
+        self._iterator = None if iterator is None else weakref.ref(iterator)
         self._process = process_identity()
         # Batches of the epochs before, and of this one.
         self._before = self._batches = 0
         self._waited: float | None = None
 
     def follow(self, iterator: OurIterator) -> None:
-        """Counts what ``iterator`` returns: one of ringloader's, which calls :meth:`settle` when it goes."""
+        """Counts what ``iterator`` returns, one of ringloader's that stands in front of another one."""
         self._iterator = weakref.ref(iterator)
 
     @property
@@ -153,7 +154,8 @@ class Count:
         iterator = self._iterator()
         if iterator is not None:
             self.settle(iterator)
-        clock, batches, waited = self._clock, self._before + self._batches, self._waited
+        clock, waited = self._clock, self._waited
+        batches = self._before + self._batches
         if clock is None:
             return batches, waited, None, None
         return batches, clock.waited if waited is None else waited, clock.starting, clock.seconds
@@ -199,8 +201,8 @@ class Tally:
         """Adds an iterator, and adds up iterators that are gone."""
         counts = self._counts
         for one in counts[:]:
-            # The iterator is gone, or was never counted.
-            if one.iterator is None:
+            # The iterator is gone, or was never counted. In place of its property: each `iter` asks.
+            if one._iterator is None or one._iterator() is None:
                 try:
                     counts.remove(one)
                 except ValueError:
@@ -228,7 +230,8 @@ def tally_of(loader: object, before: Tally | None, path: PathName, reason: str) 
         path: The path of the iterator that it makes.
         reason: The reason for that.
     """
-    if before is not None and is_kept(before):
+    # A forked child has none of its parent's.
+    if before is not None and before.number in _tallies:
         before.path, before.reason = path, reason
         return before
     number = next(_numbers)
@@ -239,11 +242,6 @@ def tally_of(loader: object, before: Tally | None, path: PathName, reason: str) 
     _tallies[number] = made
     _drop_oldest()
     return made
-
-
-def is_kept(one: Tally | None) -> bool:
-    """True for a tally that this process has and remembers; a forked child has none of its parent's."""
-    return one is not None and one.number in _tallies
 
 
 def all_tallies() -> list[Tally]:

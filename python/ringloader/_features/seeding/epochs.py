@@ -216,10 +216,9 @@ def was_named(loader: TorchLoader) -> bool:
 
 def distributed_sampler(loader: TorchLoader) -> Any:
     """Returns the ``DistributedSampler`` of a loader, or None."""
-    own = vars(loader)
     # Where the program has made a batch sampler, torch makes a sampler that nobody reads, and no batch size.
-    holder = own.get("batch_sampler") if own.get("batch_size") is None else None
-    sampler = own.get("sampler") if holder is None else stored(holder, "sampler")
+    holder = loader.batch_sampler if loader.batch_size is None else None
+    sampler = loader.sampler if holder is None else stored(holder, "sampler")
     return sampler if issubclass(type(sampler), DistributedSampler) else None
 
 
