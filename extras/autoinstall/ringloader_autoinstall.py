@@ -17,9 +17,9 @@ def start() -> None:
     if text in ("", "0"):
         return
     try:
-        from ringloader import _on_import
+        from ringloader._patch import on_import
 
-        _on_import.install_with_torch(text)
+        on_import.install_with_torch(text)
     except Exception as error:
         if sys.stderr is not None:
             said = f"ringloader: RINGLOADER_INSTALL has no effect: {type(error).__name__}: {error}"

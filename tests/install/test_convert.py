@@ -108,29 +108,6 @@ def test_pickles_are_converted(loader_class: Any, protocol: int) -> None:
         assert ringloader.report(other).path == harness.expected_path
 
 
-# Written by version 0.1.0: a converted loader whose class says what is pickled; and ringloader's own class,
-# less the attributes of torch's, which are those of one version of torch.
-OLD_PICKLES = {
-    "converted": b"\x80\x02cringloader._convert\n_rebuild\nq\x00cinstall.loaders\nmake_naming\n"
-    b"q\x01]q\x02(K\x01K\x02K\x03K\x04e\x85q\x03\x86q\x04Rq\x05.",
-    "own": b"\x80\x02cringloader.dataloader\nDataLoader\nq\x00)\x81q\x01}q\x02("
-    b"X\x07\x00\x00\x00datasetq\x03]q\x04(K\x01K\x02K\x03K\x04eX\x10\x00\x00\x00max_shared_bytesq!J\x00\x00\x00\x01ub.",
-}
-
-
-@pytest.mark.parametrize("name", OLD_PICKLES)
-def test_pickles_of_older_versions_load(name: str) -> None:
-    loader = pickle.loads(OLD_PICKLES[name])
-    assert isinstance(loader, ringloader.DataLoader)
-    assert loader.dataset == [1, 2, 3, 4]
-    if name == "own":
-        assert loader.max_shared_bytes == 1 << 24
-    else:
-        assert isinstance(loader, Naming)
-        assert [batch.tolist() for batch in loader] == [[1], [2], [3], [4]]
-        assert ringloader.report(loader).path == harness.expected_path
-
-
 @pytest.mark.parametrize("loader_class", [Loader, Plain, Reducing])
 @pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy])
 def test_copies_are_converted(loader_class: Any, copied: Any) -> None:

@@ -105,7 +105,6 @@ PYTHON_MAY_USE = {
         "_tools",
     },
     "_common": {"_native", "_torch"},
-    "_convert": {"_patch"},
     "_core": {"_common", "_native", "_sources", "_start", "_torch", "_transport", "_worker"},
     "_data": {"_common", "_log", "_native", "_torch"},
     "_features.about": {"_core"},
@@ -218,7 +217,6 @@ PYTHON_MAY_USE = {
     "_identity": {"_native"},
     "_log": set(),
     "_native": {"_common", "_torch", "_transport"},
-    "_on_import": {"_patch"},
     "_patch": {
         "_core",
         "_features.all",

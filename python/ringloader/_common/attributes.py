@@ -1,4 +1,4 @@
-"""Looks at the program's objects, whose attributes may raise anything. torch does not look there."""
+"""Looks at the program's objects, whose attributes and ``repr`` may raise. torch does not look there."""
 
 from __future__ import annotations
 
@@ -47,3 +47,11 @@ def has_method(thing: object, name: str) -> bool:
 def class_has_method(thing: object, name: str) -> bool:
     """True if the class of ``thing`` has a method of that name; runs no code of the class."""
     return any(callable(cls.__dict__.get(name)) for cls in type(thing).__mro__)
+
+
+def shown(value: object, most: int = 500) -> str:
+    """Returns the first characters of the ``repr`` of ``value``, or words where that raises."""
+    try:
+        return f"{value!r:.{most}}"
+    except Exception as error:
+        return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.multiprocessing import reductions
 
-from ringloader._common.text import shown
+from ringloader._common.attributes import shown
 from ringloader._torch import internals
 
 # The place of a leaf's content, for the native encoder: object to keep, address, bytes, itemsize, whether

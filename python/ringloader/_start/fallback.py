@@ -26,7 +26,7 @@ from types import (
 )
 from typing import IO, Any, TypeVar
 
-from ringloader._common.text import shown
+from ringloader._common.attributes import shown
 
 NewPickler = Callable[[IO[bytes]], pickle.Pickler]
 # Other ways for a loader that starts its own workers.

@@ -6,7 +6,7 @@ import signal
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ringloader._common.text import shown
+from ringloader._common.attributes import shown
 from ringloader._transport.supervisor import Late
 
 # Dataset indices, and workers, that a message names at most.

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
-from ringloader._common.attributes import is_of
-from ringloader._common.text import shown
+from ringloader._common.attributes import is_of, shown
 from ringloader._features.arrays import gather
 from ringloader._features.losses.shared_words import SharedWords
 from ringloader._torch import collating, internals

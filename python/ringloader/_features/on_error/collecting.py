@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringloader._common import errors as kept_errors
 from ringloader._common import pickling
-from ringloader._common.text import shown
+from ringloader._common.attributes import shown
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._core.feature import Feature, StagePosition
 from ringloader._log import logger

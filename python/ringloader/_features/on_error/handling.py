@@ -23,8 +23,7 @@ import torch
 from torch.utils.data import get_worker_info
 
 from ringloader._common import errors as kept_errors
-from ringloader._common.attributes import is_of
-from ringloader._common.text import shown
+from ringloader._common.attributes import is_of, shown
 from ringloader._core.checks import THREAD
 from ringloader._core.feature import Setup
 from ringloader._features.on_error import collecting

@@ -8,7 +8,7 @@ import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ringloader._common.text import shown
+from ringloader._common.attributes import shown
 
 Kind = Literal["caller", "dataset", "collate", "send", "main", "memory", "order", "startup", "unknown"]
 
