@@ -7,6 +7,7 @@ import collections
 from pathlib import Path
 
 import pytest
+import test_layers
 
 from unit import house_parts
 
@@ -18,12 +19,19 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 GUARDS = {
     "lines of the package": 18_361,
     "modules of the package": 207,
-    "lines of `_features/state`": 1_685,
+    "lines of the core": 4_860,
+    "lines of `_features/state`": 1_615,
+    "lines of another feature": 855,
+    "pairs of features": 14,
+    "edges from the core to what is above it": 32,
     "modules in one folder": 14,
     "lines of Rust": 24_590,
     "files of the binding": 75,
     "lines that make code at run time": 2,
 }
+
+# Modules of features whose code runs in a plain loop. The list shrinks.
+IN_PLAIN = {"arrays/gather", "pausing/pausing", "report/report", "report/tally", "seeding/epochs"}
 
 # Files of the package whose code runs in one epoch, and those that a feature adds to a plain one.
 PLAIN = 40
@@ -35,15 +43,25 @@ def measured() -> dict[str, int]:
     modules = sorted(PACKAGE.rglob("*.py"))
     folders = collections.Counter(path.parent for path in modules if path.name != "__init__.py")
     rust = house_parts.rust_files(CORE, BINDING)
+    features = {path.name: lines_of(path) for path in (PACKAGE / "_features").iterdir() if path.is_dir()}
     return {
         "lines of the package": house_parts.total(modules),
         "modules of the package": len(modules),
-        "lines of `_features/state`": house_parts.total(sorted((PACKAGE / "_features/state").glob("*.py"))),
+        "lines of the core": sum(lines_of(PACKAGE / room) for room in test_layers.CORE_ROOMS),
+        "lines of `_features/state`": features.pop("state"),
+        "lines of another feature": max(features.values()),
+        "pairs of features": len(test_layers.PAIRS),
+        "edges from the core to what is above it": len(test_layers.CORE_NAMES),
         "modules in one folder": max(folders.values()),
         "lines of Rust": sum(house_parts.rust_lines(path.read_text()) for path in rust),
         "files of the binding": len(house_parts.rust_files(BINDING)),
         "lines that make code at run time": sum(map(made_at_run_time, modules)),
     }
+
+
+def lines_of(folder: Path) -> int:
+    """Returns the lines of code of a folder of the package."""
+    return house_parts.total(sorted(folder.glob("*.py")))
 
 
 def made_at_run_time(path: Path) -> int:
@@ -81,6 +99,10 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 def test_a_plain_loop_runs_few_files(plain: set[str]) -> None:
     assert "_worker/loop.py" in plain
     assert len(plain) <= PLAIN, sorted(plain)
+    features = {
+        name.removeprefix("_features/").removesuffix(".py") for name in plain if name.startswith("_features/")
+    }
+    assert {name for name in features if "/" in name} == IN_PLAIN
 
 
 @pytest.mark.rings_only
