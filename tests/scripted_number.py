@@ -72,6 +72,13 @@ def look_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(numbers, "most", lambda: MOST)
 
 
+def begin_with(loader: Any, number: int) -> None:
+    """Makes the next iterator of a loader begin with a number of workers."""
+    controller = Controller(*numbers.limits(None))
+    controller.number = number
+    numbers._controllers.put(loader, controller)
+
+
 def put(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """Makes loaders follow a script."""
     monkeypatch.setattr(numbers, "controller_of", lambda *_: script)

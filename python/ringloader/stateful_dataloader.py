@@ -28,9 +28,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
     It gives the same batches as ``ringloader.DataLoader``, and takes all its arguments. In addition it asks
     samplers and datasets for their own states, which costs time: a sampler with ``state_dict`` and
     ``load_state_dict`` after each batch, and a dataset, or its iterator, after ``snapshot_every_n_steps``
-    batches. An ``nn.Module`` is not asked: its weights are no position. The first ``iter`` logs whose states
-    it takes, at level INFO of the logger ``ringloader``. The page *Resume from a checkpoint* says what a
-    state keeps.
+    batches. An ``nn.Module`` is not asked: its weights are no position. The page *Resume from a checkpoint*
+    says what a state keeps.
 
     Args:
         snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,

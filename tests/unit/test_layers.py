@@ -350,7 +350,6 @@ PAIRS = {
     ("pausing", "report"),
     ("pools", "seeding"),
     ("seeding", "arrays"),
-    ("state", "auto"),
     ("state", "on_error"),
     ("state", "seeding"),
     ("stats", "dispatch"),

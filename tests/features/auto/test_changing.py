@@ -30,6 +30,7 @@ from scripted_number import (
     Scripted,
     auto,
     auto_of,
+    begin_with,
     both_tasks,
     firsts,
     fixed,
@@ -266,31 +267,6 @@ def test_it_goes_on_from_a_state_in_the_middle_of_a_change(task: str, at: int) -
     assert found == firsts(fixed())
 
 
-def test_a_state_has_the_number_to_begin_with() -> None:
-    first = made(cls=ringloader.StatefulDataLoader, num_workers="auto")
-    assert "auto_workers" not in first.state_dict()
-    numbers.begin_with(first, numbers.limits(None), 4)
-    iterator = iter(first)
-    found = [next(iterator)[0].tolist() for _ in range(3)]
-    state = json.loads(json.dumps(first.state_dict()))
-    assert state["auto_workers"] >= 4
-    del iterator
-    resumed = made(cls=ringloader.StatefulDataLoader, num_workers="auto")
-    resumed.load_state_dict(state)
-    iterator = iter(resumed)
-    assert len(iterator._workers) >= 4
-    found += firsts(iterator)
-    assert found == firsts(fixed())
-    # Another machine may have room for fewer; a loader with a number of its own keeps it.
-    numbers.begin_with(resumed, numbers.limits(None), 99)
-    assert numbers.found_for(resumed) == MOST
-    own = fixed(cls=ringloader.StatefulDataLoader)
-    own.load_state_dict(state)
-    assert len(iter(own)._workers) == 2
-    with pytest.raises(ValueError, match="'auto_workers' must be a positive int, not 0"):
-        resumed.load_state_dict({**state, "auto_workers": 0})
-
-
 def test_each_change_is_a_line_of_the_log(script: Scripted, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "ringloader"):
         list(slowly(auto()))
@@ -437,14 +413,14 @@ def test_iterators_that_run_at_once_have_workers_of_their_own() -> None:
     loader = auto()
     first = iter(loader)
     next(first)
-    numbers.begin_with(loader, numbers.limits(None), 3)
+    begin_with(loader, 3)
     second = iter(loader)
     for _ in range(10):
         assert next(second) is not None
         assert next(first) is not None
     assert auto_of(first)._controller is not auto_of(second)._controller
     assert [len(one._workers) >= number for one, number in ((first, 1), (second, 3))] == [True, True]
-    assert numbers.found_for(loader) == auto_of(second).number
+    assert numbers._controllers.get(loader).number == auto_of(second).number
 
 
 def test_without_the_option_nothing_is_put_around_next() -> None:

@@ -16,6 +16,7 @@ from scripted_number import (
     Scripted,
     auto,
     auto_of,
+    begin_with,
     both_tasks,
     firsts,
     fixed,
@@ -95,7 +96,7 @@ def test_a_pool_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
         del iterator
     # A loader that has found its number gets a smaller pool, or fewer processors.
     loader = auto()
-    numbers.begin_with(loader, numbers.limits(None), 4)
+    begin_with(loader, 4)
     monkeypatch.setattr(numbers, "most", lambda: 3)
     iterator = iter(loader)
     assert len(iterator._workers) == 3

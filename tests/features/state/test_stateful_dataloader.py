@@ -2,7 +2,6 @@
 
 import copy
 import gc
-import logging
 import pickle
 import weakref
 
@@ -198,26 +197,6 @@ def test_a_state_that_cannot_be_taken_stops_no_iteration(kind, workers):
     with pytest.raises(RuntimeError, match=f"(?s){text}"):
         loader.state_dict()
     assert torch.cat([first, *iterator]).tolist() == list(range(24))
-
-
-def test_the_first_iter_says_whose_states_are_taken(caplog):
-    caplog.set_level(logging.INFO, "ringloader")
-
-    def said(*args, **options):
-        caplog.clear()
-        loader = StatefulDataLoader(*args, batch_size=4, **options)
-        for _ in range(2):
-            list(loader)
-        return [record.getMessage() for record in caplog.records if record.levelno == logging.INFO]
-
-    assert said(Numbers(), shuffle=True) == []
-    assert said(Numbers(), sampler=Order()) == [
-        "ringloader: StatefulDataLoader takes the state of the Order after each batch"
-    ]
-    assert said(Stream(), num_workers=1, snapshot_every_n_steps=3) == [
-        "ringloader: StatefulDataLoader takes the state of the Stream or its iterator, every 3 batches"
-    ]
-    assert said(Stream(), snapshot_every_n_steps=None) == []
 
 
 def test_copies_and_pickles_have_no_epoch_of_the_loader():

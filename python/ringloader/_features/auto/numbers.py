@@ -88,19 +88,6 @@ def controller_of(loader: object, limits: Limits) -> Controller:
     return found
 
 
-def found_for(loader: object) -> int | None:
-    """Returns the number of workers that was found for a loader; None before its first epoch."""
-    controller = _controllers.get(loader)
-    return None if controller is None else controller.number
-
-
-def begin_with(loader: object, limits: Limits, number: int) -> None:
-    """Makes the next iterator of a loader begin with a number of workers. One that runs is left alone."""
-    controller = Controller(*limits)
-    controller.number = max(1, min(number, controller.most))
-    _controllers.put(loader, controller)
-
-
 def show(loader: object, number: int) -> None:
     """Makes ``loader.num_workers`` the number of workers that run."""
     vars(loader)["num_workers"] = FoundNumber(number)

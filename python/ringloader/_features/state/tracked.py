@@ -8,19 +8,12 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from ringloader._core.checks import AUTO
-from ringloader._features import loader_options
-from ringloader._features.auto import numbers
 from ringloader._features.seeding import epochs
 from ringloader._features.state import datasets, saved, torchs
-from ringloader._features.state.dataset_state import DatasetState
 from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch
-from ringloader._features.state.order import NativeOrder
-from ringloader._features.state.reading import ReadOrder
 from ringloader._features.state.resuming import beginning, check_alike, order_of, resumed
 from ringloader._features.state.saved import Saved
 from ringloader._features.state.torchs import TorchsEpoch
-from ringloader._log import logger
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
@@ -31,10 +24,6 @@ if TYPE_CHECKING:
 _EPOCH = "_ringloader_epoch"
 # The attribute of a loader with the state from which its next epoch begins: copies and pickles have it too.
 _LOADED = "_ringloader_loaded_state"
-# The attribute of a loader that has logged whose states it takes.
-_HAS_LOGGED = "_ringloader_has_logged_states"
-# The key of a state with the number of workers that the loader has found.
-_WORKERS = "auto_workers"
 
 ask_dataset, worker_option = datasets.is_asked, datasets.option_for
 
@@ -69,13 +58,7 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
                 f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
             )
             return {}
-    return _with_workers(loader, saved.to_dict(found))
-
-
-def _with_workers(loader: TorchLoader, state: dict[str, Any]) -> dict[str, Any]:
-    """Adds the number of workers that ``num_workers="auto"`` has found. No batch depends on it."""
-    number = numbers.found_for(loader)
-    return state if number is None else {**state, _WORKERS: number}
+    return saved.to_dict(found)
 
 
 def fingerprint_of(loader: TorchLoader) -> int | None:
@@ -95,12 +78,6 @@ def load(loader: TorchLoader, state: object) -> None:
     order = order_of(loader)
     check_alike(found, beginning(loader, order))
     datasets.check(loader, found.workers)
-    number = state.get(_WORKERS)
-    if number is not None and (not isinstance(number, int) or number < 1):
-        raise ValueError(f"load_state_dict(): {_WORKERS!r} must be a positive int, not {number!r:.50}")
-    options = loader_options.of(loader)
-    if number is not None and options.num_workers == AUTO:
-        numbers.begin_with(loader, numbers.limits(options.worker_pool), number)
     if found.epoch is not None and order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
@@ -148,7 +125,6 @@ def begin(
         begun, order, seed = resumed(loader, order, loaded, number, are_same, iterator is None)
     is_resumed = loaded is not None
     dataset = None if iterator is None else datasets.state_for(loader, iterator, begun, is_resumed)
-    _log_states(loader, order, dataset)
     if order is not None:
         return SampledEpoch(begun, iterator, order, dataset, seed)
     return StreamedEpoch(begun, iterator, dataset, seed)
@@ -207,23 +183,3 @@ def has_begun(loader: TorchLoader, epoch: Epoch) -> None:
     # In this order: another thread that asks for the state finds the loaded one, or that of this epoch.
     set_last_epoch(loader, epoch)
     vars(loader).pop(_LOADED, None)
-
-
-def _log_states(
-    loader: TorchLoader, order: NativeOrder | ReadOrder | None, dataset: DatasetState | None
-) -> None:
-    """Logs once whose own states a loader takes, and how often."""
-    if vars(loader).get(_HAS_LOGGED):
-        return
-    vars(loader)[_HAS_LOGGED] = True
-    taken = []
-    if isinstance(order, ReadOrder) and order.has_state:
-        taken.append(f"of the {order.kind} after each batch")
-    steps = datasets.every(loader)
-    if dataset is not None and steps is not None:
-        when = f"every {steps} batches" if datasets.decides(loader) else "after each batch"
-        when = when if loader.num_workers else "when it is asked for"
-        also = " or its iterator" if datasets.decides(loader) else ""
-        taken.append(f"of the {type(loader.dataset).__name__}{also}, {when}")
-    if taken:
-        logger.info("StatefulDataLoader takes the state %s", ", and ".join(taken))
