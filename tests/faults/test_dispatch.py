@@ -82,7 +82,8 @@ def snapshot():
 
 
 def dispatcher_of(iterator):
-    return iterator._transport._dispatching._process
+    (dispatching,) = iterator._transport.supervisors
+    return dispatching._process
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -205,7 +206,8 @@ PARENT = """
         loader = DataLoader(Dispatch(Source()), None, num_workers=2, multiprocessing_context={method!r})
         iterator = iter(loader)
         next(iterator)
-        print(iterator._transport._dispatching._process.pid, *(w.pid for w in iterator._workers), flush=True)
+        (dispatching,) = iterator._transport.supervisors
+        print(dispatching._process.pid, *(w.pid for w in iterator._workers), flush=True)
         time.sleep(1000)
 
     if __name__ == "__main__":

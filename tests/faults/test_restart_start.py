@@ -55,7 +55,7 @@ def taken_until_an_error(iterator: Any) -> tuple[list[int], BaseException]:
 HAS_ENDED = "worker 0 was lost, and no successor could be started: "
 
 
-@pytest.mark.parametrize("name", ["_prepared", "_begin", "start_later"])
+@pytest.mark.parametrize("name", ["_end_of", "_begin", "start_later"])
 @pytest.mark.parametrize("is_behind", [False, True])
 def test_an_interrupted_restart_ends_the_iterator(name, is_behind, tmp_path, monkeypatch, snapshot):
     """Before a successor is started, and behind its start; the batches until then are right."""

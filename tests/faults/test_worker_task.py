@@ -23,9 +23,8 @@ from faults.test_sample_timeout import LIMIT, Hangs, late, results
 from faults.test_watchdog import SECONDS, collected
 from features.next_epoch.prefetch_epochs_parts import next_epoch_of
 from parity.describe import describe
-from ringloader import DataLoader, Retry, WorkerPool
-from ringloader._core import make_transport as make
-from ringloader._features.joint.memory import JointMemory
+from ringloader import DataLoader, Retry, WorkerPool, _native
+from ringloader._features.losses import restarting
 from small_datasets import Made
 
 pytestmark = [
@@ -51,21 +50,21 @@ def test_a_sample_that_hangs_is_an_error_in_its_turn():
 
 
 def test_nothing_is_left_where_the_limit_of_a_sample_cannot_be_kept(monkeypatch):
-    made = []
+    made, engine = [], _native.JointEngine
 
     def noted(*args):
-        made.append(JointMemory(*args))
+        made.append(engine(*args))
         return made[-1]
 
     def refused(*_):
         raise OSError("no descriptor is left")
 
-    monkeypatch.setattr(make, "JointMemory", noted)
-    monkeypatch.setattr(make, "SampleNotes", refused)
+    monkeypatch.setattr(_native, "JointEngine", noted)
+    monkeypatch.setattr(restarting, "SampleNotes", refused)
     with pytest.raises(OSError, match="no descriptor is left"):
         iter(timed(Hangs()))
     with pytest.raises(RuntimeError, match="shut down"):
-        made[0].engine.fds()
+        made[0].fds()
 
 
 @pytest.mark.parametrize("how", ["skip", "retry", "hangs once", "persistent"])

@@ -58,12 +58,28 @@ class Setup(NamedTuple):
     Attributes:
         path: Its path, as a report names it.
         workers: The most workers that it may have.
+        running: The workers with which it begins.
         history: Returns the number of workers, and its changes; None where the number does not change.
     """
 
     path: str
     workers: int = 0
+    running: int = 0
     history: Callable[[], tuple[int, Sequence[Any]]] | None = None
+
+
+class MemoryPlan(NamedTuple):
+    """The plan of the shared memory of an iterator's workers.
+
+    Attributes:
+        most_tasks: The most batches of one worker on their way at once.
+        sharers: The workers that share the memory equally.
+        parts: The equal parts of a worker's share; its batches have the first.
+    """
+
+    most_tasks: int
+    sharers: int
+    parts: int = 1
 
 
 class Feature:
@@ -83,12 +99,28 @@ class Feature:
     has_begun_next = False
     counters: Callable[[], Mapping[str, int]] | None = None
 
+    def setup(self, setup: Setup) -> Setup:
+        """Returns the way in which the iterator makes its batches, as this feature changes it."""
+        return setup
+
     def workers(self) -> Iterable[Any]:
         """Returns the ``WorkerOption`` objects that take part where batches are made."""
         return ()
 
+    def memory(self, plan: MemoryPlan) -> MemoryPlan:
+        """Returns the plan of the memory, as this feature changes it."""
+        return plan
+
     def attach(self, transport: Any) -> None:
-        """Gets the transport of an iterator with workers, which have not started yet."""
+        """Gets the transport of an iterator with workers, which have not started yet.
+
+        Raises:
+            BaseException: An error. The transport is closed then, and with it what was added to it.
+        """
+
+    def work(self, work: Any) -> Any:
+        """Returns the ``Work`` of a worker, as this feature changes it."""
+        return work
 
     def stages(self) -> Iterable[Stage]:
         """Returns the stages of an epoch: the feature itself, if it has a position."""

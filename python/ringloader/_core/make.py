@@ -10,15 +10,13 @@ import torch
 
 import ringloader._native as _native
 from ringloader._core import states
-from ringloader._core.checks import AUTO
 from ringloader._core.feature import Feature, Hook, Setup
 from ringloader._features import conflicts, loader_options
 from ringloader._features.arrays import gather
 from ringloader._features.auto import numbers
-from ringloader._features.dispatch.dataset import Dispatch
 from ringloader._features.report import asked, report
 from ringloader._features.report.tally import PathName
-from ringloader._features.seeding import epochs, seeding
+from ringloader._features.seeding import epochs
 from ringloader._features.table import TABLE, Options
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
@@ -26,7 +24,6 @@ from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
     from ringloader._core.make_transport import WorkerKind
-    from ringloader._features.auto.auto_workers import AutoWorkers
     from ringloader._torch.protocols import TorchLoader
 
 
@@ -88,7 +85,8 @@ def _features_of(
     loader: TorchLoader, options: Options, hook: Hook, path: str, *more: Any
 ) -> tuple[Feature, ...]:
     """Returns the features of an iterator of this path that are on."""
-    if not options.changed and not asked.mode:
+    needs_none = not options.changed and not loader.timeout and not asked.mode
+    if needs_none and loader_options.needed_by(loader.dataset) is None:
         return ()
     return hook.features.features_of(loader, options, Setup(path, *more))
 
@@ -162,8 +160,8 @@ def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> Non
     """Raises for options without which torch's own loader would give other batches."""
     errors = {"is an error"} if loader.num_workers == 0 else {"is an error", "is an error with workers"}
     names = [name for name in options.changed if TABLE[name].on_torchs in errors]
-    if issubclass(type(loader.dataset), Dispatch) and loader.num_workers > 0:
-        names.append("a Dispatch as dataset")
+    if loader.num_workers > 0 and (needed := loader_options.needed_by(loader.dataset)) is not None:
+        names.append(f"a {needed} as dataset")
     if names:
         raise RuntimeError(
             f"{' and '.join(names)} cannot take effect where torch's own loader runs: {reason}"
@@ -189,15 +187,6 @@ def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
 _NO_WORKERS = "num_workers is 0"
 
 
-def _auto_workers_of(loader: TorchLoader, options: Options) -> AutoWorkers | None:
-    """Returns the object that changes the number of an iterator's workers, if that may change."""
-    if options.num_workers != AUTO or not seeding.any_may_make(loader):
-        return None
-    from ringloader._features.auto.auto_workers import AutoWorkers
-
-    return AutoWorkers(loader, numbers.limits(options.worker_pool))
-
-
 def _worker_options_of(loader: TorchLoader, features: Iterable[Feature]) -> Sequence[WorkerOption]:
     """Returns the options that take part where batches are made: in workers, or without them here."""
     own_states = states.of(loader)
@@ -208,48 +197,38 @@ def _worker_options_of(loader: TorchLoader, features: Iterable[Feature]) -> Sequ
 
 def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: WorkerKind, hook: Hook) -> Any:
     """Returns an iterator with workers, or the reason why torch's loader must run whole."""
-    auto = _auto_workers_of(loader, options)
-    workers, history = (workers, None) if auto is None else (auto.most, auto.history)
-    running = workers if auto is None else auto.number
-    features = _features_of(loader, options, hook, kind.path, workers, history)
-    if auto is not None:
-        features = (*features, auto)
+    features = _features_of(loader, options, hook, kind.path, workers, workers)
+    setup = Setup(kind.path, workers, workers)
+    for feature in features:
+        setup = feature.setup(setup)
     from ringloader._core.with_workers import WorkersIterator
     from ringloader._transport import budget
 
     worker_options = _worker_options_of(loader, features)
     device = None if options.device is None else devices.resolve(options.device)
     device_type = None if device is None else device.type
-    in_turn = all(feature.in_turn for feature in features)
+    transport = None
     try:
         told = kind.told(loader)
-        transport = kind.transport(loader, options, workers, running, worker_options, device_type, in_turn)
-    except budget.RefusedError as error:
-        return Reason(str(error), f"{error}; batches travel by torch's own transport")
-    except BaseException as error:
-        _explain_descriptors(error)
-        raise
-    try:
+        transport = kind.transport(loader, options, setup, worker_options, device_type, features)
         for feature in features:
             feature.attach(transport)
-        if auto is None and kind.are_here:
+        if setup.history is None and kind.are_here:
             loader.check_worker_number_rationality()
-        made = WorkersIterator(loader, transport, features, workers, running, told)
+        made = WorkersIterator(loader, transport, features, setup.workers, setup.running, told)
     except BaseException as error:
-        # An iterator that was begun has closed it.
-        transport.close()
-        _explain_descriptors(error)
+        if transport is not None:
+            # An iterator that was begun has closed it.
+            transport.close()
+        if isinstance(error, budget.RefusedError):
+            return Reason(str(error), f"{error}; batches travel by torch's own transport")
+        if budget.is_for_descriptors(error):
+            error.add_note(
+                "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
+            )
         raise
-    shown = _shown_workers(options, workers, auto)
-    _record(loader, made, transport.path, transport.about, features, transport.counters, shown)
+    _record(loader, made, transport.path, transport.about, features, transport.counters)
     return made
-
-
-def _shown_workers(options: Options, workers: int, auto: AutoWorkers | None) -> Callable[[], int] | None:
-    """Returns what gives a report the number of workers, where the loader finds it."""
-    if options.num_workers != AUTO:
-        return None
-    return functools.partial(int, workers) if auto is None else functools.partial(getattr, auto, "number")
 
 
 def _record(
@@ -259,21 +238,10 @@ def _record(
     reason: str,
     features: Sequence[Feature],
     of_transport: Callable[[], Mapping[str, int]] = dict,
-    workers: Callable[[], int] | None = None,
 ) -> None:
     counts = [of_transport, *(feature.counters for feature in features if feature.counters is not None)]
     noted = {name: value for feature in features for name, value in feature.reported().items()}
-    report.record(loader, made, path, reason, functools.partial(_counters, counts), workers=workers, **noted)
-
-
-def _explain_descriptors(error: BaseException) -> None:
-    """Adds a note with the remedy to an error that means that too many files are open."""
-    from ringloader._transport import budget
-
-    if budget.is_for_descriptors(error):
-        error.add_note(
-            "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
-        )
+    report.record(loader, made, path, reason, functools.partial(_counters, counts), **noted)
 
 
 def _counters(counts: Iterable[Callable[[], Mapping[str, int]]]) -> Mapping[str, int]:

@@ -114,7 +114,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _work_of(self, worker: int, start: EpochStart) -> Work:
         """Returns the work of a worker that starts with a part of the epoch."""
-        return Work(
+        work = Work(
             self._dataset_kind,
             self._dataset,
             self._auto_collation,
@@ -127,6 +127,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             start,
             (),
         )
+        for feature in self._features:
+            work = feature.work(work)
+        return work
 
     def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
         if first_iter:
@@ -230,14 +233,12 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._timeout,
         )
         self._transport.schedule(made)
-        if self._transport.joint_tasks is not None:
-            made.share_tasks(self._most_tasks_of(self._running))
-        elif not all(feature.in_turn for feature in self._features):
+        if self._transport.joint_tasks is None and not all(feature.in_turn for feature in self._features):
             made.balance()
-        if self._running < self._num_workers:
-            made.use_first(self._running, self._most_tasks_of(self._running))
         for feature in self._features:
             feature.schedule(made)
+        if self._running < self._num_workers:
+            made.use_first(self._running, self._most_tasks_of(self._running))
         return made
 
     def _make_source(self) -> Callable[[Any], Any]:

@@ -1,4 +1,4 @@
-"""The features of the loader, in their order, and the options that turn each on: a ``FeatureList``."""
+"""The features of the loader, in their order, and what turns each on: a ``FeatureList``."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 from ringloader._core.feature import Feature, Setup
+from ringloader._features import loader_options
 from ringloader._features.report import asked, tally
 from ringloader._features.table import TABLE, Options
 
@@ -13,8 +14,10 @@ if TYPE_CHECKING:
     from ringloader._core.make_transport import WorkerKind
     from ringloader._torch.protocols import TorchLoader
 
-# The module of each, whose `feature_for` makes it, and the options by which it is looked up.
+# The module of each, whose `feature_for` makes it, and the names for which it is looked up: options, the
+# class of a dataset of ours, and torch's `timeout`.
 FEATURES = (
+    ("ringloader._features.auto.auto_workers", {"num_workers"}),
     ("ringloader._features.stats.recording", {"stats"}),
     ("ringloader._features.device.feature", {"device"}),
     ("ringloader._features.main_prefetch.decoding", {"main_prefetch"}),
@@ -22,6 +25,10 @@ FEATURES = (
     ("ringloader._features.seeding.epochs", {"worker_reset_fn", "seeding"}),
     ("ringloader._features.seeding.seeding", {"seeding", "worker_task", "num_workers"}),
     ("ringloader._features.next_epoch.next_epoch", {"prefetch_epochs"}),
+    ("ringloader._features.joint.memory", {"worker_task"}),
+    ("ringloader._features.dispatch.process", {"Dispatch"}),
+    ("ringloader._features.losses.watchdog", {"watchdog", "timeout"}),
+    ("ringloader._features.losses.restarting", {"restart_workers", "sample_timeout"}),
 )
 
 # The module of each kind of workers, whose `kind_for` gives it, and the options by which it is looked up.
@@ -46,8 +53,16 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
         options: Its options. Where torch's own loader runs, some have no effect.
         setup: The way in which the iterator makes its batches.
     """
-    clock = tally.Clock() if asked.mode else None
-    on = {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
-    modules = [importlib.import_module(module) for module, names in FEATURES if not names.isdisjoint(on)]
-    found = [module.feature_for(loader, options, setup) for module in modules]
-    return tuple(feature for feature in (clock, *found) if feature is not None)
+    found: list[Feature] = [tally.Clock()] if asked.mode else []
+    on: set[str | None] = set()
+    on |= {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
+    if setup.path != "torch" and setup.workers:
+        on |= {loader_options.needed_by(loader.dataset), "timeout" if loader.timeout else None}
+    for module, names in FEATURES:
+        if names.isdisjoint(on):
+            continue
+        feature = importlib.import_module(module).feature_for(loader, options, setup)
+        if feature is not None:
+            found.append(feature)
+            setup = feature.setup(setup)
+    return tuple(found)

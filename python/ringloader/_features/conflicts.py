@@ -12,8 +12,8 @@ import ringloader._native as _native
 from ringloader._core import states
 from ringloader._core.checks import THREAD
 from ringloader._core.conflict import broken, checked_when, raise_first
+from ringloader._features import loader_options
 from ringloader._features.about import About
-from ringloader._features.dispatch.dataset import Dispatch
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.telling import epoch_listeners
@@ -48,7 +48,7 @@ class _Facts:
 
     @property
     def is_dispatch(self) -> bool:
-        return issubclass(type(self.loader.dataset), Dispatch)
+        return loader_options.needed_by(self.loader.dataset) == "Dispatch"
 
     @property
     def is_asked_for_states(self) -> bool:
@@ -111,8 +111,8 @@ def _check_off_linux(loader: TorchLoader, options: Options) -> None:
     if loader.num_workers == 0 or internals.is_in_worker():
         return
     names = [name for name in options.changed if _is_error_off_linux(TABLE[name])]
-    if issubclass(type(loader.dataset), Dispatch):
-        names.append("a Dispatch as dataset")
+    if (needed := loader_options.needed_by(loader.dataset)) is not None:
+        names.append(f"a {needed} as dataset")
     if names:
         raise ValueError(
             f"{' and '.join(names)} cannot be had with num_workers={loader.num_workers} on this system: "

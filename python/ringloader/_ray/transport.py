@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray.exceptions import RayActorError, RayTaskError
 
 import ringloader._native as _native
-from ringloader._features.losses.watchdog import Watchdog
+from ringloader._core.feature import Feature, Setup
 from ringloader._features.pools.crew import Lent
 from ringloader._ray import cluster, objects
 from ringloader._ray.actor import Address, Assignment, UnreachableError
@@ -21,7 +21,7 @@ from ringloader._torch import internals
 from ringloader._transport import budget, overdue, registration
 from ringloader._transport.protocol import Counters, Transport
 from ringloader._transport.registration import Registrations
-from ringloader._transport.supervisor import Late, LostWorker, Supervisor
+from ringloader._transport.supervisor import Late, LostWorker
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
@@ -103,10 +103,7 @@ class RayTransport(Transport):
         share = budget.share_per_worker(workers, options.max_shared_bytes, _native.available_memory())
         with budget.asking(OSError, ValueError):
             engine = _native.Engine(workers, self._max_tasks, share)
-        supervisors: list[Supervisor] = []
-        if loader.timeout or options.watchdog is not None:
-            supervisors.append(Watchdog(options.watchdog, loader.in_order))
-        super().__init__(engine, worker_options, supervisors)
+        super().__init__(engine, worker_options)
         self._replacing = Replacing(settings.retries)
         # Until it is closed.
         self._keeps_alive: object = pool
@@ -334,8 +331,7 @@ class RayTransport(Transport):
         self._handles.clear()
         self._work.clear()
         self._keeps_alive = None
-        for supervisor in self.supervisors:
-            supervisor.close()
+        self._close_supervisors()
 
 
 class Actors(Lent):
@@ -362,14 +358,14 @@ class Actors(Lent):
         self,
         loader: TorchLoader,
         options: Options,
-        _workers: int,
-        _running: int,
+        _setup: Setup,
         worker_options: Sequence[WorkerOption],
         device_type: str | None,
-        in_turn: bool,
+        features: Sequence[Feature],
     ) -> RayTransport:
         """Makes the transport of one iterator. Its actors begin to start."""
         self._crew.connect()
+        in_turn = all(feature.in_turn for feature in features)
         return RayTransport(
             loader, options, worker_options, device_type, in_turn, self._pool, self._crew, self._settings
         )

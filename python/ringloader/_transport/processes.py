@@ -12,8 +12,6 @@ from typing import Any
 import numpy.random  # noqa: F401
 
 import ringloader._native as _native
-from ringloader._features.dispatch.process import Dispatching
-from ringloader._features.joint.memory import JointMemory
 from ringloader._start import guard, processes
 from ringloader._start.starter import Starter
 from ringloader._torch import internals
@@ -21,7 +19,7 @@ from ringloader._transport import overdue, registration
 from ringloader._transport.protocol import Transport
 from ringloader._transport.registration import Registrations
 from ringloader._transport.segment_cache import SegmentCache
-from ringloader._transport.supervisor import Late, LostWorker, Supervisor
+from ringloader._transport.supervisor import Late, LostWorker
 from ringloader._worker import channel
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
@@ -42,7 +40,7 @@ class ProcessTransport(Transport):
     engine: _native.Engine
     path = "native"
     about = "native scheduling over shared-memory rings"
-    scheduler: type[_native.Scheduler | _native.JointScheduler] = _native.Scheduler
+    scheduler = _native.Scheduler
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _group = processes.Group
     _join_seconds = internals.JOIN_SECONDS
@@ -55,16 +53,8 @@ class ProcessTransport(Transport):
         workers: int,
         cache: SegmentCache,
         options: Sequence[WorkerOption],
-        dispatching: Dispatching | None = None,
-        supervisors: Sequence[Supervisor] = (),
-        shared: JointMemory | None = None,
     ) -> None:
-        super().__init__(engine, options, supervisors)
-        self._joint = shared
-        if shared is not None:
-            self.joint_tasks = shared.most_tasks
-            self.scheduler = _native.JointScheduler
-        self._dispatching = dispatching
+        super().__init__(engine, options)
         self._registrations = registrations
         self._cache = cache
         self._starter = starter
@@ -73,23 +63,14 @@ class ProcessTransport(Transport):
         self._calls = threading.RLock()
         self._tag = 0
 
-    @property
-    def scheduled(self) -> Any:
-        return self.engine if self._joint is None else self._joint.engine
-
     def start(self, work: Work) -> Any:
         """Starts the process of a worker."""
         try:
-            return self._begin(self._prepared(work), self._end_of(work.worker))
+            return self._begin(work, self._end_of(work.worker))
         except (TypeError, AttributeError, pickle.PicklingError):
             if internals.warns_of_pickle_errors():
                 warnings.warn(_PICKLE_WARNING, stacklevel=2)
             raise
-
-    def _prepared(self, work: Work) -> Work:
-        if self._dispatching is not None:
-            work = work._replace(dataset=self._dispatching.without_source)
-        return work
 
     def _end_of(self, worker: int, *begin: Any) -> channel.WorkerEndpoint:
         return channel.WorkerEndpoint(self.engine, worker, self.options, *begin)
@@ -132,7 +113,7 @@ class ProcessTransport(Transport):
         worker_end = self._end_of(worker, self.engine.succeed(worker))
         try:
             with processes.one_start_at_a_time():
-                process = self._begin(self._prepared(work), worker_end)
+                process = self._begin(work, worker_end)
         except BaseException:
             # INVARIANT: no two processes are at the rings of one worker.
             self._group([self._processes[worker]]).kill()
@@ -208,10 +189,7 @@ class ProcessTransport(Transport):
             return
         # Processes that an interrupted end has left.
         self._group(list(self._processes.values())).kill()
-        if self._dispatching is not None:
-            self._dispatching.close()
-        if self._joint is not None:
-            self._joint.engine.close()
+        self._close_supervisors()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
             for worker in self._processes:
@@ -222,8 +200,6 @@ class ProcessTransport(Transport):
             if registrations is not None:
                 registrations.close()
         self._starter.close()
-        for supervisor in self.supervisors:
-            supervisor.close()
         self._processes.clear()
 
     def _ended_well(self) -> bool:

@@ -10,7 +10,7 @@ import ringloader._native as _native
 from ringloader._features.report.tally import PathName
 from ringloader._transport.supervisor import LostWorker, Supervisor
 from ringloader._worker.loop import Work
-from ringloader._worker.options import EpochStart, WorkerOption
+from ringloader._worker.options import EpochStart, WorkerOption, in_order
 
 
 class Counters:
@@ -49,13 +49,13 @@ class Transport(abc.ABC):
     Args:
         engine: The native end.
         options: The options that workers ask.
-        supervisors: Supervise the workers. The transport closes them.
 
     Attributes:
         path: The path of its iterators, as a report names it.
         about: The path in words.
         counters: Returns what a report counts of this epoch.
         sound: False once an iteration has ended as it should not.
+        scheduled: The native end that the scheduler uses.
         scheduler: The class of the native scheduler for this end.
         joint_tasks: Returns the most tasks that may be out, for a number of workers that share all of them;
             None where each task is one worker's.
@@ -69,21 +69,20 @@ class Transport(abc.ABC):
     about: str
     scheduler: Any
 
-    def __init__(
-        self, engine: Any, options: Sequence[WorkerOption], supervisors: Sequence[Supervisor]
-    ) -> None:
-        self.engine = engine
+    def __init__(self, engine: Any, options: Sequence[WorkerOption]) -> None:
+        self.engine = self.scheduled = engine
         self.options = options
-        self.supervisors = supervisors
+        self.supervisors: list[Supervisor] = []
         self.sound = True
         self._owner = self._process_identity()
         self._ended: set[int] = set()
         self.counters = Counters(engine.counters)
 
-    @property
-    def scheduled(self) -> Any:
-        """The native end that the scheduler uses."""
-        return self.engine
+    def add(self, *options: WorkerOption, supervisor: Supervisor | None = None) -> None:
+        """Adds options that workers ask, before they start, and a supervisor, which the transport closes."""
+        self.options = in_order(*self.options, *options)
+        if supervisor is not None:
+            self.supervisors.append(supervisor)
 
     @abc.abstractmethod
     def start(self, work: Work) -> Any:
@@ -166,3 +165,7 @@ class Transport(abc.ABC):
             return False
         self.counters.finish()
         return True
+
+    def _close_supervisors(self) -> None:
+        for supervisor in self.supervisors:
+            supervisor.close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import multiprocessing
 import os
 import random
@@ -19,7 +18,6 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import held_memory
-from ringloader._features.joint import channel as joint_process
 from ringloader._torch import data_pipes, internals, stand_ins
 from ringloader._worker import collate, loop, malloc
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
@@ -102,18 +100,11 @@ def run_at(
     stand_ins.port = port
     for option in worker_end.options:
         option.join(work.worker, port)
-    channel = _channel_maker(worker_end.options, work, make_channel)(port, work.worker, trimming)
+        make_channel = option.channel(make_channel, work.start)
+    channel = make_channel(port, work.worker, trimming)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
     _run_as_torchs(channel, work)
     return trimming
-
-
-def _channel_maker(options: Iterable[WorkerOption], work: loop.Work, usual: ChannelMaker) -> ChannelMaker:
-    for option in options:
-        if isinstance(option, joint_process.ProcessJoint):
-            epoch = work.start.of_tasks
-            return functools.partial(joint_process.JointChannel, joint=option, epoch=epoch)
-    return usual
 
 
 def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:

@@ -154,6 +154,10 @@ class WorkerOption:
             port: The process's end of the transport; None in a thread.
         """
 
+    def channel(self, usual: Callable[..., Any], start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
+        """Returns what makes the channel of a worker, which has joined, in place of ``usual``."""
+        return usual
+
     def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
         """Begins an epoch, before torch makes its fetcher. Returns the dataset of the epoch."""
         return dataset

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import collections
+import functools
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringloader._core.feature import Feature, Stage, StagePosition
+from ringloader._core.feature import Feature, MemoryPlan, Setup, StagePosition
 from ringloader._features import loader_options
 from ringloader._features.auto import measuring, numbers
 from ringloader._features.auto.controller import Change
 from ringloader._features.auto.measuring import Meter
+from ringloader._features.seeding import seeding
+from ringloader._features.table import Options
 from ringloader._log import logger
 
 if TYPE_CHECKING:
@@ -29,6 +32,29 @@ _MOST_BETWEEN = 1 << 12
 _MOST_CHANGES = 1000
 
 
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Feature | None:
+    """Returns the feature that changes the number of workers, or reports the one that cannot change."""
+    if not setup.workers or setup.path == "torch":
+        return None
+    if not seeding.any_may_make(loader):
+        return Reported(setup.workers)
+    return AutoWorkers(loader, numbers.limits(options.worker_pool), options.max_shared_bytes is not None)
+
+
+class Reported(Feature):
+    """Reports a number of workers that was found and does not change.
+
+    Args:
+        number: The number.
+    """
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+
+    def reported(self) -> Mapping[str, Any]:
+        return {"workers": functools.partial(int, self._number)}
+
+
 class AutoWorkers(Feature):
     """Changes how many workers of an iterator run.
 
@@ -41,19 +67,18 @@ class AutoWorkers(Feature):
     Args:
         loader: The iterator's loader. Its number of workers is kept for its next iterator.
         limits: Its limits.
-
-    Attributes:
-        most: The most workers that there may be, for which memory is made.
+        is_bounded: True if the program bounds the memory of all workers together.
     """
 
     position = StagePosition.WORKERS
     # Attributes: an iterator that lives on while modules are torn down finds their names None.
     _monotonic = staticmethod(time.monotonic)
 
-    def __init__(self, loader: TorchLoader, limits: Limits) -> None:
+    def __init__(self, loader: TorchLoader, limits: Limits, is_bounded: bool = False) -> None:
         self._loader = weakref.ref(loader)
         self._shows = loader_options.are_on(loader)
-        self.most = limits.most
+        self._limits = limits
+        self._is_bounded = is_bounded
         self._controller = numbers.controller_of(loader, limits)
         self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
         # Threads may share an iterator.
@@ -85,9 +110,16 @@ class AutoWorkers(Feature):
         """Returns the number of workers, and the last changes of it, the oldest first."""
         return self.number, tuple(self._changes)
 
-    def stages(self) -> Iterable[Stage]:
-        """Returns the stage before which the number may change."""
-        return (self,)
+    def setup(self, setup: Setup) -> Setup:
+        # There is memory for the most workers that there may be.
+        return setup._replace(workers=self._limits.most, running=self.number, history=self.history)
+
+    def memory(self, plan: MemoryPlan) -> MemoryPlan:
+        # Of the most workers that there may be, few run at a time.
+        return plan if self._is_bounded else plan._replace(sharers=min(self._limits.bound, plan.sharers))
+
+    def reported(self) -> Mapping[str, Any]:
+        return {"workers": functools.partial(getattr, self, "number")}
 
     def begin_epoch(self, _loader: TorchLoader) -> None:
         """Begins another epoch of the same workers."""

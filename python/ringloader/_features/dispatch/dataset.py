@@ -46,6 +46,9 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         ValueError: If ``prefetch`` is not positive.
     """
 
+    # Loaders with workers look for the feature of that name.
+    _ringloader_needs = "Dispatch"
+
     def __init__(self, iterable: Iterable[Any], *, prefetch: int = 16) -> None:
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
             raise TypeError(f"Dispatch needs an iterable, and {type(iterable).__name__} is none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import random
 import select
@@ -16,13 +17,16 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.multiprocessing
 
 import ringloader._native as _native
 from ringloader._common import held_memory
+from ringloader._core.feature import Feature, Setup
 from ringloader._features.dispatch import dataset, stream
 from ringloader._features.dispatch.consumers import WHERE, Consumer
 from ringloader._start import fallback, guard, pickled, processes, spawn
 from ringloader._torch import internals
+from ringloader._transport.supervisor import Supervisor
 from ringloader._worker import entry
 
 if TYPE_CHECKING:
@@ -32,7 +36,7 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 5.0
 
 
-class Dispatching:
+class Dispatching(Supervisor):
     """The dispatching process of one iterator, and what its workers are given to reach it.
 
     Args:
@@ -49,8 +53,6 @@ class Dispatching:
     def __init__(
         self, source: dataset.Dispatch, context: Any, workers: int, share: int, ends_with_error: bool
     ) -> None:
-        # The dataset as workers need it.
-        self.without_source = dataset.without_source(source)
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             arguments: tuple[Any, ...] = (source._source, theirs, workers, share, os.getpid())
@@ -84,19 +86,41 @@ class Dispatching:
         processes.end(self._process, _GRACE_SECONDS)
 
 
-def dispatching_for(loader: TorchLoader, context: Any, workers: int, share: int) -> Dispatching | None:
-    """Starts dispatching for an iterator of a loader with workers. None if its dataset needs none.
+def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> Dispatches | None:
+    """Returns the feature of a loader with workers over a `Dispatch`.
 
     Raises:
         ValueError: If workers would take items at different rates, and wait for each other.
     """
-    source = loader.dataset
-    if not issubclass(type(source), dataset.Dispatch):
-        return None
-    dataset.check_rates(source, workers, loader.in_order)
-    takes_many = loader._auto_collation or not source._keeps_count
-    ends_with_error = takes_many and dataset.are_in_turn(workers, loader.in_order)
-    return Dispatching(source, context, workers, share, ends_with_error)
+    dataset.check_rates(loader.dataset, setup.workers, loader.in_order)
+    return Dispatches(loader, setup.workers)
+
+
+class Dispatches(Feature):
+    """Starts the dispatching process of an iterator.
+
+    Args:
+        loader: The loader.
+        workers: How many workers there will be.
+    """
+
+    def __init__(self, loader: TorchLoader, workers: int) -> None:
+        source = loader.dataset
+        # The dataset as workers need it.
+        self._without_source = dataset.without_source(source)
+        takes_many = loader._auto_collation or not source._keeps_count
+        ends_with_error = takes_many and dataset.are_in_turn(workers, loader.in_order)
+        context = loader.multiprocessing_context or torch.multiprocessing
+        self._start = functools.partial(
+            Dispatching, source, context, workers, ends_with_error=ends_with_error
+        )
+
+    def attach(self, transport: Any) -> None:
+        dispatching = self._start(share=transport.engine.share)
+        transport.add(dispatching.option, supervisor=dispatching)
+
+    def work(self, work: Any) -> Any:
+        return work._replace(dataset=self._without_source)
 
 
 class _StopError(BaseException):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import collections
+import functools
 import os
+from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
 
@@ -64,9 +66,12 @@ class ProcessJoint(Joint):
             for fd in fds:
                 os.close(fd)
 
+    def channel(self, usual: Callable[..., Any], start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
+        return functools.partial(JointChannel, joint=self, epoch=start.of_tasks)
+
     def leave_process(self) -> None:
         """Drops the memory, and the channel that has it too."""
-        del self.port, self.channel
+        del self.port, self.run_channel
 
 
 class JointChannel(ProcessChannel):
@@ -102,7 +107,7 @@ class JointChannel(ProcessChannel):
         self._claimed: _native.Claimed | None = None
         # The claim of the batch that this worker collates.
         self._collating: _native.Claimed | None = None
-        joint.channel = self
+        joint.run_channel = self
 
     def _take_shared(self, timeout: float | None) -> tuple[Any] | None:
         while True:

@@ -76,7 +76,7 @@ class Joint(WorkerOption):
 
     position = Position.JOINT
     # Set before an epoch begins, where the worker's channel is made.
-    channel: RunChannel
+    run_channel: RunChannel
 
     def __init__(self, keeps_whole: bool) -> None:
         self._keeps_whole = keeps_whole
@@ -88,7 +88,7 @@ class Joint(WorkerOption):
             self._runs = fetcher.collate_fn = Runs(fetcher.collate_fn)
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        return _JointFetcher(fetcher, self.channel, self._runs)
+        return _JointFetcher(fetcher, self.run_channel, self._runs)
 
 
 def first_error(parts: list[Any] | None) -> Any:

@@ -2,17 +2,54 @@
 
 from __future__ import annotations
 
+import functools
 import time
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
+from ringloader._core.feature import Feature, Setup
 from ringloader._features.losses.samples import Loss, SampleNotes
 from ringloader._log import logger
+from ringloader._torch import internals
 from ringloader._transport import overdue
 from ringloader._transport.supervisor import LostWorker, Supervisor
 
+if TYPE_CHECKING:
+    from ringloader._features.table import Options
+    from ringloader._torch.protocols import TorchLoader
+
 # Seconds for which a successor waits for processes that its predecessor forked.
 _ORPHANS_END_WITHIN = 2.0
+
+
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Restarts | None:
+    """Returns the feature of both options; None without workers."""
+    return Restarts(loader, options, setup.workers) if setup.workers else None
+
+
+class Restarts(Feature):
+    """Adds the restarts of an iterator to its transport.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        workers: The most workers that it may have.
+    """
+
+    def __init__(self, loader: TorchLoader, options: Options, workers: int) -> None:
+        self._most = options.restart_workers
+        crashes, shares = "on_error" in options.changed, options.worker_task == "sample"
+        self._make_notes: Callable[[], SampleNotes] | None = None
+        if loader._dataset_kind != internals.ITERABLE:
+            self._make_notes = functools.partial(
+                SampleNotes, workers, options.sample_timeout, crashes, loader._auto_collation, shares
+            )
+
+    def attach(self, transport: Any) -> None:
+        notes = None if self._make_notes is None else self._make_notes()
+        options = () if notes is None else notes.options
+        transport.add(*options, supervisor=Restarting(self._most, transport.engine, notes))
 
 
 class Restarting(Supervisor):

@@ -8,9 +8,10 @@ import time
 import traceback
 from collections.abc import Sequence
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
+from ringloader._core.feature import Feature, Setup
 from ringloader._features.losses import stacks
 from ringloader._log import logger
 from ringloader._transport import overdue
@@ -18,8 +19,49 @@ from ringloader._transport.supervisor import Late, Supervisor
 from ringloader._worker import loop
 from ringloader._worker.options import Around, Fetcher, Position, WorkerOption
 
+if TYPE_CHECKING:
+    from ringloader._features.table import Options
+    from ringloader._torch.protocols import TorchLoader
+
 # Workers that a message describes at most.
 _MOST_WORKERS = 8
+
+
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Watching | None:
+    """Returns the feature of ``watchdog``, and of ``timeout``, whose errors say the same."""
+    if not setup.workers:
+        return None
+    turn_is_known = loader.in_order and options.worker_task != "sample"
+    return Watching(setup.workers, options.watchdog, turn_is_known)
+
+
+class Watching(Feature):
+    """Adds the watchdog of an iterator to its transport.
+
+    Args:
+        workers: How many there are.
+        seconds: Seconds without a batch before a warning; None: only timeout errors describe workers.
+        turn_is_known: True if batches come in order.
+    """
+
+    def __init__(self, workers: int, seconds: float | None, turn_is_known: bool) -> None:
+        self._workers = workers
+        self._arguments = seconds, turn_is_known
+
+    def attach(self, transport: Any) -> None:
+        if transport.path == "native":
+            try:
+                made = stacks.Stacks(self._workers, notes=self._arguments[0] is not None)
+                transport.add(made.option, supervisor=ProcessWatchdog(*self._arguments, made))
+                return
+            except OSError as error:
+                # The file of a stack is no reason not to begin.
+                logger.debug("no stacks of workers can be had: %s", error)
+        elif transport.path == "threads":
+            watching = ThreadWatchdog(*self._arguments)
+            transport.add(*watching.options, supervisor=watching)
+            return
+        transport.add(supervisor=Watchdog(*self._arguments))
 
 
 class Watchdog(Supervisor):
@@ -110,25 +152,6 @@ class ProcessWatchdog(Watchdog):
 
     def close(self) -> None:
         self._stacks.close()
-
-
-def of_processes(
-    workers: int, seconds: float | None, turn_is_known: bool
-) -> tuple[Watchdog, Sequence[WorkerOption]]:
-    """Returns the watchdog of an iterator with processes, and the options of its workers that it needs.
-
-    Args:
-        workers: How many there are.
-        seconds: Seconds without a batch before a warning; None: only timeout errors describe workers.
-        turn_is_known: True if batches come in order.
-    """
-    try:
-        made = stacks.Stacks(workers, notes=seconds is not None)
-    except OSError as error:
-        # The file of a stack is no reason not to begin.
-        logger.debug("no stacks of workers can be had: %s", error)
-        return Watchdog(seconds, turn_is_known), ()
-    return ProcessWatchdog(seconds, turn_is_known, made), (made.option,)
 
 
 # By thread: since when it is in which batch; None while it is in none.

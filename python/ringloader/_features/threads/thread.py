@@ -1,4 +1,4 @@
-"""A thread that is a worker, with its ``get_worker_info()`` and generators of its own."""
+"""A thread that is a worker: its channel, its ``get_worker_info()`` and generators of its own."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ import numpy
 import torch
 
 import ringloader._native as _native
-from ringloader._features.threads.channel import channel_for
+from ringloader._common import pickling
 from ringloader._torch import internals, modes, stand_ins
 from ringloader._worker import collate, loop
 from ringloader._worker.loop import Work
+from ringloader._worker.options import EpochStart
 
 # The worker that a thread is, as `noted`.
 _local = threading.local()
@@ -97,6 +98,46 @@ def _private_in_threads(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
     return _new_shared
 
 
+class ThreadChannel:
+    """A :class:`~ringloader._worker.loop.Channel` over queues between threads.
+
+    A batch is the object that the worker made.
+
+    Args:
+        queues: The queues of the iterator.
+        worker: The worker's number.
+    """
+
+    shares_dataset = True
+
+    def __init__(self, queues: _native.ThreadQueues, worker: int) -> None:
+        self._queues = queues
+        self._worker = worker
+
+    def get(self) -> Any:
+        while True:
+            message = self._queues.get(self._worker)
+            if message is None or isinstance(message, (tuple, EpochStart)):
+                return message
+            message = self._other(message)
+            if message is not None:
+                return message
+
+    def _other(self, call: Any) -> Any:
+        """Makes a call, which answers where it wants to. Returns None."""
+        call()
+
+    def put(self, message: tuple[Any, Any]) -> None:
+        self._queues.reply(self._worker, message)
+
+    def is_done(self) -> bool:
+        return self._queues.is_done()
+
+    def failure(self) -> Any:
+        wrapper = internals.ExceptionWrapper(where=f"in DataLoader worker thread {self._worker}")
+        return pickling.whole(wrapper, is_sent=False)
+
+
 def _run(queues: _native.ThreadQueues, work: Work) -> None:
     """Runs the worker loop in this thread. Unlike in a process, global generators are not seeded.
 
@@ -104,9 +145,11 @@ def _run(queues: _native.ThreadQueues, work: Work) -> None:
         BaseException: An error of the dataset that is no ``Exception``: the worker ends by it.
     """
     become_worker(work.base_seed, work.worker, work.workers, work.dataset)
+    make_channel: Callable[..., ThreadChannel] = ThreadChannel
     for option in work.options:
         option.join(work.worker, None)
-    loop.run(channel_for(queues, work), work, collate.put_native)
+        make_channel = option.channel(make_channel, work.start)
+    loop.run(make_channel(queues, work.worker), work, collate.put_native)
 
 
 class WorkerThread(threading.Thread):

@@ -14,19 +14,16 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._core.checks import THREAD
+from ringloader._core.feature import Setup
 from ringloader._core.make_transport import WorkerKind
-from ringloader._features.joint import worker_task
-from ringloader._features.joint.parts import Joint
-from ringloader._features.losses.watchdog import ThreadWatchdog
 from ringloader._features.table import Options
 from ringloader._features.threads.thread import WorkerThread, put_worker_info_in_place
 from ringloader._log import logger
 from ringloader._torch import internals, modes, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._transport.protocol import Transport
-from ringloader._transport.supervisor import Supervisor
 from ringloader._worker.loop import Work
-from ringloader._worker.options import EpochStart, WorkerOption, in_order
+from ringloader._worker.options import EpochStart, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -44,10 +41,10 @@ class ThreadTransport(Transport):
     _monotonic = staticmethod(time.monotonic)
     _current_thread = staticmethod(threading.current_thread)
 
-    def __init__(
-        self, workers: int, options: Sequence[WorkerOption], supervisors: Sequence[Supervisor]
-    ) -> None:
-        super().__init__(_native.ThreadQueues(workers), options, supervisors)
+    def __init__(self, workers: int, options: Sequence[WorkerOption]) -> None:
+        held_memory.tell_of_forks()
+        put_worker_info_in_place()
+        super().__init__(_native.ThreadQueues(workers), options)
         self._threads: dict[int, WorkerThread] = {}
         # When the time is over that the end of an iterator waits for its workers, once it has begun.
         self._until: float | None = None
@@ -154,51 +151,18 @@ class Threads(WorkerKind):
 
     def transport(
         self,
-        loader: TorchLoader,
-        options: Options,
-        workers: int,
-        _running: int,
+        _loader: TorchLoader,
+        _options: Options,
+        setup: Setup,
         worker_options: Sequence[WorkerOption],
         *_: Any,
     ) -> ThreadTransport:
-        return make_transport(loader, options, workers, worker_options)
+        return ThreadTransport(setup.workers, worker_options)
 
 
 def kind_for(_loader: TorchLoader, options: Options) -> Threads | None:
     """Returns the workers of an iterator that are to be threads; None for other ones."""
     return Threads() if options.worker_method == THREAD else None
-
-
-def make_transport(
-    loader: TorchLoader,
-    options: Options,
-    workers: int,
-    worker_options: Sequence[WorkerOption],
-) -> ThreadTransport:
-    """Makes the transport of one iterator of a loader with workers.
-
-    Args:
-        loader: The loader.
-        options: Its options.
-        workers: The most workers that it may have.
-        worker_options: The options that workers ask.
-    """
-    held_memory.tell_of_forks()
-    put_worker_info_in_place()
-    supervisors: list[Supervisor] = []
-    shares = options.worker_task == "sample"
-    if loader.timeout or options.watchdog is not None:
-        watching = ThreadWatchdog(options.watchdog, turn_is_known=loader.in_order and not shares)
-        supervisors.append(watching)
-        worker_options = in_order(*worker_options, *watching.options)
-    if shares:
-        whole = worker_task.keeps_whole(loader)
-        worker_options = in_order(*worker_options, Joint(whole))
-    made = ThreadTransport(workers, worker_options, supervisors)
-    if shares:
-        made.joint_tasks = worker_task.most_tasks(loader)
-        made.engine.share_tasks(made.joint_tasks(loader.num_workers), not whole)
-    return made
 
 
 _living: weakref.WeakSet[ThreadTransport] = weakref.WeakSet()
