@@ -117,7 +117,7 @@ def test_a_process_that_is_lost_as_it_is_given_work(lost, tidies, monkeypatch):
         for _ in range(3):
             assert numbers(loader) == list(range(8))
         assert len(given) == 7
-        assert epochs.count_of(loader) == 4
+        assert epochs.next_of(loader) == 4
         assert given[lost - 1].process.pid not in workers(pool)
         assert len(workers(pool)) == 2
 

@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import ringloader._native as _native
-    from ringloader._torch.protocols import TorchLoader
 
     _SchedulerCallbacks = _native.SchedulerCallbacks
 else:
@@ -66,18 +65,14 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     _scheduler: _native.Scheduler | _native.ThreadScheduler
     # Of any class of `_transport`, which is above.
     _transport: Any
-    _counts_epochs: bool
-    _epoch_to_tell: int | None
-
-    def _draw(self, loader: TorchLoader, is_early: bool = False) -> None: ...
+    # An `EpochPlan`, which is above.
+    _plan: Any
 
     def _most_tasks_of(self, workers: int) -> int: ...
 
     def _work_of(self, worker: int, start: Any) -> Any: ...
 
-    def _start_of(self, worker: int, plan: Any = None) -> Any: ...
-
-    def _late_start_of(self, worker: int) -> Any: ...
+    def _start_of(self, worker: int, tells: bool, plan: Any = None) -> Any: ...
 
     def _try_put_index(self) -> None: ...
 

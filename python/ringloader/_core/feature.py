@@ -88,6 +88,7 @@ class Feature:
     Attributes:
         position: Its place among the stages, if it is one.
         counts_epochs: True if it needs the numbers of epochs.
+        follows_sampler: True if it needs the epochs of the sampler.
         in_turn: False if a task may go to any worker, whose turn it need not be.
         has_begun_next: True once the next epoch has begun, before ``iter`` has asked for it.
         counters: Returns what a report counts, if anything. Leads to nothing of the user's.
@@ -95,6 +96,7 @@ class Feature:
 
     position: StagePosition | None = None
     counts_epochs = False
+    follows_sampler = False
     in_turn = True
     has_begun_next = False
     counters: Callable[[], Mapping[str, int]] | None = None
@@ -140,9 +142,9 @@ class Feature:
     def begin_times(self) -> None:
         """Begins another epoch of the same iterator: the first step of ``iter``."""
 
-    def commit(self, iterator: OurWorkersIterator, loader: TorchLoader) -> bool:  # noqa: ARG002
-        """Moves an iterator to the epoch that has begun before ``iter``. False: none has."""
-        return False
+    def begun_plan(self, *_args: Any) -> Any:
+        """Returns the plan of an epoch that has begun before ``iter``, and is the one to begin, or None."""
+        return None
 
     def begin_epoch(self, loader: TorchLoader) -> None:
         """Begins another epoch of the same iterator."""

@@ -39,12 +39,10 @@ def make_iterator(loader: TorchLoader, options: Options, hook: Hook) -> Any:
         ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
         RuntimeError: If an option cannot take effect, because torch's loader must run whole.
     """
-    before = epochs.count_of(loader)
-    try:
-        return _make(loader, options, hook)
-    except BaseException:
-        epochs.take_back(loader, before)
-        raise
+    loaded = states.loaded_of(loader)
+    made = _make(loader, options, hook)
+    epochs.log_if_forgotten(loader, loaded is not None)
+    return made
 
 
 def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
@@ -56,7 +54,6 @@ def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
         options = conflicts.off_linux(options)
     if options.changed:
         conflicts.check(loader, options)
-    epochs.log_if_forgotten(loader)
     if loader.generator is not None:
         _refuse_other_generators(loader, loader.generator)
     reason = select_path.reason_of_user()
@@ -209,13 +206,13 @@ def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: Wor
     device_type = None if device is None else device.type
     transport = None
     try:
-        told = kind.told(loader)
+        tells = kind.tells(loader)
         transport = kind.transport(loader, options, setup, worker_options, device_type, features)
         for feature in features:
             feature.attach(transport)
         if setup.history is None and kind.are_here:
             loader.check_worker_number_rationality()
-        made = WorkersIterator(loader, transport, features, setup.workers, setup.running, told)
+        made = WorkersIterator(loader, transport, features, setup.workers, setup.running, tells)
     except BaseException as error:
         if transport is not None:
             # An iterator that was begun has closed it.

@@ -52,9 +52,9 @@ class WorkerKind:
         """Returns a block in which the iterator is made."""
         return processes.one_start_at_a_time()
 
-    def told(self, loader: TorchLoader) -> int | None:  # noqa: ARG002
-        """Returns the epoch that workers which may have been told another one tell their dataset."""
-        return None
+    def tells(self, loader: TorchLoader) -> bool:  # noqa: ARG002
+        """True if the workers' dataset may have been told another epoch, and is to be told the loader's."""
+        return False
 
     def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:  # noqa: ARG002
         """Returns the starter of the workers of one iterator.

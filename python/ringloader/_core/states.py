@@ -98,7 +98,8 @@ class States(Protocol):
         self,
         loader: TorchLoader,
         iterator: OurIterator,
-        number: int | None,
+        number: int,
+        loaded: Any,
         are_same: bool = False,
     ) -> Epoch:
         """Begins an epoch, before anything is drawn for it. :meth:`has_begun` makes its state the loader's.
@@ -106,7 +107,8 @@ class States(Protocol):
         Args:
             loader: The loader.
             iterator: Its iterator, which the epoch does not keep alive.
-            number: The number of the epoch, if an option counts epochs.
+            number: The number of the epoch.
+            loaded: The state from which it resumes; None: it begins.
             are_same: True if the workers are those of the epoch before.
         """
 
@@ -118,8 +120,8 @@ class States(Protocol):
     def has_begun(self, loader: TorchLoader, epoch: Any) -> None:
         """Makes an epoch that has begun the loader's: the last step of ``iter``."""
 
-    def is_loaded(self, loader: TorchLoader) -> bool:
-        """True if a state was loaded, with which the next epoch begins."""
+    def loaded_of(self, loader: TorchLoader) -> Any:
+        """Returns the state with which the next epoch begins, if one was loaded."""
 
     def ask_dataset(self, loader: TorchLoader) -> bool:
         """True if the dataset of a loader has, or may have, a part in the loader's state."""
@@ -132,3 +134,9 @@ def of(loader: object) -> States | None:
     """Returns the states of a loader's class; None for a class that has none."""
     found: States | None = getattr(type(loader), ATTRIBUTE, None)
     return found
+
+
+def loaded_of(loader: TorchLoader) -> Any:
+    """Returns the state with which the next epoch of a loader begins, if one was loaded."""
+    states = of(loader)
+    return None if states is None else states.loaded_of(loader)

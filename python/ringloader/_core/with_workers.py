@@ -8,8 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._core.base import EpochPlan, LoaderIterator
+from ringloader._core import states
+from ringloader._core.base import LoaderIterator
 from ringloader._core.feature import Feature, chain, placement_of
+from ringloader._core.plan import EpochPlan, plan_epoch
 from ringloader._features.seeding import epochs
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
@@ -41,7 +43,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: The features that are on.
         workers: The most workers that there may be.
         running: The workers that get tasks at first, the first ones. Features may change it.
-        told: The epoch that the dataset of workers is told which may have been told another one.
+        tells: True if the workers' dataset may have been told another epoch.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -53,8 +55,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     _placement: Placement | None = None
     # Ends the placement. A native function: its call is not interrupted.
     _close_placed: Callable[[], None] | None = None
-    # The epoch that `set_epoch` named since the last one began.
-    _epoch_to_tell: int | None = None
     # torch's registry of processes is not used: it would raise in unrelated code, before batches that a dead
     # worker has committed are taken.
     _worker_pids_set = False
@@ -69,7 +69,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: Sequence[Feature],
         workers: int,
         running: int,
-        told: int | None = None,
+        tells: bool = False,
     ) -> None:
         self._transport = transport
         self._features = features
@@ -79,8 +79,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = [True] * workers
         self._persistent_workers = loader.persistent_workers
         try:
-            self._plan = self._decide(loader, told)
-            self._init_base(loader)
+            self._take(plan_epoch(loader, self, None, states.loaded_of(loader)))
             if features:
                 self._placement = placement_of(features)
             if self._placement is not None:
@@ -93,8 +92,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 )
             self._in_order = loader.in_order
             self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
-            self._start_workers()
-            self._reset(loader, first_iter=True)
+            self._start_workers(tells)
+            self._begin_first(loader)
         except BaseException:
             self._shutdown_workers()
             raise
@@ -106,9 +105,9 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         shared = self._transport.joint_tasks
         return self._prefetch_factor * workers if shared is None else shared(workers)
 
-    def _start_workers(self) -> None:
+    def _start_workers(self, tells: bool) -> None:
         for worker in range(self._running):
-            self._workers.append(self._transport.start(self._work_of(worker, self._start_of(worker))))
+            self._workers.append(self._transport.start(self._work_of(worker, self._start_of(worker, tells))))
         if self._persistent_workers and hasattr(self, "_register_persistent_workers_atexit"):
             self._register_persistent_workers_atexit()
 
@@ -131,61 +130,48 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             work = feature.work(work)
         return work
 
-    def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:
-        if first_iter:
-            self._begin(loader, first_iter)
-            return
-        before = epochs.count_of(loader)
-        try:
-            self._begin(loader)
-        except BaseException:
-            epochs.take_back(loader, before)
-            raise
+    def _begin_first(self, loader: TorchLoader) -> None:
+        self._plan.begin_again(self, loader)
+        self._scheduler = self._make_scheduler(self._index_source())
+        self._source = self._make_source()
+        self._begin_tasks(loader)
+
+    def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None:  # noqa: ARG002
+        """Begins another epoch of the same workers."""
+        self._remove_gate()
+        for feature in self._features:
+            feature.begin_times()
+        loaded, returned = states.loaded_of(loader), self._batches_returned
+        plans = (feature.begun_plan(self, loader, loaded) for feature in self._features)
+        begun = next((plan for plan in plans if plan is not None), None)
+        source: _native.IndexSource | None = None
+        if begun is None:
+            self._take(plan_epoch(loader, self, self._plan, loaded))
+            self._transport.begin_epoch()
+            source = self._send_start()
+        else:
+            self._take(begun)
+        if self._noted is not None:
+            self._noted.count.end_epoch(returned)
+        for feature in self._features:
+            feature.begin_epoch(loader)
+        if self._placement is not None:
+            self._scheduler.forget_placed(self._placement)
+        if source is not None:
+            self._scheduler.reset(source)
+        self._begin_tasks(loader, are_sent=source is None)
+        epochs.log_if_forgotten(loader, loaded is not None)
         for feature in self._features:
             feature.has_begun()
 
-    def _begin(self, loader: TorchLoader, first_iter: bool = False) -> None:
-        self._remove_gate()
-        if not first_iter:
-            for feature in self._features:
-                feature.begin_times()
-        source: _native.IndexSource | None = None
-        if first_iter:
-            internals.BaseIterator._reset(self, self._drawing(loader), True)
-            self._scheduler = self._make_scheduler(self._index_source())
-            self._source = self._make_source()
-        else:
-            returned = self._batches_returned
-            if not any(feature.commit(self, loader) for feature in self._features):
-                self._draw(loader)
-                self._transport.begin_epoch()
-                source = self._send_start()
-            if self._noted is not None:
-                self._noted.count.end_epoch(returned)
-            epochs.log_if_forgotten(loader)
-            for feature in self._features:
-                feature.begin_epoch(loader)
-            if self._placement is not None:
-                self._scheduler.forget_placed(self._placement)
-            if source is not None:
-                self._scheduler.reset(source)
+    def _begin_tasks(self, loader: TorchLoader, are_sent: bool = False) -> None:
+        """Sends the first tasks of an epoch, unless they have been sent: the last steps of ``iter``."""
         self._workers_status = [True] * self._num_workers
         self._put_stages()
-        if first_iter or source is not None:
+        if not are_sent:
             for _ in range(self._most_tasks_of(self._running)):
                 self._scheduler.put_index(self)
         self._note_begun(loader)
-
-    def _draw(self, loader: TorchLoader, is_early: bool = False) -> None:
-        """Begins another epoch in this process. ``is_early``: True before ``iter`` has asked for it."""
-        self._plan = self._decide(loader, self._epoch_to_tell, are_same=True)
-        if is_early:
-            # torch's `_reset` would end the count of the batches of this epoch, which its state needs.
-            self._sampler_iter = iter(self._index_sampler)
-        else:
-            internals.BaseIterator._reset(self, self._drawing(loader))
-        if self._plan.tracked is not None:
-            self._plan.tracked.begin(self, False)
 
     def _send_start(self) -> _native.IndexSource:
         """Tells the workers of another epoch, and returns the source of its tasks."""
@@ -193,34 +179,34 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         # their results are told by their epoch.
         self._plan = self._plan._replace(of_tasks=self._scheduler.number_next())
         for worker in range(self._running):
-            self._transport.send(worker, self._start_of(worker))
-        # Not before: where an epoch cannot begin, the workers are told with the next one.
-        if self._epoch_to_tell == self._plan.told:
-            self._epoch_to_tell = None
+            self._transport.send(worker, self._start_of(worker, self._plan.is_named))
         return self._index_source()
 
     def _dataset_states(self) -> Any:
         """Returns the states of the dataset in this epoch, if it may have any."""
         return None if self._plan.tracked is None else self._plan.tracked.dataset
 
-    def _start_of(self, worker: int, plan: EpochPlan | None = None) -> EpochStart:
-        """Returns the beginning of a worker's part of an epoch: this one, or that of a plan."""
+    def _start_of(self, worker: int, tells: bool, plan: EpochPlan | None = None) -> EpochStart:
+        """Returns the beginning of a worker's part of an epoch: this one, or that of a plan.
+
+        Args:
+            worker: The worker.
+            tells: True if its dataset may not have been told the epoch. A worker that starts late may have
+                the dataset of an epoch before, or already of the next one.
+            plan: The plan of the epoch; None: this one's.
+        """
         plan = plan or self._plan
         position = None if plan.tracked is None else plan.tracked.start_of(worker)
+        told = plan.told.epoch if tells and plan.told is not None else None
         return EpochStart(
-            plan.number, plan.told, self._shared_seed, position=position, of_tasks=plan.of_tasks or 0
+            plan.number, told, self._shared_seed, position=position, of_tasks=plan.of_tasks or 0
         )
 
-    def _late_start_of(self, worker: int) -> EpochStart:
-        """Returns the beginning of a part of the epoch for a worker that starts in it."""
-        # The worker's dataset may still be that of an epoch before, or already the next one's.
-        return dataclasses.replace(self._start_of(worker), told=self._plan.last_told)
-
     def _index_source(self) -> _native.IndexSource:
-        places = self._places()
-        if self._plan.tracked is None:
-            return samplers.index_source(self._index_sampler, places)
-        return self._plan.tracked.index_source(self, places)
+        plan = self._plan
+        if plan.tracked is None:
+            return samplers.index_source(self._index_sampler, plan.places)
+        return plan.tracked.index_source(self, plan.places)
 
     def _make_scheduler(self, source: _native.IndexSource) -> Any:
         made = self._transport.scheduler(
@@ -331,7 +317,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _replace_lost(self, worker_id: int, in_hand: Late | None) -> bool:
         """Starts a successor of a worker that has ended, if there may be one."""
         self._transport.sound = False
-        start, is_known = self._late_start_of(worker_id), True
+        start, is_known = self._start_of(worker_id, tells=True), True
         dataset = self._dataset_states()
         if dataset is not None:
             is_known, position = dataset.succeed(worker_id)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ringloader._core import states
 from ringloader._core.base import LoaderIterator
 from ringloader._core.feature import Feature, chain, placement_of
+from ringloader._core.plan import plan_epoch
 from ringloader._features.arrays import gather
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
@@ -88,8 +90,7 @@ class IteratorWithOptions(SingleProcessIterator):
         self, loader: TorchLoader, options: Sequence[WorkerOption], features: Sequence[Feature]
     ) -> None:
         self._features = features
-        self._plan = self._decide(loader)
-        self._init_base(loader)
+        self._take(plan_epoch(loader, self, None, states.loaded_of(loader)))
         self._profile_name = _PROFILE_NAME
         if self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
@@ -107,9 +108,8 @@ class IteratorWithOptions(SingleProcessIterator):
         self._put_stages()
         if self._plan.tracked is not None:
             self._plan.tracked.read(self, options)
-        places = self._places()
-        if places is not None:
-            self._dataset_fetcher = _Placing(self._dataset_fetcher, places)
+        if self._plan.places is not None:
+            self._dataset_fetcher = _Placing(self._dataset_fetcher, self._plan.places)
         self._note_begun(loader)
 
     def _start(self) -> EpochStart:

@@ -1,7 +1,9 @@
 """``worker_reset_fn``, ``seeding="epoch"`` and ``set_epoch``: what an epoch begins with, on every path."""
 
 import gc
+import os
 import random
+import signal
 import sys
 
 import numpy as np
@@ -335,6 +337,58 @@ def test_an_epoch_that_cannot_begin_leaves_its_number_to_the_next():
     with pytest.raises(KeyboardInterrupt):
         iter(loader)
     assert {told for batch in loader for _, told, _ in batch} == {2}
+
+
+@pytest.mark.parametrize("is_late", [False, True], ids=["before the base seed", "after it"])
+def test_an_iter_that_raises_has_drawn_what_torchs_has_and_is_not_counted(is_late):
+    resets = []
+
+    def left_by(cls, **options):
+        generator = torch.Generator().manual_seed(3)
+        loader = cls(
+            range(6),
+            sampler=DrawsInIter(generator, raises=not is_late),
+            generator=generator,
+            timeout=float(is_late),
+            **options,
+        )
+        with pytest.raises(AssertionError):
+            iter(loader)
+        return loader, generator.get_state().tolist()
+
+    _, torchs = left_by(torch.utils.data.DataLoader)
+    loader, ours = left_by(DataLoader, worker_reset_fn=lambda _data, _info, seeds: resets.append(seeds.epoch))
+    assert ours == torchs
+    assert ours != torch.Generator().manual_seed(3).get_state().tolist()
+    loader.sampler.raises, loader.timeout = False, 0
+    iter(loader)
+    assert resets == [0]
+
+
+class DrawsInIter(torch.utils.data.Sampler):
+    """Draws where it is iterated, and may raise then."""
+
+    def __init__(self, generator, raises):
+        self.generator = generator
+        self.raises = raises
+
+    def __iter__(self):
+        first = int(torch.randint(6, (), generator=self.generator))
+        assert not self.raises
+        return iter([first])
+
+
+def test_the_successor_of_a_lost_worker_is_told_the_epoch_that_runs():
+    loader = DataLoader(Epochs(40), batch_size=None, num_workers=1, restart_workers=1)
+    loader.set_epoch(1)
+    iterator = iter(loader)
+    assert next(iterator)[1] == 1
+    # Of the next epoch: the successor gets the dataset as it now is here.
+    loader.set_epoch(2)
+    os.kill(iterator._workers[0].pid, signal.SIGKILL)
+    found = list(iterator)
+    assert len(found) == 39
+    assert {told for _, told, _ in found} == {1}
 
 
 def test_that_torchs_persistent_workers_cannot_be_told_is_said(path, caplog, monkeypatch):

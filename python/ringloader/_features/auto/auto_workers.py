@@ -233,7 +233,7 @@ class AutoWorkers(Feature):
     def _add(self, iterator: OurWorkersIterator) -> None:
         worker = self.number - 1
         try:
-            work = iterator._work_of(worker, iterator._late_start_of(worker))
+            work = iterator._work_of(worker, iterator._start_of(worker, tells=True))
             iterator._workers.append(iterator._transport.start_later(work))
         except BaseException as error:
             # INVARIANT: no two processes are at the rings of one worker.

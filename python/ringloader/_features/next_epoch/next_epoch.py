@@ -1,7 +1,7 @@
 """``prefetch_epochs=``: the next epoch of persistent workers begins while batches of this one still come.
 
-It begins with the numbers that the program is expected to give it. Until ``iter`` is called, the loader shows
-the epoch before. ``iter`` commits it if the numbers are these, else undoes it.
+It is planned with the numbers that the program is expected to give it. Until ``iter`` is called, loader and
+samplers show the epoch before. ``iter`` takes the plan if the numbers are these; else it undoes that one.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from ringloader._common import errors
 from ringloader._common.attributes import stored
 from ringloader._core import states
 from ringloader._core.feature import Feature, Setup, StagePosition
+from ringloader._core.plan import EpochPlan, plan_epoch
 from ringloader._features.seeding import epochs
 from ringloader._features.table import Options
 from ringloader._sources import inside
 from ringloader._torch import internals, select_path
-from ringloader._worker.telling import epoch_listeners
 from ringloader.rollover import RolloverBatchSampler
 
 if TYPE_CHECKING:
@@ -51,26 +51,22 @@ _KNOWN = {
     WeightedRandomSampler,
     *(internals.InfiniteConstantSampler, list, range, tuple),
 }
-# Attributes of an iterator that are of its epoch.
-_OF_EPOCH = ("_plan", "_epoch_to_tell", "_sampler_iter")
 
 
 class NextEpoch(Feature):
     """Begins the next epoch of an iterator once the last index of the one under way has been sent.
 
     Args:
-        loader: The loader, which this does not keep alive. Its first epoch begins.
+        loader: The loader, which this does not keep alive.
     """
 
     position = StagePosition.NEXT_EPOCH
+    follows_sampler = True
 
     def __init__(self, loader: TorchLoader) -> None:
         self._loader = weakref.ref(loader)
         # Threads may share an iterator.
         self._lock = threading.Lock()
-        # The numbers with which the epoch under way began, and the one before it.
-        self._last = _numbers_of(loader, epochs.last_told(loader))
-        self._before = _Numbers(None if epochs.was_named(loader) else self._last.number)
         self._begun: _Begun | None = None
 
     @property
@@ -93,7 +89,7 @@ class NextEpoch(Feature):
     def _begin(self, iterator: OurWorkersIterator) -> None:
         loader = self._loader()
         # Another thread may have begun it; a loaded state says where the next epoch begins.
-        if loader is None or self._begun is not None or _is_loaded(loader):
+        if loader is None or self._begun is not None or states.loaded_of(loader) is not None:
             return
         unknown = _unknown(inside.samplers_in(loader._index_sampler))
         if unknown is not None:
@@ -102,81 +98,56 @@ class NextEpoch(Feature):
                 "torch's own classes is known before iter()"
             )
             return
-        shown = _Shown(iterator, loader)
-        expected = self._expected(iterator, loader)
-        self._begun = begun = _Begun(expected, _Draws(loader))
+        self._begun = begun = _Begun(loader, _expected(loader, iterator._plan))
         outer = sys.exception()
         try:
-            _put_numbers(loader, expected.number, expected.of_sampler)
-            iterator._epoch_to_tell = expected.told
-            iterator._draw(loader, is_early=True)
-            begun.is_told = True
-            iterator._scheduler.follow(iterator._send_start())
-            for _ in range(iterator._most_tasks_of(iterator._running)):
-                iterator._scheduler.put_following(iterator)
-            begun.is_whole = True
+            begun.begin(loader, iterator)
         except Exception as error:
             # `iter` raises it. Its frames would keep the iterator, and so the workers.
             errors.cut(error, outer)
             errors.add_notes(error, f"Original {traceback.format_exc()}")
             errors.drop_frames(error)
             begun.error = error
-        finally:
-            begun.made = _Shown(iterator, loader)
-            begun.draws.record()
-            shown.put(iterator, loader)
 
-    def _expected(self, iterator: OurWorkersIterator, loader: TorchLoader) -> _Numbers:
-        """Returns the numbers with which the program is expected to begin the next epoch."""
-        now, last, before = _numbers_of(loader, iterator._epoch_to_tell), self._last, self._before
-        # The iterator has counted it.
-        number = now.number if iterator._counts_epochs else _next_of(now.number, last.number, before.number)
-        told = number if now.told is None and last.told is not None else now.told
-        return _Numbers(number, _next_of(now.of_sampler, last.of_sampler, before.of_sampler), told)
-
-    def commit(self, iterator: OurWorkersIterator, loader: TorchLoader) -> bool:
-        """Moves ``iterator`` to the epoch that was begun. False: ``iter`` must begin one.
+    def begun_plan(self, iterator: OurWorkersIterator, loader: TorchLoader, loaded: Any) -> EpochPlan | None:
+        """Returns the plan of the epoch that was begun. None: ``iter`` must begin one.
 
         Raises:
             Exception: An error where the epoch was begun, such as the sampler's.
         """
         begun, self._begun = self._begun, None
-        self._before, self._last = self._last, _numbers_of(loader, iterator._epoch_to_tell)
         if begun is None:
-            return False
-        if begun.is_told:
+            return None
+        plan = begun.plan
+        if plan is not None:
             iterator._transport.begin_epoch()
-        if begun.expected == self._last and not _is_loaded(loader):
+        if loaded is None and begun.expected == _numbers_of(loader, iterator._plan):
             if begun.error is not None:
                 try:
                     raise begun.error
                 finally:
                     begun.error = None
-            if begun.is_whole and iterator._scheduler.take_over():
-                assert begun.made is not None
-                begun.made.put(iterator, loader)
-                iterator._num_yielded = 0
-                return True
-        begun.draws.undo()
-        if begun.is_told and begun.expected.told is not None and iterator._epoch_to_tell is None:
-            # The workers' dataset was told an epoch that did not come.
-            iterator._epoch_to_tell = epochs.last_told(loader)
-        return False
+            if plan is not None and begun.is_whole and iterator._scheduler.take_over():
+                if begun.rest is not None:
+                    loader._index_sampler.set_rest(begun.rest)
+                return plan._replace(told=epochs.told_by(loader))
+        begun.undo()
+        if plan is not None:
+            # If the workers' dataset was told an epoch that did not come, it is told the one that does.
+            iterator._plan = iterator._plan._replace(told=plan.told)
+        return None
 
     def replaced(self, iterator: OurWorkersIterator, worker: int) -> None:
         """Tells a successor that shares all tasks of the epoch that was begun, if there is one."""
-        if iterator._transport.joint_tasks is None:
-            return
-        made = None if self._begun is None else self._begun.made
-        plan = None if made is None else made.of_iterator["_plan"]
-        if plan is not None and plan.of_tasks is not None:
-            iterator._transport.send(worker, iterator._start_of(worker, plan))
+        plan = None if self._begun is None else self._begun.plan
+        if plan is not None and iterator._transport.joint_tasks is not None:
+            iterator._transport.send(worker, iterator._start_of(worker, plan.is_named, plan))
 
     def end(self) -> None:
         """Undoes an epoch that was begun, as the workers end."""
         begun, self._begun = self._begun, None
         if begun is not None:
-            begun.draws.undo()
+            begun.undo()
 
     def give_up_next(self) -> None:
         """Makes ``iter`` begin the next epoch itself, even if it was begun."""
@@ -195,111 +166,102 @@ class _Numbers(NamedTuple):
     Attributes:
         number: The loader's.
         of_sampler: The epoch of the sampler that has one.
-        told: The epoch that the dataset is told, if it can be.
+        told: The epoch that ``set_epoch`` of the loader has named for it, if it has.
     """
 
-    number: int | None = None
-    of_sampler: int | None = None
-    told: int | None = None
+    number: int
+    of_sampler: int | None
+    told: int | None
 
 
-def _numbers_of(loader: TorchLoader, told: int | None) -> _Numbers:
-    """Returns the numbers with which an epoch would begin now."""
-    told = told if epoch_listeners(loader.dataset) else None
-    return _Numbers(epochs.next_of(loader), inside.epoch_of(loader._index_sampler), told)
+def _numbers_of(loader: TorchLoader, plan: EpochPlan) -> _Numbers:
+    """Returns the numbers with which an epoch would begin now after the one of a plan."""
+    told = epochs.told_by(loader)
+    named = None if told is None or told is plan.told else told.epoch
+    return _Numbers(epochs.next_of(loader), inside.epoch_of(loader._index_sampler), named)
 
 
-def _next_of(now: int | None, last: int | None, before: int | None) -> int | None:
-    """Returns the number that is expected next: one more than the last one.
+def _expected(loader: TorchLoader, plan: EpochPlan) -> _Numbers:
+    """Returns the numbers with which the program is expected to begin the epoch after the one of a plan.
 
-    One that was set since stays, and so does one that stood still from the epoch before to the last one.
+    Each is one more, unless the program has set it since, or has not set it for the epoch of the plan.
     """
-    return now if now is None or now != last or last == before else now + 1
-
-
-def _put_numbers(loader: TorchLoader, number: int | None, of_sampler: int | None) -> None:
-    assert number is not None
-    epochs.count_from(loader, number)
-    sampler = inside.with_epoch(loader._index_sampler)
-    if sampler is not None and sampler.epoch != of_sampler:
-        sampler.set_epoch(of_sampler)
-
-
-class _Shown:
-    """The epoch that a loader and its iterator show.
-
-    Args:
-        iterator: The iterator.
-        loader: The loader.
-    """
-
-    def __init__(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
-        self.of_iterator = {name: getattr(iterator, name) for name in _OF_EPOCH}
-        self._number = epochs.count_of(loader)
-        self._of_sampler = inside.epoch_of(loader._index_sampler)
-        self._rest = _rest_of(loader)
-
-    def put(self, iterator: OurWorkersIterator, loader: TorchLoader) -> None:
-        """Makes both show this epoch."""
-        vars(iterator).update(self.of_iterator)
-        _put_numbers(loader, self._number or 0, self._of_sampler)
-        if self._rest is not None:
-            loader._index_sampler.set_rest(self._rest)
+    now = _numbers_of(loader, plan)
+    of_sampler = now.of_sampler
+    if of_sampler is not None and plan.has_moved:
+        of_sampler += of_sampler == plan.sampler_epoch
+    if now.told is None and plan.is_named:
+        return _Numbers(plan.number + 1, of_sampler, plan.number + 1)
+    return now._replace(of_sampler=of_sampler)
 
 
 class _Begun:
     """An epoch that was begun before ``iter``.
 
     Args:
-        expected: The numbers for which it was begun.
-        draws: The generators, before it draws.
+        loader: The loader, which this does not keep alive.
+        expected: The numbers for which the epoch is begun.
+
+    Attributes:
+        plan: Its plan; None until workers are told of it.
+        is_whole: True once all its first tasks have been sent.
+        rest: The indices that its first tasks have left for the epoch after it; None without ``rollover``.
+        error: The error where it was begun.
     """
 
-    def __init__(self, expected: _Numbers, draws: _Draws) -> None:
+    plan: EpochPlan | None = None
+    is_whole = False
+    rest: list[Any] | None = None
+    error: Exception | None = None
+
+    def __init__(self, loader: TorchLoader, expected: _Numbers) -> None:
         self.expected = expected
-        self.draws = draws
-        # The epoch as loader and iterator show it once it is committed.
-        self.made: _Shown | None = None
-        # True once workers are told of the epoch.
-        self.is_told = False
-        # True once all its first tasks have been sent.
-        self.is_whole = False
-        self.error: Exception | None = None
-
-
-class _Draws:
-    """The draws of an epoch that was begun early, which can be undone."""
-
-    def __init__(self, loader: TorchLoader) -> None:
         samplers = inside.samplers_in(loader._index_sampler)
         found = [torch.default_generator, *(stored(one, "generator") for one in (loader, *samplers))]
         distinct = {id(one): one for one in found if isinstance(one, torch.Generator)}
-        self._before = [(generator, generator.get_state()) for generator in distinct.values()]
-        self._after = [state for _, state in self._before]
+        # Generators, with their states before and after the draws of the epoch.
+        self._drawn = [(one, state := one.get_state(), state) for one in distinct.values()]
 
-    def record(self) -> None:
-        """Records the states after the draws."""
-        self._after = [generator.get_state() for generator, _ in self._before]
+    def begin(self, loader: TorchLoader, iterator: OurWorkersIterator) -> None:
+        """Plans the epoch, and sends its first tasks. The loader's samplers then are as before."""
+        index_sampler = loader._index_sampler
+        sampler, epoch = inside.with_epoch(index_sampler), inside.epoch_of(index_sampler)
+        rest = index_sampler.rest() if isinstance(index_sampler, RolloverBatchSampler) else None
+        number, of_sampler, told = self.expected
+        try:
+            if of_sampler != epoch:
+                sampler.set_epoch(of_sampler)
+            named = number, iterator._plan.told if told is None else epochs.Told(told)
+            self._send(iterator, plan_epoch(loader, iterator, iterator._plan, None, named))
+        finally:
+            self._drawn = [(one, before, one.get_state()) for one, before, _ in self._drawn]
+            if rest is not None:
+                self.rest = index_sampler.rest()
+                index_sampler.set_rest(rest)
+            if sampler is not None and sampler.epoch != epoch:
+                sampler.set_epoch(epoch)
+
+    def _send(self, iterator: OurWorkersIterator, plan: EpochPlan) -> None:
+        """Tells the workers of the epoch, and sends its first tasks. The iterator then is as before."""
+        before = iterator._plan, iterator._sampler_iter
+        try:
+            iterator._plan, iterator._sampler_iter = plan, plan.drawn["_sampler_iter"]
+            iterator._scheduler.follow(iterator._send_start())
+            for _ in range(iterator._most_tasks_of(iterator._running)):
+                iterator._scheduler.put_following(iterator)
+            self.is_whole = True
+        finally:
+            drawn = {**plan.drawn, "_sampler_iter": iterator._sampler_iter}
+            self.plan = iterator._plan._replace(drawn=drawn)
+            iterator._plan, iterator._sampler_iter = before
 
     def undo(self) -> None:
         """Puts generators back. Leaves out generators that the program has since set, or drawn from."""
-        for (generator, before), after in zip(self._before, self._after, strict=True):
+        for generator, before, after in self._drawn:
             if torch.equal(generator.get_state(), after):
                 generator.set_state(before)
-
-
-def _is_loaded(loader: TorchLoader) -> bool:
-    """True if a loaded state says where the next epoch begins."""
-    kept = states.of(loader)
-    return kept is not None and kept.is_loaded(loader)
 
 
 def _unknown(samplers: Iterable[Any]) -> type | None:
     """Returns the first class of a sampler whose order is not known before ``iter``."""
     return next((type(one) for one in samplers if type(one) not in _KNOWN), None)
-
-
-def _rest_of(loader: TorchLoader) -> list[Any] | None:
-    """Returns the indices that the loader keeps for its next epoch; None: it keeps none."""
-    batch_sampler = loader._index_sampler
-    return batch_sampler.rest() if isinstance(batch_sampler, RolloverBatchSampler) else None

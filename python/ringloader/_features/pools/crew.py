@@ -380,8 +380,9 @@ class Lent(WorkerKind):
                 "out for workers on this machine"
             )
 
-    def told(self, loader: TorchLoader) -> int | None:
-        return epochs.told_in_pool(loader)
+    def tells(self, loader: TorchLoader) -> bool:
+        epochs.begin_in_pool(loader)
+        return True
 
     def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:
         with budget.asking(OSError):

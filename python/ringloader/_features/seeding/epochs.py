@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
@@ -14,7 +14,6 @@ from torch.utils.data.distributed import DistributedSampler
 from ringloader._common import ranks
 from ringloader._common.attributes import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
-from ringloader._core import states
 from ringloader._core.feature import InWorkers, Setup
 from ringloader._features.table import Options
 from ringloader._torch import internals, select_path
@@ -97,12 +96,18 @@ def _joined(words: list[int]) -> int:
     return int.from_bytes(b"".join(word.to_bytes(4, "little") for word in words), "little")
 
 
-# On a loader that counts: the epoch that begins next.
+class Told(NamedTuple):
+    """What one call of ``set_epoch`` has told samplers and dataset. Each call is told by its own object."""
+
+    epoch: int
+
+
+# On a loader: the number of the epoch that begins next.
 _NEXT = "_ringloader_next_epoch"
-# On a loader: which epoch it told its dataset last; None for a pool's loader that did not.
+# On a loader: what it has told last; None for a pool's loader that has told nothing.
 _TOLD = "_ringloader_told_epoch"
-# By dataset: the epoch that it was told last, by any loader.
-_told_last: WeakRegistry[int] = WeakRegistry()
+# By dataset: what any loader has told it last.
+_told_last: WeakRegistry[Told] = WeakRegistry()
 # By loader: the epoch with which its sampler last shuffled.
 _shuffled_last: WeakRegistry[int] = WeakRegistry()
 
@@ -118,31 +123,35 @@ def feature_for(_loader: TorchLoader, options: Options, setup: Setup) -> InWorke
 
 
 def inherit_told(loader: TorchLoader) -> None:
-    """Gives a new loader the epoch that its dataset was told last: frameworks make new loaders."""
-    if not hasattr(loader, _TOLD):
+    """Gives a new loader what its dataset was told last: frameworks make new loaders."""
+    if _TOLD not in vars(loader):
         setattr(loader, _TOLD, _last_of(loader))
 
 
-def told_in_pool(loader: TorchLoader) -> int | None:
-    """Returns the epoch that a pool's workers tell their dataset, whatever it was told before; None: none."""
+def begin_in_pool(loader: TorchLoader) -> None:
+    """Decides what a pool's workers tell their dataset, whatever it was told before."""
     inherit_told(loader)
-    told: int | None = getattr(loader, _TOLD)
-    if told is None and _last_of(loader) is not None:
+    if told_by(loader) is None and _last_of(loader) is not None:
         # Another loader's epoch, which the dataset may have, is not this one's.
-        return 0
-    return told
+        setattr(loader, _TOLD, Told(0))
 
 
-def _last_of(loader: TorchLoader) -> int | None:
+def _last_of(loader: TorchLoader) -> Told | None:
     if not _told_last:
         return None
     found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
-    return next((epoch for epoch in found if epoch is not None), None)
+    return next((told for told in found if told is not None), None)
+
+
+def told_by(loader: TorchLoader) -> Told | None:
+    """Returns what ``set_epoch`` of a loader has told last; None: it was not called."""
+    found: Told | None = vars(loader).get(_TOLD)
+    return found
 
 
 def next_of(loader: TorchLoader) -> int:
     """Returns the number of the epoch that begins next, as ``Seeds`` count."""
-    return int(getattr(loader, _NEXT, 0))
+    return int(vars(loader).get(_NEXT, 0))
 
 
 def count_from(loader: TorchLoader, epoch: int) -> None:
@@ -150,26 +159,10 @@ def count_from(loader: TorchLoader, epoch: int) -> None:
     setattr(loader, _NEXT, epoch)
 
 
-def count_of(loader: TorchLoader) -> int | None:
-    """Returns the number of the epoch that begins next; None while nobody has counted."""
-    found: int | None = vars(loader).get(_NEXT)
-    return found
-
-
-def take_back(loader: TorchLoader, before: int | None) -> None:
-    """Takes back the count of an epoch whose beginning has raised: the next one has its number.
-
-    Args:
-        loader: The loader.
-        before: What :func:`count_of` returned before. Another number that was set meanwhile stays.
-    """
-    _shuffled_last.pop(loader)
-    if count_of(loader) != (before or 0) + 1:
-        return
-    if before is None:
-        delattr(loader, _NEXT)
-    else:
-        count_from(loader, before)
+def count(loader: TorchLoader, begun: int) -> None:
+    """Counts an epoch that has begun. Another number that was set meanwhile stays."""
+    if next_of(loader) == begun:
+        count_from(loader, begun + 1)
 
 
 def set_next(loader: TorchLoader, epoch: int) -> None:
@@ -191,27 +184,14 @@ def set_next(loader: TorchLoader, epoch: int) -> None:
     distinct: dict[int, Any] = {id(one): one for one in listeners}
     for one in distinct.values():
         one.set_epoch(epoch)
+    told = Told(epoch)
+    # Workers of an iterator that is made from now on get the dataset as it is; others are told with the plan.
+    setattr(loader, _TOLD, told)
     for one in datasets:
-        _told_last.put(one, epoch)
-    if datasets:
-        setattr(loader, _TOLD, epoch)
-    # Workers of an iterator that is made from now on get the dataset as it is.
+        _told_last.put(one, told)
     iterator = loader._iterator
-    if hasattr(iterator, "_transport"):
-        iterator._epoch_to_tell = epoch
-    elif iterator is not None and datasets:
+    if datasets and iterator is not None and not hasattr(iterator, "_transport"):
         select_path.log_once("set_epoch() does not reach persistent workers on torch's own path")
-
-
-def last_told(loader: TorchLoader) -> int | None:
-    """Returns the epoch that ``set_epoch`` of the loader has told the dataset last; None: none."""
-    found: int | None = getattr(loader, _TOLD, None)
-    return found
-
-
-def was_named(loader: TorchLoader) -> bool:
-    """True if ``set_epoch`` of the loader was called, or a state loaded, or an epoch counted."""
-    return hasattr(loader, _NEXT)
 
 
 def distributed_sampler(loader: TorchLoader) -> Any:
@@ -222,10 +202,12 @@ def distributed_sampler(loader: TorchLoader) -> Any:
     return sampler if issubclass(type(sampler), DistributedSampler) else None
 
 
-def log_if_forgotten(loader: TorchLoader) -> None:
-    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader begins an epoch.
+def log_if_forgotten(loader: TorchLoader, is_resumed: bool) -> None:
+    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch.
 
-    The epoch that goes on from a loaded state has the number of one before.
+    Args:
+        loader: The loader.
+        is_resumed: True if the epoch resumes from a loaded state: it has the number of one before.
     """
     sampler = distributed_sampler(loader)
     if sampler is None:
@@ -233,8 +215,6 @@ def log_if_forgotten(loader: TorchLoader) -> None:
     # A subclass with an order of its own may count epochs in its own way.
     if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
         return
-    own_states = states.of(loader)
-    is_resumed = own_states is not None and own_states.is_loaded(loader)
     if _shuffled_last.get(loader) == sampler.epoch and not is_resumed:
         select_path.log_once(
             "a DistributedSampler begins another epoch with the same number, and gives the same order again: "

@@ -23,7 +23,7 @@ def resumed(
     loader: TorchLoader,
     order: NativeOrder | ReadOrder | None,
     loaded: Saved,
-    number: int | None,
+    number: int,
     are_same: bool,
     is_torchs: bool,
 ) -> tuple[Saved, NativeOrder | ReadOrder | None, int | None]:
@@ -33,7 +33,7 @@ def resumed(
         loader: The loader. Its generators, and its sampler, are put to where the epoch goes on.
         order: The order of its samples, if it has one.
         loaded: The state.
-        number: The number of the epoch, if an option counts epochs.
+        number: The number of the epoch.
         are_same: True if the workers are those of the epoch before.
         is_torchs: True if torch's own loader runs, which knows no worker's state.
     """

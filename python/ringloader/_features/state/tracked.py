@@ -84,11 +84,6 @@ def load(loader: TorchLoader, state: object) -> None:
     setattr(loader, _LOADED, found)
 
 
-def is_loaded(loader: TorchLoader) -> bool:
-    """True if a state was loaded, with which the next epoch begins."""
-    return loaded_of(loader) is not None
-
-
 def loaded_of(loader: TorchLoader) -> Saved | None:
     """Returns the state with which the next epoch begins, if one was loaded."""
     found: Saved | None = vars(loader).get(_LOADED)
@@ -98,7 +93,8 @@ def loaded_of(loader: TorchLoader) -> Saved | None:
 def begin(
     loader: TorchLoader,
     iterator: OurIterator | None,
-    number: int | None,
+    number: int,
+    loaded: Saved | None,
     are_same: bool = False,
 ) -> SampledEpoch | StreamedEpoch:
     """Begins an epoch of a loader, before anything is drawn for it.
@@ -109,10 +105,11 @@ def begin(
         loader: The loader.
         iterator: Its iterator, which the epoch does not keep alive; None: torch's own loader
             runs, which knows no worker's state, and its iterator is attached later.
-        number: The number of the epoch, if an option counts epochs.
+        number: The number of the epoch.
+        loaded: The state from which it resumes; None: it begins.
         are_same: True if the workers are those of the epoch before.
     """
-    previous, loaded = last_epoch(loader), loaded_of(loader)
+    previous = last_epoch(loader)
     if previous is not None:
         previous.end()
     # Workers that live on keep their iterator, which has asked the loader for its sampler.
@@ -147,7 +144,7 @@ def begin_torchs(
     loaded = loaded_of(loader)
     why_not = torchs.why_not(loader, get_iterator)
     if why_not is None:
-        epoch = begin(loader, None, None, are_same)
+        epoch = begin(loader, None, epochs.next_of(loader), loaded, are_same)
         assert isinstance(epoch, SampledEpoch)
         return TorchsEpoch(loader, epoch)
     if loaded is not None:
