@@ -14,6 +14,7 @@ from torch.utils.data import Dataset, IterableDataset, Sampler
 import ringloader._features.all as features
 import ringloader._native as _native
 import ringloader.rollover as rollover
+from ringloader._core import epochs
 from ringloader._core.checks import AUTO, THREAD
 from ringloader._core.feature import Hook
 from ringloader._core.make import make_iterator
@@ -26,7 +27,6 @@ from ringloader._features.joint import worker_task
 from ringloader._features.pausing import pausing
 from ringloader._features.pools.pool import WorkerPool
 from ringloader._features.report import at_exit, report
-from ringloader._features.seeding import epochs
 from ringloader._features.stats.epoch import EpochStats
 from ringloader._features.stats.recording import epoch_stats
 from ringloader._features.table import DEFAULTS, TABLE, Options

@@ -16,7 +16,7 @@ from faults.failing_datasets import Dies, Numbers
 from faults.proc import Snapshot, is_running, wait_until, wait_without_children
 from faults.script import finish, run_script, start
 from ringloader import DataLoader, WorkerPool
-from ringloader._features.seeding import epochs
+from ringloader._core import epochs
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 

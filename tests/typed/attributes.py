@@ -11,8 +11,8 @@ import torch.utils.data
 from torch.utils.data import Dataset
 
 import ringloader
+import ringloader._core.epochs as epochs
 import ringloader._features.pausing.pausing as pausing
-import ringloader._features.seeding.epochs as epochs
 from ringloader._core.base import LoaderIterator
 from ringloader._core.torchs import TorchsIterator
 from ringloader._core.with_workers import WorkersIterator

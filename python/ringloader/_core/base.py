@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringloader._core import states
-from ringloader._core.plan import EpochPlan
+from ringloader._core import epochs, states
+from ringloader._core.epochs import EpochPlan
 from ringloader._features.pausing.pausing import Pausing
-from ringloader._features.seeding import epochs
 from ringloader._torch import internals
 
 if TYPE_CHECKING:

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import ringloader._native as _native
-from ringloader._core import states
+from ringloader._core import epochs, states
 from ringloader._core.feature import Feature, Hook, Setup
 from ringloader._features import conflicts, loader_options
 from ringloader._features.arrays import gather
 from ringloader._features.auto import numbers
 from ringloader._features.report import asked, report
 from ringloader._features.report.tally import PathName
-from ringloader._features.seeding import epochs
 from ringloader._features.table import TABLE, Options
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason

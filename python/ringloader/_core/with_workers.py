@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._core import states
+from ringloader._core import epochs, states
 from ringloader._core.base import LoaderIterator
+from ringloader._core.epochs import EpochPlan, plan_epoch
 from ringloader._core.feature import Feature, chain, placement_of
-from ringloader._core.plan import EpochPlan, plan_epoch
-from ringloader._features.seeding import epochs
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
 from ringloader._transport import budget, lookahead, overdue, pinning

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from ringloader._core import states
 from ringloader._core.base import LoaderIterator
+from ringloader._core.epochs import plan_epoch
 from ringloader._core.feature import Feature, chain, placement_of
-from ringloader._core.plan import plan_epoch
 from ringloader._features.arrays import gather
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate

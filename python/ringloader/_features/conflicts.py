@@ -16,7 +16,7 @@ from ringloader._features import loader_options
 from ringloader._features.about import About
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
-from ringloader._worker.telling import epoch_listeners
+from ringloader._worker.options import epoch_listeners
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader

@@ -26,10 +26,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common import errors
 from ringloader._common.attributes import stored
-from ringloader._core import states
+from ringloader._core import epochs, states
+from ringloader._core.epochs import EpochPlan, plan_epoch
 from ringloader._core.feature import Feature, Setup, StagePosition
-from ringloader._core.plan import EpochPlan, plan_epoch
-from ringloader._features.seeding import epochs
 from ringloader._features.table import Options
 from ringloader._sources import inside
 from ringloader._torch import internals, select_path

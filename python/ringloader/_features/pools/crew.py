@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch.multiprocessing
 
 import ringloader._native as _native
+from ringloader._core import epochs
 from ringloader._core.make_transport import WorkerKind
 from ringloader._features.pools.objects import LoaderObjects, PoolRecord
 from ringloader._features.pools.process import Assigned, LostError, PoolProcess
-from ringloader._features.seeding import epochs
 from ringloader._start import fallback, guard, spawn
 from ringloader._start.processes import Group, preload_fork_server
 from ringloader._transport import budget
@@ -381,7 +381,7 @@ class Lent(WorkerKind):
             )
 
     def tells(self, loader: TorchLoader) -> bool:
-        epochs.begin_in_pool(loader)
+        epochs.decide_told(loader)
         return True
 
     def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:

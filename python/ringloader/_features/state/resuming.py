@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringloader._features.seeding import epochs
+from ringloader._core import epochs
 from ringloader._features.state import datasets
 from ringloader._features.state.order import NativeOrder, draw_base_seed
 from ringloader._features.state.reading import ReadOrder

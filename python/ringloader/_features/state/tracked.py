@@ -8,7 +8,7 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from ringloader._features.seeding import epochs
+from ringloader._core import epochs
 from ringloader._features.state import datasets, saved, torchs
 from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch
 from ringloader._features.state.resuming import beginning, check_alike, order_of, resumed

@@ -1,4 +1,4 @@
-"""The plan of an epoch: all that is decided and drawn for it before its first task.
+"""The epochs of a loader: their numbers, and the plan of the one that begins.
 
 A plan changes nothing but generators. The loader counts the epoch, and forgets a loaded state, in the last
 step of ``iter`` (``LoaderIterator._note_begun``). So an ``iter`` that raises leaves the loader as it was, and
@@ -12,20 +12,138 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+from torch.utils.data.distributed import DistributedSampler
 
+from ringloader._common.attributes import has_method, stored
+from ringloader._common.weak_registry import WeakRegistry
 from ringloader._core import states
-from ringloader._features.seeding import epochs
-from ringloader._features.seeding.epochs import Told
 from ringloader._sources import inside
-from ringloader._torch import internals
-from ringloader._worker.options import InFront
+from ringloader._torch import internals, select_path
+from ringloader._worker.options import InFront, epoch_listeners
 
 if TYPE_CHECKING:
     import ringloader._native as _native
     from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
 
+
+class Told(NamedTuple):
+    """What one call of ``set_epoch`` has told samplers and dataset. Each call is told by its own object."""
+
+    epoch: int
+
+
+# On a loader: the number of the epoch that begins next.
+_NEXT = "_ringloader_next_epoch"
+# On a loader: what it has told last; None: nothing.
+_TOLD = "_ringloader_told_epoch"
+# By dataset: what any loader has told it last.
+_told_last: WeakRegistry[Told] = WeakRegistry()
+# By loader: the epoch with which its sampler last shuffled.
+_shuffled_last: WeakRegistry[int] = WeakRegistry()
+# No draws.
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
+
+
+def inherit_told(loader: TorchLoader) -> None:
+    """Gives a new loader what its dataset was told last: frameworks make new loaders."""
+    if _TOLD not in vars(loader):
+        setattr(loader, _TOLD, _last_of(loader))
+
+
+def decide_told(loader: TorchLoader) -> None:
+    """Decides what is told to workers whose dataset may have been told another epoch."""
+    inherit_told(loader)
+    if told_by(loader) is None and _last_of(loader) is not None:
+        # Another loader's epoch, which the dataset may have, is not this one's.
+        setattr(loader, _TOLD, Told(0))
+
+
+def _last_of(loader: TorchLoader) -> Told | None:
+    if not _told_last:
+        return None
+    found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
+    return next((told for told in found if told is not None), None)
+
+
+def told_by(loader: TorchLoader) -> Told | None:
+    """Returns what ``set_epoch`` of a loader has told last; None: it was not called."""
+    found: Told | None = vars(loader).get(_TOLD)
+    return found
+
+
+def next_of(loader: TorchLoader) -> int:
+    """Returns the number of the epoch that begins next, as ``Seeds`` count."""
+    return int(vars(loader).get(_NEXT, 0))
+
+
+def count_from(loader: TorchLoader, epoch: int) -> None:
+    """Sets that number, and tells nobody."""
+    setattr(loader, _NEXT, epoch)
+
+
+def count(loader: TorchLoader, begun: int) -> None:
+    """Counts an epoch that has begun. Another number that was set meanwhile stays."""
+    if next_of(loader) == begun:
+        count_from(loader, begun + 1)
+
+
+def set_next(loader: TorchLoader, epoch: int) -> None:
+    """The next epoch of a loader is this one: samplers and the dataset are told, workers when it begins.
+
+    Raises:
+        TypeError: If it is no int.
+        ValueError: If it is negative.
+    """
+    if not isinstance(epoch, int) or isinstance(epoch, bool):
+        raise TypeError(f"epoch must be an int, not {epoch!r}")
+    if not 0 <= epoch < 1 << 32:
+        raise ValueError(f"epoch must be from 0 up to and without {1 << 32}, not {epoch}")
+    setattr(loader, _NEXT, epoch)
+    batch_sampler = loader.batch_sampler
+    samplers = (loader.sampler, batch_sampler, getattr(batch_sampler, "sampler", None))
+    datasets = epoch_listeners(loader.dataset)
+    listeners = [*(one for one in samplers if has_method(one, "set_epoch")), *datasets]
+    distinct: dict[int, Any] = {id(one): one for one in listeners}
+    for one in distinct.values():
+        one.set_epoch(epoch)
+    told = Told(epoch)
+    # Workers of an iterator that is made from now on get the dataset as it is; others are told with the plan.
+    setattr(loader, _TOLD, told)
+    for one in datasets:
+        _told_last.put(one, told)
+    iterator = loader._iterator
+    if datasets and iterator is not None and not hasattr(iterator, "_transport"):
+        select_path.log_once("set_epoch() does not reach persistent workers on torch's own path")
+
+
+def distributed_sampler(loader: TorchLoader) -> Any:
+    """Returns the ``DistributedSampler`` of a loader, or None."""
+    # Where the program has made a batch sampler, torch makes a sampler that nobody reads, and no batch size.
+    holder = loader.batch_sampler if loader.batch_size is None else None
+    sampler = loader.sampler if holder is None else stored(holder, "sampler")
+    return sampler if issubclass(type(sampler), DistributedSampler) else None
+
+
+def log_if_forgotten(loader: TorchLoader, is_resumed: bool) -> None:
+    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch.
+
+    Args:
+        loader: The loader.
+        is_resumed: True if the epoch resumes from a loaded state: it has the number of one before.
+    """
+    sampler = distributed_sampler(loader)
+    if sampler is None:
+        return
+    # A subclass with an order of its own may count epochs in its own way.
+    if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
+        return
+    if _shuffled_last.get(loader) == sampler.epoch and not is_resumed:
+        select_path.log_once(
+            "a DistributedSampler begins another epoch with the same number, and gives the same order again: "
+            "call its set_epoch(epoch) before each epoch"
+        )
+    _shuffled_last.put(loader, sampler.epoch)
 
 
 class EpochPlan(NamedTuple):
@@ -80,7 +198,7 @@ def plan_epoch(
         loaded: The state from which it resumes; None: it begins.
         named: The number and the told epoch that ``iter`` is expected to find; None: those of the loader.
     """
-    number, told = named or (epochs.next_of(loader), epochs.told_by(loader))
+    number, told = named or (next_of(loader), told_by(loader))
     features = iterator._features
     counts = any(feature.counts_epochs for feature in features)
     kept = states.of(loader)
