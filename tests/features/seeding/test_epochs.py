@@ -347,6 +347,7 @@ def test_an_iter_that_raises_has_drawn_what_torchs_has_and_is_not_counted(is_lat
         generator = torch.Generator().manual_seed(3)
         loader = cls(
             range(6),
+            batch_size=None,
             sampler=DrawsInIter(generator, raises=not is_late),
             generator=generator,
             timeout=float(is_late),
