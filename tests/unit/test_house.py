@@ -31,7 +31,7 @@ GUARDS = {
 }
 
 # Modules of features whose code runs in a plain loop. The list shrinks.
-IN_PLAIN = {"arrays/gather", "pausing/pausing", "report/report", "report/tally", "seeding/epochs"}
+IN_PLAIN = {"arrays/gather", "pausing/pausing", "report/report", "report/tally"}
 
 # Files of the package whose code runs in one epoch, and those that a feature adds to a plain one.
 PLAIN = 40
