@@ -38,7 +38,7 @@ fn take(engine: &Engine, seq: u64, checked: bool) -> bool {
 fn ping_pong(batches: u64, checked: bool) -> Duration {
     let engine = Engine::new(1, MAX_TASKS, SHARE).expect("an engine");
     let port = port(&engine, 0);
-    let mut meta = MetaWriter::new();
+    let mut meta = MetaWriter::default();
     let start = Instant::now();
     for seq in 0..batches {
         send(&engine, seq);
@@ -55,7 +55,7 @@ fn two_threads(batches: u64, checked: bool) -> Duration {
     let port = port(&engine, 0);
     thread::scope(|scope| {
         scope.spawn(|| {
-            let mut meta = MetaWriter::new();
+            let mut meta = MetaWriter::default();
             loop {
                 match port.try_task().expect("a sound ring") {
                     Some(task) if task.kind == TaskKind::End => break,

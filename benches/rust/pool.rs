@@ -4,8 +4,13 @@ use std::hint::black_box;
 use std::ops::Range;
 
 use criterion::{Criterion, criterion_group, criterion_main};
+use heap_words::HeapWords;
 use ringloader_core::Result;
-use ringloader_core::pool::{Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
+use ringloader_core::pool::{Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
+use ringloader_core::sync::{AtomicU32, AtomicU64};
+
+#[path = "../../rust/core/tests/support/heap_words.rs"]
+mod heap_words;
 
 const LIMITS: Limits = Limits { share: 1 << 30, window: 1 << 30, page: 4 << 10 };
 const BATCH: u64 = 1 << 20;

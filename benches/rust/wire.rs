@@ -58,7 +58,7 @@ fn wire(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("wire");
     for leaves in [1, 40, 400] {
         let keys: Vec<String> = (0..leaves).map(|index| format!("feature_{index}")).collect();
-        let mut writer = MetaWriter::new();
+        let mut writer = MetaWriter::default();
         let block = write(&mut writer, &keys).to_vec();
         check(&block, &keys);
         group.throughput(Throughput::Elements(leaves));

@@ -67,11 +67,11 @@ pub(crate) struct Storage {
 
 impl Storage {
     pub(crate) fn new() -> Self {
-        Self { header: RingHeader::new(), slots: (0..SLOTS).map(|_| Descriptor::new()).collect() }
+        Self { header: RingHeader::default(), slots: (0..SLOTS).map(|_| Descriptor::default()).collect() }
     }
 
     pub(crate) fn ring(&self) -> Ring<'_> {
-        Ring::new(&self.header, &self.slots).expect("a power of two")
+        Ring::new(&self.header, &self.slots)
     }
 }
 

@@ -81,7 +81,7 @@ impl Fleet {
             process
         };
         let processes = (0..workers).map(sleeper).collect();
-        let mut fleet = Self { engine, scheduler, ports, processes, meta: MetaWriter::new(), turn: 0 };
+        let mut fleet = Self { engine, scheduler, ports, processes, meta: MetaWriter::default(), turn: 0 };
         while !fleet.scheduler.is_full() {
             fleet.send();
         }

@@ -43,7 +43,7 @@ fn send(engine: &Engine, seq: u64) -> Result<()> {
 }
 
 fn block(commit: &Commit<&Port>) -> Vec<u8> {
-    let mut meta = MetaWriter::new();
+    let mut meta = MetaWriter::default();
     let storage = meta.add_storage(StorageRecord { offset: 0, nbytes: LEAF });
     let leaf = meta.add_tensor(storage, 0, Dtype::U8, &[LEAF as i64], &[1]);
     meta.skeleton().leaf(leaf);
@@ -75,7 +75,8 @@ fn answer(engine: &Engine, port: &Port, seq: u64, kind: ResultKind, own: bool) -
 /// Reads a received result as its decoder does, and all bytes that its table names.
 fn read(received: &Received) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    for storage in received.meta()?.storages() {
+    let meta = received.meta()?;
+    for storage in (0..meta.storage_count()).filter_map(|number| meta.storage(number)) {
         received.pointer(storage.offset, storage.nbytes)?;
         received.backing().copy_out(storage.offset, storage.nbytes, &mut bytes)?;
     }

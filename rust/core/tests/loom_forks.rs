@@ -13,13 +13,14 @@ use std::ops::Range;
 use ringloader_core::{
     Result,
     forks::{Child, Clock, Forks, Moment},
-    pool::{Growth, HeapWords, Leases, Limits, Pages, SlotId, WorkerSlots},
+    pool::{Growth, Leases, Limits, Pages, SlotId, WorkerSlots},
     sync::{
         Arc, AtomicU32, Ordering,
         thread::{self, JoinHandle},
     },
 };
 use support::{
+    heap_words::HeapWords,
     model::{Seen, explore_all},
     payload::Payload,
 };

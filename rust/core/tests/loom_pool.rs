@@ -16,14 +16,14 @@ use std::{
 
 use ringloader_core::{
     Result,
-    pool::{Closing, Fill, Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
+    pool::{Closing, Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
     sync::{
         Arc, AtomicU32, Ordering,
         thread::{self, JoinHandle},
     },
     testing::crash::killed_after,
 };
-use support::{model::explore_all, payload::Payload};
+use support::{heap_words::HeapWords, model::explore_all, payload::Payload};
 
 const PAGE: u64 = 4096;
 const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE, page: 4 << 10 };

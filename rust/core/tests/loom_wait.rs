@@ -29,7 +29,7 @@ struct Channel {
 
 impl Channel {
     fn results(&self) -> Ring<'_> {
-        Ring::new(&self.header, &self.slots).expect("a power of two")
+        Ring::new(&self.header, &self.slots)
     }
 }
 
@@ -45,14 +45,14 @@ struct Shared {
 impl Shared {
     fn new() -> Arc<Self> {
         let channel = || Channel {
-            header: RingHeader::new(),
-            slots: vec![Descriptor::new(), Descriptor::new()],
-            flag: WaitFlag::new(),
+            header: RingHeader::default(),
+            slots: vec![Descriptor::default(), Descriptor::default()],
+            flag: WaitFlag::default(),
             ended: AtomicBool::new(false),
         };
         Arc::new(Self {
             channels: [channel(), channel()],
-            flag: WaitFlag::new(),
+            flag: WaitFlag::default(),
             ready: [AtomicU64::new(0)],
             bell: Notify::new(),
             closed: Mutex::new(false),

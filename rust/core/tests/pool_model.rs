@@ -5,12 +5,15 @@
 use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
+use heap_words::HeapWords;
 use proptest::prelude::*;
 use proptest::sample::Index;
-use ringloader_core::pool::{
-    Growth, HeapWords, Leases, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots,
-};
+use ringloader_core::pool::{Growth, Leases, Limits, OwnLease, Pages, SlotId, SlotWords, WorkerSlots};
 use ringloader_core::sync::Ordering::Relaxed;
+use ringloader_core::sync::{AtomicU32, AtomicU64};
+
+#[path = "support/heap_words.rs"]
+mod heap_words;
 
 const SLOTS: u32 = 6;
 

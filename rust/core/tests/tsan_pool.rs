@@ -21,10 +21,10 @@ fn main() {}
 mod stress {
     use std::ops::Range;
 
-    use super::support::payload::Payload;
+    use super::support::{heap_words::HeapWords, payload::Payload};
     use ringloader_core::{
         Result,
-        pool::{Growth, HeapWords, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots},
+        pool::{Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots},
         sync::{Arc, AtomicU64, AtomicUsize, Ordering, thread},
         testing::fault::fault,
     };

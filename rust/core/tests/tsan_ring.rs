@@ -39,7 +39,7 @@ mod stress {
 
     impl Shared {
         fn ring(&self) -> Ring<'_> {
-            Ring::new(&self.header, &self.slots).expect("a power of two")
+            Ring::new(&self.header, &self.slots)
         }
     }
 
@@ -104,10 +104,10 @@ mod stress {
         let mut operations = 0;
         for (slots, cells) in SHAPES {
             let shared = Arc::new(Shared {
-                header: RingHeader::new(),
-                slots: (0..slots).map(|_| Descriptor::new()).collect(),
+                header: RingHeader::default(),
+                slots: (0..slots).map(|_| Descriptor::default()).collect(),
                 payload: Payload::cells(cells),
-                flag: WaitFlag::new(),
+                flag: WaitFlag::default(),
             });
             let peer = Arc::clone(&shared);
             let producer = thread::spawn(move || produce(&peer));

@@ -1,20 +1,21 @@
 //! A lock for what calls Python while it is held: threads wait for it without the interpreter.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Condvar;
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use pyo3::PyTraverseError;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use ringloader_core::sync::Lock;
 
 use crate::gil::{LOOK, come_back, detached};
 
 /// Takes its value out while it is held. The thread that holds it cannot take it again: below a signal handler, or a
 /// finaliser, that is an error.
 pub(crate) struct DetachedLock<T> {
-    state: Mutex<State<T>>,
+    state: Lock<State<T>>,
     released: Condvar,
 }
 
@@ -35,7 +36,7 @@ pub(crate) struct Guard<'a, T> {
 
 impl<T> DetachedLock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { state: Mutex::new(State::Free(Box::new(value))), released: Condvar::new() }
+        Self { state: Lock::new(State::Free(Box::new(value))), released: Condvar::new() }
     }
 
     /// # Errors
@@ -76,7 +77,7 @@ impl<T> DetachedLock<T> {
         let me = thread::current().id();
         loop {
             {
-                let mut state = self.state();
+                let mut state = self.state.lock();
                 match std::mem::replace(&mut *state, State::Held { by: me, awaited: false }) {
                     State::Free(value) => return Ok(Some(Guard { lock: self, value: Some(value) })),
                     held => *state = held,
@@ -108,7 +109,7 @@ impl<T> DetachedLock<T> {
         &self,
         show: impl FnOnce(&T) -> Result<(), PyTraverseError>,
     ) -> Result<(), PyTraverseError> {
-        match &*self.state() {
+        match &*self.state.lock() {
             State::Free(value) => show(value),
             State::Held { .. } => Ok(()),
         }
@@ -116,15 +117,11 @@ impl<T> DetachedLock<T> {
 
     /// Until it is free, or for [`LOOK`].
     fn wait(&self) {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if let State::Held { awaited, .. } = &mut *state {
             *awaited = true;
             drop(self.released.wait_timeout(state, LOOK));
         }
-    }
-
-    fn state(&self) -> MutexGuard<'_, State<T>> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -145,7 +142,7 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
-            let held = std::mem::replace(&mut *self.lock.state(), State::Free(value));
+            let held = std::mem::replace(&mut *self.lock.state.lock(), State::Free(value));
             if matches!(held, State::Held { awaited: true, .. }) {
                 self.lock.released.notify_all();
             }

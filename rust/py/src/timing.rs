@@ -1,27 +1,27 @@
 //! The times of batches, as Python classes: the moments of each where it is made, and the figures of an iterator's
 //! epochs.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::os::clock::{monotonic, thread_cpu};
-use ringloader_core::sync::{AtomicU64, Ordering};
+use ringloader_core::sync::{AtomicU64, Lock, Ordering};
 use ringloader_core::timing::{EpochTimes, Event, Fetch, MainWork, Stamps, WorkerClock as CoreClock};
 
 use crate::strings;
 
 /// Notes the moments of one batch after another, in the thread that makes them.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct WorkerClock(Mutex<CoreClock>);
+pub(crate) struct WorkerClock(Lock<CoreClock>);
 
 #[pymethods]
 impl WorkerClock {
     #[new]
     fn new() -> Self {
-        Self(Mutex::default())
+        Self(Lock::default())
     }
 
     /// The worker waits for its next task from now on.
@@ -32,7 +32,7 @@ impl WorkerClock {
 
 impl WorkerClock {
     fn core(&self) -> MutexGuard<'_, CoreClock> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(crate) fn note_task(&self) {
@@ -114,7 +114,7 @@ type Core = EpochTimes<Option<Py<PyAny>>>;
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Recorder {
     workers: u32,
-    epoch: Mutex<Core>,
+    epoch: Lock<Core>,
     /// Without workers: until when the main process has done what is known by now.
     known: AtomicU64,
 }
@@ -124,7 +124,7 @@ impl Recorder {
     /// The times of `workers` workers. The first epoch begins now.
     #[new]
     fn new(workers: u32) -> Self {
-        Self { workers, epoch: Mutex::new(Core::new(workers, monotonic())), known: AtomicU64::new(0) }
+        Self { workers, epoch: Lock::new(Core::new(workers, monotonic())), known: AtomicU64::new(0) }
     }
 
     /// Begins another epoch.
@@ -228,7 +228,7 @@ impl Trace {
 
 impl Recorder {
     fn core(&self) -> MutexGuard<'_, Core> {
-        self.epoch.lock().unwrap_or_else(PoisonError::into_inner)
+        self.epoch.lock()
     }
 
     /// Notes that the sampler was read. Returns how many batches were made before, without workers.

@@ -19,7 +19,7 @@
 //! ```
 //! use ringloader_core::batch::{Dtype, Meta, MetaWriter, StorageRecord, Token};
 //!
-//! let mut writer = MetaWriter::new();
+//! let mut writer = MetaWriter::default();
 //! let storage = writer.add_storage(StorageRecord { offset: 64, nbytes: 24 });
 //! let leaf = writer.add_tensor(storage, 0, Dtype::F32, &[2, 3], &[3, 1]);
 //! writer.skeleton().list(1);

@@ -1,9 +1,7 @@
 //! The forked children that live, and what is kept for them.
 
-use std::sync::PoisonError;
-
 use super::{Clock, Moment};
-use crate::sync::{AtomicU64, Mutex, MutexGuard, Ordering};
+use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
@@ -21,7 +19,7 @@ pub type Thing = Box<dyn Send>;
 ///
 /// The lock is held only for moments, and only during system calls that do not wait.
 pub struct Forks<C> {
-    children: Mutex<Children<C>>,
+    children: Lock<Children<C>>,
     /// The number of things that are kept. If it is 0, a look needs no lock.
     retained: AtomicU64,
 }
@@ -62,14 +60,14 @@ impl<C: Child> Forks<C> {
     #[must_use]
     pub fn new() -> Self {
         let children = Children { begun: 0, records: Vec::new(), retained: Vec::new() };
-        Self { children: Mutex::new(children), retained: AtomicU64::new(0) }
+        Self { children: Lock::new(children), retained: AtomicU64::new(0) }
     }
 
     /// A fork is about to happen, which `child` tells the end of. Returns its number.
     pub fn begin(&self, clock: &Clock, child: C) -> u64 {
         // Without this, the handles of children that have gone, and for which nothing is kept, would pile up.
         self.look();
-        let mut children = self.lock();
+        let mut children = self.children.lock();
         let number = children.begun;
         children.begun += 1;
         children.records.push(Record { number, ended: None, child });
@@ -79,7 +77,7 @@ impl<C: Child> Forks<C> {
 
     /// The fork with this number has happened, or failed. `anything`: whether anything is lent.
     pub fn end(&self, clock: &Clock, number: u64, anything: bool) {
-        let mut children = self.lock();
+        let mut children = self.children.lock();
         let ended = clock.end();
         let Some(at) = children.records.iter().position(|record| record.number == number) else { return };
         if anything || !children.retained.is_empty() {
@@ -93,7 +91,7 @@ impl<C: Child> Forks<C> {
     /// From any thread.
     pub fn give_back(&self, lent: Moment, thing: Thing) {
         failpoint("given-back");
-        let mut children = self.lock();
+        let mut children = self.children.lock();
         let begun = children.begun;
         let is_retained = children.records.iter().any(|record| record.may_have(lent, begun));
         if !is_retained || fault("given_back_under_a_child") {
@@ -116,7 +114,7 @@ impl<C: Child> Forks<C> {
 
     /// Looks which children have gone, and drops what was kept for them.
     pub fn look(&self) {
-        let mut children = self.lock();
+        let mut children = self.children.lock();
         let Children { records, retained, .. } = &mut *children;
         records.retain(|record| record.ended.is_none() || !record.child.has_gone());
         let mut gone = Vec::new();
@@ -136,20 +134,9 @@ impl<C: Child> Forks<C> {
     /// In a forked child: lets go of the handles of its parent's children, if no thread was in the middle of anything
     /// at the fork. What is kept is the parent's, and stays.
     pub fn forget_children(&self) {
-        if let Ok(mut children) = self.children.try_lock() {
+        if let Some(mut children) = self.children.try_lock() {
             children.records.clear();
         }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Children<C>> {
-        // Nothing is left half-changed by a panic.
-        self.children.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl<C: Child> Default for Forks<C> {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -270,7 +257,7 @@ mod tests {
         let number = world.forks.begin(&world.clock, Flag::default());
         world.forks.end(&world.clock, number, false);
         assert!(world.give_back(lent).is_set());
-        assert!(world.forks.lock().records.is_empty());
+        assert!(world.forks.children.lock().records.is_empty());
     }
 
     #[test]
@@ -297,6 +284,6 @@ mod tests {
         world.fork();
         let dropped = world.give_back(lent);
         world.forks.forget_children();
-        assert!(world.forks.lock().records.is_empty() && !dropped.is_set());
+        assert!(world.forks.children.lock().records.is_empty() && !dropped.is_set());
     }
 }

@@ -120,7 +120,7 @@ impl Allowance {
             return Ok(());
         }
         self.taken = 0;
-        let Available { bytes, limit } = self.probe.get_or_insert_default().available();
+        let Available { bytes, limit } = self.probe.get_or_insert_with(MemoryProbe::new).available();
         // The bytes that are written before the next look must be available too.
         if needed.saturating_add(LOOK) > bytes {
             return Err(Error::ListMemory { built, needed, spare: LOOK, available: bytes, limit });

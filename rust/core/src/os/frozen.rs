@@ -37,12 +37,6 @@ impl Growing {
         self.len
     }
 
-    /// Returns true if there are no bytes.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Appends `bytes`.
     ///
     /// # Errors

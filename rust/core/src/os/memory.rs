@@ -156,12 +156,6 @@ impl MemoryProbe {
     }
 }
 
-impl Default for MemoryProbe {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 /// What may not happen to a process that takes the memory.
 #[derive(Debug, Clone, Copy)]
 enum Until {

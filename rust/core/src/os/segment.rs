@@ -78,12 +78,6 @@ impl Segment {
         self.len
     }
 
-    /// Returns true if the segment has no bytes. Never true of a segment that could be mapped.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// The address of byte 0. The bytes there are shared with other processes.
     #[must_use]
     pub fn base(&self) -> NonNull<u8> {

@@ -5,21 +5,6 @@
 /// 2^31 places and 2^32 indices are all hashed from different numbers.
 const STEP: u64 = 0x9e37_79b9_7f4a_7c15;
 
-/// Returns the hash of one sample: of its place in the epoch, and its index.
-///
-/// ```text
-/// z = (place + 1) * 0x9e3779b97f4a7c15 + index
-/// z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
-/// z = (z ^ (z >> 27)) * 0x94d049bb133111eb
-/// z ^ (z >> 31)
-/// ```
-///
-/// All modulo 2^64; the last three lines are those of SplitMix64.
-#[must_use]
-pub fn sample_hash(place: u64, index: i64) -> u64 {
-    mixed(place.wrapping_add(1).wrapping_mul(STEP).wrapping_add(index as u64))
-}
-
 fn mixed(z: u64) -> u64 {
     let z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);

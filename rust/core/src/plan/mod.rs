@@ -43,7 +43,7 @@ pub mod sampler;
 pub mod worker_progress;
 pub mod worker_selector;
 
-pub use fingerprint::{fingerprint_of, hash_of_words, sample_hash};
+pub use fingerprint::{fingerprint_of, hash_of_words};
 pub use ledger::{Ledger, Position};
 pub use ordinals::OrdinalSet;
 pub use places::{Places, Run, TaskPlaces};

@@ -254,12 +254,6 @@ impl<T> ReorderBuffer<T> {
     }
 }
 
-impl<T> Default for ReorderBuffer<T> {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -30,7 +30,6 @@ pub struct WorkerSelector {
     workers: Vec<Worker>,
     /// The number of workers that get tasks: the first ones.
     used: usize,
-    active: u32,
     /// Tasks that an active worker must have fewer than, by `ResultOrder::AsCompleted`.
     limit: u64,
     /// INVARIANT: a worker's bit is set exactly if the rule lets it have the next task.
@@ -58,7 +57,6 @@ impl WorkerSelector {
             position: 0,
             workers: vec![Worker::FRESH; workers as usize],
             used: workers as usize,
-            active: workers,
             limit: 0,
             eligible: Bits::new(workers as usize),
         };
@@ -134,7 +132,6 @@ impl WorkerSelector {
         if worker.active {
             worker.active = false;
             worker.is_open = false;
-            self.active -= 1;
             self.judge_all();
         }
     }
@@ -162,13 +159,8 @@ impl WorkerSelector {
         self.workers.len()
     }
 
-    /// Returns the number of active workers.
-    pub fn active(&self) -> u32 {
-        self.active
-    }
-
-    /// Returns the number of tasks that went to `worker` and whose results were not handed out. Tasks that an inactive
-    /// worker will never answer stay counted, as in torch.
+    /// torch's `_workers_num_tasks` of one worker.
+    #[must_use]
     pub fn outstanding(&self, worker: u32) -> u64 {
         self.workers[worker as usize].outstanding
     }
@@ -176,7 +168,6 @@ impl WorkerSelector {
     /// Begins a new epoch with the same workers: all active, no tasks, the cycle at worker 0.
     pub fn reset(&mut self) {
         self.position = 0;
-        self.active = self.workers.len() as u32;
         self.workers.fill(Worker::FRESH);
         self.open();
         self.judge_all();

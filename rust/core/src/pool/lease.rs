@@ -158,7 +158,7 @@ pub(super) fn add_within(counter: &AtomicU64, more: u64, most: u64) -> bool {
 
 #[cfg(all(test, not(ringloader_loom)))]
 mod tests {
-    use super::super::HeapWords;
+    use super::super::heap_words::HeapWords;
     use super::*;
 
     const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20, page: 4 << 10 };

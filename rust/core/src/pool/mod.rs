@@ -70,9 +70,15 @@ pub mod registered;
 mod words;
 mod worker;
 
+#[cfg(test)]
+#[path = "../../tests/support/heap_words.rs"]
+mod heap_words;
+#[cfg(test)]
+use crate::sync::{AtomicU32, AtomicU64};
+
 pub use budget::{Growth, Limits, Pages};
 pub use chunks::Fill;
 pub use closing::{Closing, retire};
 pub use lease::Leases;
-pub use words::{HeapWords, SlotId, SlotWords};
+pub use words::{SlotId, SlotWords};
 pub use worker::{OwnLease, WorkerSlots};

@@ -4,7 +4,6 @@
 use std::fmt;
 
 use crate::sync::{AtomicU32, AtomicU64};
-use crate::{Error, Result};
 
 /// The number of slots, and so of bits, in a `free` word.
 pub(super) const SLOTS_PER_WORD: usize = u64::BITS as usize;
@@ -73,42 +72,14 @@ pub struct SlotWords<'a> {
 }
 
 impl<'a> SlotWords<'a> {
-    /// The words, if their lengths agree.
-    ///
-    /// # Errors
-    ///
-    /// [`Error::Corrupt`] if they do not, or if there is no slot.
+    /// The words of one geometry, from which the lengths of the slices follow.
     pub fn new(
         free: &'a [AtomicU64],
         holds: &'a [AtomicU32],
         sizes: &'a [AtomicU64],
         resident: &'a AtomicU64,
-    ) -> Result<Self> {
-        let slots = holds.len();
-        if slots == 0
-            || free.len() != slots.div_ceil(SLOTS_PER_WORD)
-            || sizes.len() != 2 * slots
-            || u32::try_from(slots).is_err()
-        {
-            return Err(Error::Corrupt(format!(
-                "{} free words, {} hold counters and {} sizes are not about the same slots",
-                free.len(),
-                holds.len(),
-                sizes.len(),
-            )));
-        }
-        Ok(Self { free, holds, sizes, resident })
-    }
-
-    /// As [`new`](Self::new), of slices whose lengths follow from one geometry: nothing is left to check for each
-    /// batch.
-    pub fn of_geometry(
-        free: &'a [AtomicU64],
-        holds: &'a [AtomicU32],
-        sizes: &'a [AtomicU64],
-        resident: &'a AtomicU64,
     ) -> Self {
-        debug_assert!(Self::new(free, holds, sizes, resident).is_ok());
+        debug_assert!(free.len() == holds.len().div_ceil(SLOTS_PER_WORD) && sizes.len() == 2 * holds.len());
         Self { free, holds, sizes, resident }
     }
 
@@ -136,47 +107,9 @@ impl<'a> SlotWords<'a> {
     }
 }
 
-/// Shared words on the heap, all zero, for tests, models and benchmarks.
-#[derive(Debug)]
-pub struct HeapWords {
-    free: Box<[AtomicU64]>,
-    holds: Box<[AtomicU32]>,
-    sizes: Box<[AtomicU64]>,
-    resident: AtomicU64,
-}
-
-impl HeapWords {
-    /// Words for this many slots.
-    pub fn new(slots: u32) -> Self {
-        Self {
-            free: (0..slots.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect(),
-            holds: (0..slots).map(|_| AtomicU32::new(0)).collect(),
-            sizes: (0..2 * slots).map(|_| AtomicU64::new(0)).collect(),
-            resident: AtomicU64::new(0),
-        }
-    }
-
-    /// The words, borrowed.
-    pub fn words(&self) -> SlotWords<'_> {
-        SlotWords { free: &self.free, holds: &self.holds, sizes: &self.sizes, resident: &self.resident }
-    }
-}
-
 #[cfg(all(test, not(ringloader_loom)))]
 mod tests {
     use super::*;
-
-    #[test]
-    fn lengths_must_agree() {
-        let heap = HeapWords::new(100);
-        let w = heap.words();
-        let new = |free, holds, sizes| SlotWords::new(free, holds, sizes, w.resident);
-        assert_eq!(new(w.free, w.holds, w.sizes).unwrap().slots(), 100);
-        assert!(new(&w.free[..1], w.holds, w.sizes).is_err());
-        assert!(new(w.free, &w.holds[..99], w.sizes).is_err());
-        assert!(new(w.free, w.holds, &w.sizes[..199]).is_err());
-        assert!(new(&[], &[], &[]).is_err());
-    }
 
     #[test]
     fn bits_and_slots_are_inverse() {

@@ -184,12 +184,8 @@ impl WorkerSlots {
         self.own_leases.iter_mut().any(|owner| Arc::get_mut(owner).is_none())
     }
 
-    /// Slots that are free, as of the last [`begin`](Self::begin).
-    pub fn free_slots(&self) -> u32 {
-        self.free.len() as u32
-    }
-
-    /// Bytes that all slots keep together.
+    /// Bytes that the slots may have touched, as the worker counts them.
+    #[must_use]
     pub fn resident(&self) -> u64 {
         self.resident
     }

@@ -13,14 +13,14 @@ mod own_page;
 
 use std::cell::RefCell;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Weak;
 use std::time::{Duration, Instant};
 
 pub(crate) use self::own_page::Leaked;
 use self::own_page::{OwnPage, own_page};
 use crate::forks::{Child, Forks, Moment};
 use crate::os::process::{end_pipe, is_hung_up, random};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::testing::failpoint::failpoint;
 
 /// A process: this one, or in a forked child perhaps its parent.
@@ -34,7 +34,7 @@ pub struct Process {
     pid: u32,
     forks: Forks<Pipe>,
     /// Whatever may lend memory.
-    lenders: Mutex<Vec<Weak<dyn Lender>>>,
+    lenders: Lock<Vec<Weak<dyn Lender>>>,
     /// Things that are lent by none of `lenders`.
     lent: AtomicU64,
     began: Instant,
@@ -99,7 +99,7 @@ impl Process {
             identity,
             pid: std::process::id(),
             forks: Forks::new(),
-            lenders: Mutex::default(),
+            lenders: Lock::default(),
             lent: AtomicU64::new(0),
             began: Instant::now(),
             looked: AtomicU64::new(0),
@@ -189,7 +189,7 @@ impl Process {
 
     /// Asks `lender` at each fork whether it lends anything, for as long as it lives.
     pub fn register(&self, lender: Weak<dyn Lender>) {
-        let mut lenders = self.lenders();
+        let mut lenders = self.lenders.lock();
         lenders.retain(|lender| lender.strong_count() > 0);
         lenders.push(lender);
     }
@@ -206,11 +206,7 @@ impl Process {
 
     fn is_lending(&self) -> bool {
         let lending = |lender: &Weak<dyn Lender>| lender.upgrade().is_some_and(|lender| lender.is_lending());
-        self.lent.load(Ordering::Relaxed) > 0 || self.lenders().iter().any(lending)
-    }
-
-    fn lenders(&self) -> MutexGuard<'_, Vec<Weak<dyn Lender>>> {
-        self.lenders.lock().unwrap_or_else(PoisonError::into_inner)
+        self.lent.load(Ordering::Relaxed) > 0 || self.lenders.lock().iter().any(lending)
     }
 }
 
@@ -257,7 +253,7 @@ pub fn after_fork_in_parent() {
 pub fn after_fork_in_child() {
     let Some(ForkUnderWay { process, writing, .. }) = UNDER_WAY.with_borrow_mut(Vec::pop) else { return };
     // The parent's memory, as it was at the fork. A lock that another thread had then stays locked.
-    let is_lending = process.lenders.try_lock().is_err() || process.is_lending();
+    let is_lending = process.lenders.try_lock().is_none() || process.is_lending();
     process.forks.forget_children();
     if is_lending {
         // Open until this process ends: its end is what it tells.

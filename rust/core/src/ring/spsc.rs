@@ -15,10 +15,10 @@
 //! for an error's text.
 
 use super::cursor;
+use crate::Result;
 use crate::sync::{AtomicU64, CachePadded, Ordering, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::planted;
-use crate::{Error, Result};
 
 /// The number of words of a descriptor.
 pub const WORDS: usize = 8;
@@ -49,24 +49,7 @@ const _: () = {
     assert!(size_of::<RingHeader>() == 256 && align_of::<RingHeader>() == 128);
 };
 
-impl RingHeader {
-    /// The header of an empty ring.
-    pub fn new() -> Self {
-        Self::at(0)
-    }
-
-    /// The header of an empty ring whose positions begin at `position`.
-    pub fn at(position: u64) -> Self {
-        Self { tail: CachePadded(AtomicU64::new(position)), head: CachePadded(AtomicU64::new(position)) }
-    }
-}
-
 impl Descriptor {
-    /// A descriptor of zeros.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     #[inline]
     fn store(&self, words: &Words) {
         for (to, from) in self.words.iter().zip(words) {
@@ -89,19 +72,10 @@ pub struct Ring<'a> {
 }
 
 impl<'a> Ring<'a> {
-    /// A ring over `header` and `slots`.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] unless the number of slots is a power of two.
-    pub fn new(header: &'a RingHeader, slots: &'a [Descriptor]) -> Result<Self> {
-        if slots.len().is_power_of_two() {
-            Ok(Self { header, slots })
-        } else {
-            Err(Error::Corrupt(format!(
-                "a ring has {} slots; their number must be a power of two",
-                slots.len()
-            )))
-        }
+    /// A ring over `header` and `slots`, whose number is a power of two.
+    pub fn new(header: &'a RingHeader, slots: &'a [Descriptor]) -> Self {
+        debug_assert!(slots.len().is_power_of_two());
+        Self { header, slots }
     }
 
     /// The number of slots.
@@ -296,12 +270,6 @@ impl Consumer {
         let words = ring.slot(self.head).load();
         self.advance(ring);
         Ok(Some(words))
-    }
-
-    /// The position of the oldest descriptor.
-    #[inline]
-    pub fn head(&self) -> u64 {
-        self.head
     }
 }
 

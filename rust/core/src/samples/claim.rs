@@ -2,10 +2,11 @@
 
 use std::cell::Cell;
 use std::collections::HashSet;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use super::Samples;
 use crate::process::{self, Leaked, Process};
+use crate::sync::Lock;
 
 /// A file of samples, and an index.
 type Key = ((u64, u64), usize);
@@ -18,8 +19,8 @@ type Key = ((u64, u64), usize);
 #[derive(Debug)]
 pub(super) struct Making {
     process: &'static Process,
-    keys: Mutex<HashSet<Key>>,
-    adding: Mutex<()>,
+    keys: Lock<HashSet<Key>>,
+    adding: Lock<()>,
 }
 
 impl Making {
@@ -36,16 +37,12 @@ impl Making {
     }
 
     fn new() -> Self {
-        Self { process: process::current(), keys: Mutex::default(), adding: Mutex::default() }
+        Self { process: process::current(), keys: Lock::default(), adding: Lock::default() }
     }
 
     /// Waits until no other thread of the process adds to a file.
     pub(super) fn adding(&self) -> MutexGuard<'_, ()> {
-        self.adding.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn keys(&self) -> MutexGuard<'_, HashSet<Key>> {
-        self.keys.lock().unwrap_or_else(PoisonError::into_inner)
+        self.adding.lock()
     }
 }
 
@@ -63,7 +60,7 @@ impl Samples {
     #[must_use]
     pub fn begin(&self, index: usize) -> Option<Claim<'_>> {
         let (making, key) = (Making::current(), (self.file().inode(), index));
-        let is_new = making.keys().insert(key);
+        let is_new = making.keys.lock().insert(key);
         is_new.then(|| Claim { samples: self, making, key, is_locked: Cell::new(false) })
     }
 }
@@ -87,6 +84,6 @@ impl Drop for Claim<'_> {
         if self.is_locked.get() {
             self.samples.release(self.key.1);
         }
-        self.making.keys().remove(&self.key);
+        self.making.keys.lock().remove(&self.key);
     }
 }

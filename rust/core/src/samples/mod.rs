@@ -92,12 +92,6 @@ impl RecordRef {
     pub fn len(&self) -> u64 {
         self.len
     }
-
-    /// Never true: a record has a header.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
 }
 
 /// The outcome of storing a sample.
@@ -174,12 +168,6 @@ impl Samples {
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
-    }
-
-    /// True of a dataset without samples.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
     }
 
     /// Looks for the sample of an index. `None`: it is not kept.

@@ -38,12 +38,4 @@ impl<T> Scheduler<T> {
             self.last_number
         })
     }
-
-    /// Numbers this epoch as if `epochs` epochs had begun and ended before. For tests of the numbers.
-    #[must_use]
-    pub fn after_epochs(mut self, epochs: u64) -> Self {
-        self.epoch = epochs % EPOCHS;
-        self.last_number = self.epoch;
-        self
-    }
 }

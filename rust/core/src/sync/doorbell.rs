@@ -47,11 +47,6 @@ pub struct WaitFlag(CachePadded<AtomicU32>);
 const _: () = assert!(size_of::<WaitFlag>() == 128 && align_of::<WaitFlag>() == 128);
 
 impl WaitFlag {
-    /// A flag that was not announced on.
-    pub fn new() -> Self {
-        Self(CachePadded(AtomicU32::new(0)))
-    }
-
     /// Says that the caller is going to sleep. The caller **must look again** at everything that it
     /// would be woken for before it sleeps, and [`withdraw`](Self::withdraw) when it is awake:
     /// [`sleep_unless`] does it all.
@@ -130,7 +125,7 @@ mod tests {
 
     #[test]
     fn takes_an_announcement_once() {
-        let flag = WaitFlag::new();
+        let flag = WaitFlag::default();
         assert!(!flag.take(), "nothing was announced");
         flag.announce();
         assert!(flag.take());
@@ -139,7 +134,7 @@ mod tests {
 
     #[test]
     fn the_flag_is_up_during_a_sleep_and_down_after_it() {
-        let flag = WaitFlag::new();
+        let flag = WaitFlag::default();
         let taken = || Ok(flag.take());
         assert_eq!(sleep_unless(&flag, || Ok(false), taken), Ok(Some(true)));
         assert_eq!(sleep_unless(&flag, || Ok(true), taken), Ok(None));
@@ -151,7 +146,7 @@ mod tests {
 
     #[test]
     fn either_flag_is_taken() {
-        let flags = [WaitFlag::new(), WaitFlag::new()];
+        let flags = [WaitFlag::default(), WaitFlag::default()];
         let take = || take_any([&flags[0], &flags[1]]);
         assert!(!take(), "nothing was announced");
         for flag in &flags {
@@ -163,7 +158,7 @@ mod tests {
 
     #[test]
     fn takes_nothing_after_a_withdrawal() {
-        let flag = WaitFlag::new();
+        let flag = WaitFlag::default();
         flag.announce();
         flag.withdraw();
         assert!(!flag.take());

@@ -6,12 +6,12 @@
 mod streaming;
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::process::{self, Process};
-use crate::sync::{AtomicU64, Ordering};
+use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::transport::received::Backing;
 
 /// Bytes of a batch, and where a copy of them belongs.
@@ -67,7 +67,7 @@ pub struct CopyJob {
 
 #[derive(Debug)]
 struct Shared {
-    state: Mutex<State>,
+    state: Lock<State>,
     over: Condvar,
 }
 
@@ -79,13 +79,9 @@ enum State {
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Does the work if it still waits. Returns the state after it.
     fn run(&self) -> MutexGuard<'_, State> {
-        let mut state = self.state();
+        let mut state = self.state.lock();
         if matches!(*state, State::Waiting(_))
             && let State::Waiting(work) = std::mem::replace(&mut *state, State::Running)
         {
@@ -94,7 +90,7 @@ impl Shared {
                 part.copy();
             }
             drop(work);
-            state = self.state();
+            state = self.state.lock();
             *state = State::Over;
             self.over.notify_all();
         }
@@ -106,7 +102,7 @@ impl CopyJob {
     /// Returns true if everything is copied.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.process.is_current() && matches!(*self.shared.state(), State::Over)
+        self.process.is_current() && matches!(*self.shared.state.lock(), State::Over)
     }
 
     /// Returns once everything is copied: copies it here, if the thread has not begun.
@@ -128,7 +124,7 @@ impl Drop for CopyJob {
             std::mem::forget(self.shared.clone());
             return;
         }
-        let mut state = self.shared.state();
+        let mut state = self.shared.state.lock();
         while matches!(*state, State::Running) {
             state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
@@ -148,7 +144,7 @@ pub struct Copier {
 
 #[derive(Debug, Default)]
 struct Queue {
-    jobs: Mutex<Jobs>,
+    jobs: Lock<Jobs>,
     changed: Condvar,
 }
 
@@ -172,19 +168,13 @@ impl Copier {
     /// Begins to copy. `backing` keeps what the parts read until they are copied.
     #[must_use]
     pub fn copy(&self, parts: Vec<CopyPart>, backing: Arc<Backing>) -> CopyJob {
-        let state = Mutex::new(State::Waiting(Work { parts, _backing: backing }));
+        let state = Lock::new(State::Waiting(Work { parts, _backing: backing }));
         let shared = Arc::new(Shared { state, over: Condvar::new() });
         if self.thread.is_some() && self.process.is_current() {
-            self.queue.lock().waiting.push_back(shared.clone());
+            self.queue.jobs.lock().waiting.push_back(shared.clone());
             self.queue.changed.notify_one();
         }
         CopyJob { shared, process: process::current() }
-    }
-}
-
-impl Default for Copier {
-    fn default() -> Self {
-        Self::new()
     }
 }
 
@@ -196,7 +186,7 @@ impl Drop for Copier {
             std::mem::forget((self.queue.clone(), thread));
             return;
         }
-        self.queue.lock().closed = true;
+        self.queue.jobs.lock().closed = true;
         self.queue.changed.notify_one();
         // The thread ends after the copy that it is at.
         let _ = thread.join();
@@ -204,13 +194,9 @@ impl Drop for Copier {
 }
 
 impl Queue {
-    fn lock(&self) -> MutexGuard<'_, Jobs> {
-        self.jobs.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn serve(&self) {
         loop {
-            let mut jobs = self.lock();
+            let mut jobs = self.jobs.lock();
             let job = loop {
                 if jobs.closed {
                     return;

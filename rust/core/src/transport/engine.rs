@@ -10,7 +10,7 @@ mod workers;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -21,10 +21,10 @@ use crate::os::process::pidfd;
 use crate::pool::Leases;
 use crate::process::{self, Process};
 use crate::ring::{ByteFifo, Consumer, Producer};
-use crate::sync::Arc;
 use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
+use crate::sync::{Arc, Lock};
 use crate::transport::joint::windows::Windows;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{ResultKind, Task, TaskIndex};
@@ -51,8 +51,8 @@ pub struct Engine {
     handles: Vec<Arc<WorkerHandle>>,
     /// The ends of the socket pairs that are the workers', until each has its own. Outside of the state: a forked
     /// worker looks here, and what held the state's lock at the fork never gives it back there.
-    worker_ends: Mutex<Vec<Option<Arc<OwnedFd>>>>,
-    state: Mutex<EngineState>,
+    worker_ends: Lock<Vec<Option<Arc<OwnedFd>>>>,
+    state: Lock<EngineState>,
     /// The windows of batches that all workers make, if they do.
     windows: OnceLock<Arc<Windows>>,
     spin: AdaptiveSpin,
@@ -109,8 +109,8 @@ impl Engine {
             poller: Poller::new(EventFd::new()?)?,
             pidfd: pidfd(0)?,
             handles: Vec::new(),
-            worker_ends: Mutex::default(),
-            state: Mutex::new(EngineState::new(workers)),
+            worker_ends: Lock::default(),
+            state: Lock::new(EngineState::new(workers)),
             windows: OnceLock::new(),
             memfd,
             control,
@@ -120,8 +120,8 @@ impl Engine {
         for worker in 0..workers {
             let view = engine.control.worker(worker);
             let (socket, theirs) = fd_passing::pair()?;
-            engine.ends().push(Some(Arc::new(theirs)));
-            engine.lock().channels.push(WorkerChannel {
+            engine.worker_ends.lock().push(Some(Arc::new(theirs)));
+            engine.state.lock().channels.push(WorkerChannel {
                 tasks: Producer::attach(view.tasks)?,
                 arena: ByteFifo::new(engine.control.geometry().arena),
                 pending: VecDeque::new(),
@@ -175,26 +175,26 @@ impl Engine {
         };
         let sleep = || sleep_unless(flag, found, || self.poller.sleep(limit.min(LONGEST_SLEEP)));
         if let Some(Some(ended)) = self.spin.before(limit, found, sleep)? {
-            self.record_ended(&mut self.lock(), ended);
+            self.record_ended(&mut self.state.lock(), ended);
         }
         Ok(())
     }
 
     /// Ends the sleep of the thread that waits.
     pub fn wake(&self) {
-        self.lock().woken = true;
+        self.state.lock().woken = true;
         self.poller.eventfd().notify();
     }
 
     /// Returns true if [`wake`](Self::wake) was called and not yet taken.
     #[must_use]
     pub fn is_woken(&self) -> bool {
-        self.lock().woken
+        self.state.lock().woken
     }
 
     /// Returns true if [`wake`](Self::wake) was called since the last call of this.
     pub fn take_wake(&self) -> bool {
-        std::mem::take(&mut self.lock().woken)
+        std::mem::take(&mut self.state.lock().woken)
     }
 
     /// Tells the workers that nothing more is wanted and wakes sleeping workers.
@@ -206,10 +206,10 @@ impl Engine {
     }
 
     /// Gives back all memory that the user does not hold, and no driver has; that of drivers at
-    /// [`SlotMemory::clear_registered`]. To be called when the workers have ended;
+    /// [`SlotMemory::set_registered`] with 0. To be called when the workers have ended;
     /// calling it again does nothing.
     pub fn close(&self) {
-        if std::mem::replace(&mut self.lock().closed, true) {
+        if std::mem::replace(&mut self.state.lock().closed, true) {
             return;
         }
         self.set_done();
@@ -225,16 +225,7 @@ impl Engine {
         if !self.process.is_current() {
             return Err(Error::Inherited { owner: self.process.pid() });
         }
-        Ok(self.lock())
-    }
-
-    fn ends(&self) -> MutexGuard<'_, Vec<Option<Arc<OwnedFd>>>> {
-        self.worker_ends.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, EngineState> {
-        // Nothing in the state is left half-changed by a panic, so a poisoned lock is as good as any.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        Ok(self.state.lock())
     }
 }
 

@@ -7,7 +7,6 @@ mod relayed;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -17,9 +16,9 @@ use crate::os::{fd_passing, parent_death};
 use crate::pool::{Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
 use crate::process::{self, Lender, Process};
 use crate::ring::{Consumer, Producer, Ring};
-use crate::sync::Arc;
 use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
+use crate::sync::{Arc, Lock};
 use crate::testing::failpoint::failpoint;
 use crate::transport::LONGEST_SLEEP;
 use crate::transport::fds::PortFds;
@@ -53,7 +52,7 @@ pub struct Port {
     process: &'static Process,
     _lender: Arc<Collated>,
     spin: AdaptiveSpin,
-    state: Mutex<PortState>,
+    state: Lock<PortState>,
 }
 
 #[derive(Debug)]
@@ -180,7 +179,7 @@ impl Port {
             process,
             _lender: lender,
             spin: AdaptiveSpin::default(),
-            state: Mutex::new(state),
+            state: Lock::new(state),
             control,
         })
     }
@@ -207,7 +206,7 @@ impl Port {
     /// [`Error::Corrupt`] when the parent wrote what it never writes.
     pub fn try_task(&self) -> Result<Option<Task>> {
         let view = self.control.worker(self.worker);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let Some(words) = state.tasks.peek(view.tasks)? else { return Ok(None) };
         let TaskDescriptor { seq, kind, offset, len } = TaskDescriptor::from_words(&words)?;
         let arena = self.control.arena(self.worker);
@@ -249,12 +248,12 @@ impl Port {
     pub fn wait_for_any(&self, limit: Duration, is_there: impl Fn() -> bool) -> Result<Wake> {
         let tasks = self.control.worker(self.worker).tasks;
         let began = Instant::now();
-        let found = || Ok(self.lock().tasks.peek(tasks)?.is_some() || is_there());
+        let found = || Ok(self.state.lock().tasks.peek(tasks)?.is_some() || is_there());
         let sleep = || self.wait_unless(found, limit.min(LONGEST_SLEEP));
         let wake = self.spin.before(limit, found, sleep)?.unwrap_or(Wake::Look);
         if began.elapsed() >= LONGEST_SLEEP {
             let words = self.control.worker(self.worker).slots;
-            self.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
+            self.state.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
         }
         Ok(wake)
     }
@@ -283,7 +282,7 @@ impl Port {
 
     /// Begins a task that came by another way than the ring: from now on its batch may lie in a slot.
     pub fn begin_task(&self) {
-        self.lock().open = true;
+        self.state.lock().open = true;
     }
 
     /// Returns true if the parent wants nothing more.
@@ -302,7 +301,7 @@ impl Port {
             return Ok(None);
         }
         let view = self.control.worker(self.worker);
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         if !state.open || nbytes == 0 {
             return Ok(None);
         }
@@ -339,7 +338,7 @@ impl Port {
     ///
     /// With `true`, nothing of this process uses the memory once the port is dropped.
     pub fn detach(&self) -> bool {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.open = false;
         state.filling = None;
         !state.slots.has_own_leases()
@@ -354,7 +353,7 @@ impl Port {
     /// Ends allocation for this batch and begins its commit. What was allocated stays where it is.
     #[must_use]
     pub fn begin_commit(&self) -> Commit<&Self> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.open = false;
         state.fillings += 1;
         let generation = state.fillings;
@@ -369,10 +368,6 @@ impl Port {
 
     fn pages(&self) -> PortPages<'_> {
         PortPages { port: self }
-    }
-
-    fn lock(&self) -> MutexGuard<'_, PortState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -12,7 +12,7 @@ mod transport;
 
 use std::collections::VecDeque;
 use std::mem::take;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 pub use self::joint::TaskRun;
@@ -22,7 +22,7 @@ use self::state::{State, Worker};
 use super::message::ResultKind;
 use crate::error::{Error, Result};
 use crate::process::{self, Process};
-use crate::sync::AtomicBool;
+use crate::sync::{AtomicBool, Lock};
 
 /// A request to a worker.
 #[derive(Debug)]
@@ -61,7 +61,7 @@ pub struct Reply<R> {
 /// Both ends: `I` goes to the workers, `R` comes back.
 #[derive(Debug)]
 pub struct Queues<I, R> {
-    state: Mutex<State<I, R>>,
+    state: Lock<State<I, R>>,
     /// True once all workers share all tasks. Spares others a look under the lock.
     shares: AtomicBool,
     /// For each worker, says that it has a request, or that all is closed.
@@ -85,7 +85,7 @@ impl<I, R> Queues<I, R> {
     #[must_use]
     pub fn new(workers: u32) -> Self {
         Self {
-            state: Mutex::new(State::new(workers)),
+            state: Lock::new(State::new(workers)),
             shares: AtomicBool::new(false),
             requested: (0..workers).map(|_| Condvar::new()).collect(),
             replied: Condvar::new(),
@@ -97,7 +97,7 @@ impl<I, R> Queues<I, R> {
         if !self.process.is_current() {
             return Err(Error::Inherited { owner: self.process.pid() });
         }
-        Ok(self.state.lock().unwrap_or_else(PoisonError::into_inner))
+        Ok(self.state.lock())
     }
 
     /// Sends a worker something. After [`close`](Self::close) it is dropped.
@@ -248,14 +248,6 @@ impl<I, R> Queues<I, R> {
         self.lock()?.is_woken = true;
         self.replied.notify_all();
         Ok(())
-    }
-
-    /// Returns true if [`wake`](Self::wake) was called since the last call of this.
-    ///
-    /// # Errors
-    /// [`Error::Inherited`] in a forked child.
-    pub fn take_wake(&self) -> Result<bool> {
-        Ok(std::mem::take(&mut self.lock()?.is_woken))
     }
 
     /// Nothing more is wanted: each worker ends when it looks next.

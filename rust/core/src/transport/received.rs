@@ -73,16 +73,6 @@ impl Backing {
             Self::Shared(_) | Self::Own(_) => None,
         }
     }
-
-    /// Says how many bytes of the window, from its start, are registered with a driver; see
-    /// [`Leases::set_registered`](crate::pool::Leases::set_registered). `false` too where there is no slot.
-    #[must_use = "a refusal means that the memory may be given back at any time"]
-    pub fn set_registered(&self, bytes: u64) -> bool {
-        match self {
-            Self::Slot(HeldSlot { handle, slot, .. }) => handle.set_registered(*slot, bytes),
-            Self::Shared(_) | Self::Own(_) => false,
-        }
-    }
 }
 
 /// The segment of an oversize batch, delivered.
@@ -262,12 +252,6 @@ impl Received {
     #[must_use]
     pub fn len(&self) -> u64 {
         self.used
-    }
-
-    /// Returns true if the batch has no bytes. A batch has at least its table.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.used == 0
     }
 
     /// Makes the batch the user's, for as long as he likes. `false`: he holds as much of this worker

@@ -73,17 +73,6 @@ impl SlotMemory {
         windows.filter(|window| window.registered > 0).collect()
     }
 
-    /// Bytes that are registered.
-    #[must_use]
-    pub fn registered_bytes(&self) -> u64 {
-        self.0.iter().map(|handle| handle.leases.registered_bytes()).sum()
-    }
-
-    /// Says that the driver has unregistered all.
-    pub fn clear_registered(&self) {
-        self.0.iter().for_each(|handle| handle.clear_registered());
-    }
-
     fn find(&self, address: usize) -> Option<(&WorkerHandle, SlotId)> {
         let control = &self.0.first()?.control;
         let offset = address.checked_sub(control.segment().base().as_ptr() as usize)?;

@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::os::eventfd::EventFd;
 use crate::pool::{Closing, Leases, SlotId};
 use crate::process::{self, Lender, Process};
-use crate::sync::{Arc, Ordering};
+use crate::sync::Arc;
 use crate::transport::layout::Control;
 
 /// The parent's state for one worker. Every lease on that worker's slots shares it.
@@ -76,16 +76,6 @@ impl WorkerHandle {
             self.control.release_unheld(self.worker, std::iter::once(slot));
         }
         set
-    }
-
-    /// Says that the driver has unregistered all of this worker's memory.
-    pub(super) fn clear_registered(&self) {
-        let words = self.control.worker(self.worker).slots;
-        for slot in (0..words.slots()).map(SlotId::new) {
-            if words.registered()[slot.index()].load(Ordering::Relaxed) > 0 {
-                let _ = self.set_registered(slot, 0);
-            }
-        }
     }
 
     /// Ends one hold. Called by the process that holds, once for each hold, when no child that it forked may have the

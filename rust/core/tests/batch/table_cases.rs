@@ -6,7 +6,7 @@ use ringloader_core::batch::wire::{LAYOUT_VERSION, repeats};
 use ringloader_core::batch::{Dtype, Meta, MetaWriter, StorageRecord};
 
 fn small_block() -> Vec<u8> {
-    let mut writer = MetaWriter::new();
+    let mut writer = MetaWriter::default();
     let first = writer.add_storage(StorageRecord { offset: 0, nbytes: 0 });
     let second = writer.add_storage(StorageRecord { offset: 64, nbytes: 40 });
     writer.set_storage(first, StorageRecord { offset: 128, nbytes: 24 });
@@ -200,13 +200,13 @@ fn each_field_of_the_format_is_checked() {
 
 #[test]
 fn a_cleared_writer_writes_as_a_new_one() {
-    let mut writer = MetaWriter::new();
+    let mut writer = MetaWriter::default();
     let storage = writer.add_storage(StorageRecord { offset: 64, nbytes: 64 });
     writer.add_array(storage, 0, 4, b"<f4", ArrayFlags::default(), &[16]);
     writer.skeleton().named_tuple("m", "P", 0);
     let used = writer.finish(1).to_vec();
     writer.clear();
-    assert_eq!(writer.finish(2), MetaWriter::new().finish(2));
+    assert_eq!(writer.finish(2), MetaWriter::default().finish(2));
     let storage = writer.add_storage(StorageRecord { offset: 64, nbytes: 64 });
     writer.add_array(storage, 0, 4, b"<f4", ArrayFlags::default(), &[16]);
     writer.skeleton().named_tuple("m", "P", 0);

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use proptest::prelude::*;
-use ringloader_core::plan::{BatchRule, Draw, Source, Step, Stream, Supply, sample_hash};
+use ringloader_core::plan::{BatchRule, Draw, Source, Step, Stream, Supply, fingerprint_of};
 use ringloader_core::{Error, Result};
 
 use crate::generators::{self, Batches, Distributed, Items, Raised, Rng, Shared};
@@ -70,7 +70,7 @@ pub(crate) struct Passed {
 impl Passed {
     pub(crate) fn add(&mut self, place: u64, index: i64) {
         self.count += 1;
-        self.sum = self.sum.wrapping_add(sample_hash(place, index));
+        self.sum = self.sum.wrapping_add(fingerprint_of(place, 1, [index]));
     }
 }
 

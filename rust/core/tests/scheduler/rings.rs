@@ -43,7 +43,7 @@ impl Backend for Rings {
 
     fn commit(&self, worker: u32, seq: u64, content: i64) {
         let mut commit = self.ports[worker as usize].begin_commit();
-        let mut meta = MetaWriter::new();
+        let mut meta = MetaWriter::default();
         meta.skeleton().int(content);
         let block = meta.finish(commit.generation());
         let len = block.len() as u64;

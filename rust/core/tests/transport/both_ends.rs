@@ -38,7 +38,7 @@ pub(crate) fn content(seq: u64) -> [u8; LEAF as usize] {
 }
 
 pub(crate) fn describe(commit: &Commit<&Port>) -> Vec<u8> {
-    let mut meta = MetaWriter::new();
+    let mut meta = MetaWriter::default();
     let storage = meta.add_storage(StorageRecord { offset: 0, nbytes: LEAF });
     let leaf = meta.add_tensor(storage, 0, Dtype::U8, &[LEAF as i64], &[1]);
     meta.skeleton().leaf(leaf);

@@ -9,19 +9,33 @@ use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Port, Room};
 use ringloader_core::transport::received::Received;
-use ringloader_core::transport::slot_memory::Window;
+use ringloader_core::transport::slot_memory::{SlotMemory, Window};
 
 use crate::both_ends::{
     LEAF, SHARE, answer, answer_oversize, check, content, describe, engine, kept, memfd, port, send_own,
     take, take_task,
 };
 
+/// Unregisters all.
+fn clear(memory: &SlotMemory) {
+    let windows = memory.registered_windows();
+    windows.iter().for_each(|window| assert!(memory.set_registered(window.address, 0)));
+}
+
+fn bytes(memory: &SlotMemory) -> u64 {
+    memory.registered_windows().iter().map(|window| window.registered).sum()
+}
+
+fn register(engine: &Engine, batch: &Received, bytes: u64) -> bool {
+    batch.backing().window().is_some_and(|window| engine.slot_memory().set_registered(window.address, bytes))
+}
+
 /// A batch in a slot, delivered and registered.
 fn deliver_registered(engine: &Engine, port: &Port, seq: u64) -> Received {
     answer(engine, port, seq);
     let received = take(engine, seq);
     let window = received.backing().window().unwrap();
-    assert!(received.backing().set_registered(window.touched));
+    assert!(register(engine, &received, window.touched));
     received
 }
 
@@ -47,14 +61,14 @@ fn windows_are_found_by_their_addresses() {
     assert!(memory.set_registered(window.address + 100, 1));
     let page = rustix::param::page_size() as u64;
     assert_eq!(memory.registered_windows(), [Window { registered: page, ..window }]);
-    assert_eq!(memory.registered_bytes(), page);
-    memory.clear_registered();
-    assert_eq!((memory.registered_windows(), memory.registered_bytes()), (vec![], 0));
+    assert_eq!(bytes(&memory), page);
+    clear(&memory);
+    assert_eq!((memory.registered_windows(), bytes(&memory)), (vec![], 0));
     drop(received);
     assert!(!memory.set_registered(window.address, 1), "it is not held");
     answer_oversize(&engine, &port, 2);
     let oversize = take(&engine, 2);
-    assert!(oversize.backing().window().is_none() && !oversize.backing().set_registered(1));
+    assert!(oversize.backing().window().is_none());
 }
 
 #[test]
@@ -69,7 +83,7 @@ fn an_idle_worker_keeps_what_is_registered() {
     let rest = || (0..10).for_each(|_| assert!(port.wait(Duration::from_secs(1)).is_ok()));
     rest();
     assert_eq!(resident(), both / 2);
-    engine.slot_memory().clear_registered();
+    clear(&engine.slot_memory());
     rest();
     assert_eq!(resident(), 0);
 }
@@ -82,7 +96,7 @@ fn a_share_that_is_registered_is_not_waited_for() {
     // Registers small slots, as in a worker whose slots were small at first.
     let words = engine.control().worker(0).slots;
     let mut small: Vec<_> = (0..48).map(|seq| deliver_large(&engine, &port, seq, 12 << 10)).collect();
-    let registered = small.iter().filter(|one| one.backing().set_registered(12 << 10)).count() as u64;
+    let registered = small.iter().filter(|one| register(&engine, one, 12 << 10)).count() as u64;
     assert_eq!(registered, SHARE / 2 / (12 << 10), "half the share");
     let held = small.split_off(small.len() / 2);
     drop(small);
@@ -143,16 +157,16 @@ fn what_is_registered_outlives_closing() {
                 assert_eq!(kept(&memfd), registered, "{last}");
                 drop(engine);
                 assert_eq!(kept(&memfd), registered, "{last}");
-                memory.clear_registered();
+                clear(&memory);
             }
             "dropped" => {
                 engine.close();
-                memory.clear_registered();
+                clear(&memory);
                 check(&engine, &received);
                 drop(received);
             }
             "closed" => {
-                memory.clear_registered();
+                clear(&memory);
                 drop(received);
                 engine.close();
             }
@@ -173,7 +187,7 @@ fn registered_memory_is_kept_for_the_next_epoch() {
     let engine = engine();
     let (memfd, memory, first) = (memfd(&engine), engine.slot_memory(), port(&engine, None));
     let mut batches: Vec<_> = (0..4).map(|seq| deliver_large(&engine, &first, seq, 64 << 10)).collect();
-    assert!(batches[1].backing().set_registered(64 << 10) && batches[2].backing().set_registered(16 << 10));
+    assert!(register(&engine, &batches[1], 64 << 10) && register(&engine, &batches[2], 16 << 10));
     let windows = memory.registered_windows();
     batches.truncate(1);
     drop(first);
@@ -183,7 +197,7 @@ fn registered_memory_is_kept_for_the_next_epoch() {
         (64 << 10) + (64 << 10) + (16 << 10),
         "what is held, and what is registered"
     );
-    assert_eq!(memory.registered_bytes(), 80 << 10);
+    assert_eq!(bytes(&memory), 80 << 10);
 
     let engine = cached.take().unwrap();
     let second = port(&engine, None);
@@ -196,6 +210,6 @@ fn registered_memory_is_kept_for_the_next_epoch() {
     batches.clear();
     let page = rustix::param::page_size() as u64;
     assert_eq!(kept(&memfd), 2 * page, "it was closed instead, and of each window one page was written");
-    memory.clear_registered();
+    clear(&memory);
     assert_eq!(kept(&memfd), 0);
 }

@@ -403,7 +403,8 @@ pub(crate) fn check(profile: &Profile, received: &Received) -> (Kept, u64) {
     assert_eq!(tokens.len(), specs.len() + 2, "batch {} is another one", received.seq);
     let Some(Token::Int(waits)) = tokens.last() else { panic!("{tokens:?}") };
     assert_eq!(meta.storage_count() as usize, specs.len());
-    let leaves = specs.into_iter().zip(meta.storages()).map(|(spec, record)| {
+    let storages = (0..meta.storage_count()).filter_map(|number| meta.storage(number));
+    let leaves = specs.into_iter().zip(storages).map(|(spec, record)| {
         assert_eq!(record.nbytes, spec.len, "batch {} is another one", received.seq);
         (spec, record.offset)
     });

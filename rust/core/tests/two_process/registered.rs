@@ -112,7 +112,7 @@ impl Driver {
         }
         let bytes = self.random.magnitude(touched).next_multiple_of(page_size() as u64);
         if self.registered.len() < Self::MOST && bytes > registered && self.random.once_in(4) {
-            if batch.backing().set_registered(bytes) {
+            if self.memory.set_registered(address, bytes) {
                 let pages = Pages::lock(&self.control, &self.memfd, address, bytes);
                 self.registered.insert(address, pages);
             } else {
@@ -133,8 +133,9 @@ impl Driver {
     }
 
     fn unregister(mut self) {
-        self.registered.clear();
-        self.memory.clear_registered();
+        for (address, _) in self.registered.drain() {
+            assert!(self.memory.set_registered(address, 0));
+        }
     }
 }
 

@@ -188,7 +188,7 @@ impl Worker {
 
 /// The block without the places of the storages, and without the count of waits.
 fn describe(leaves: &[LeafSpec]) -> (MetaWriter, std::ops::Range<u32>) {
-    let mut meta = MetaWriter::new();
+    let mut meta = MetaWriter::default();
     meta.skeleton().list(leaves.len() as u32 + 1);
     for leaf in leaves {
         let storage = meta.add_storage(StorageRecord { offset: 0, nbytes: leaf.len });

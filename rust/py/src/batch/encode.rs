@@ -13,11 +13,10 @@
 //! Free-threaded, other threads always run. There what is copied is held, of whatever size, and looked at once more
 //! ([`Groups::hold`]), and each object that may be met again is held too, so that no other gets its address.
 
-use std::sync::{Mutex, PoisonError};
-
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::MetaWriter;
+use ringloader_core::sync::Lock;
 
 use super::LONGEST_TABLE_KEPT;
 use super::groups::Groups;
@@ -281,7 +280,7 @@ fn integers(list: &Bound<'_, PyList>) -> Option<Vec<i64>> {
 #[pyclass(frozen, module = "ringloader._native")]
 #[derive(Default)]
 pub(crate) struct Leaves {
-    drafts: Mutex<Drafts>,
+    drafts: Lock<Drafts>,
 }
 
 #[pymethods]
@@ -304,7 +303,7 @@ impl Leaves {
                 other => other,
             },
         };
-        *self.drafts.lock().unwrap_or_else(PoisonError::into_inner) = drafts;
+        *self.drafts.lock() = drafts;
         match number? {
             Some(number) => Ok((&torch.leaf, (number,)).into_pyobject(py)?.into_any().unbind()),
             None => Ok(py.NotImplemented()),
@@ -315,10 +314,10 @@ impl Leaves {
 impl Leaves {
     /// Leaves that come back as they are, if `exact`.
     pub(super) fn new(exact: bool) -> Self {
-        Self { drafts: Mutex::new(Drafts::new(exact)) }
+        Self { drafts: Lock::new(Drafts::new(exact)) }
     }
 
     pub(super) fn take(&self) -> Drafts {
-        std::mem::take(&mut self.drafts.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.drafts.lock())
     }
 }

@@ -3,13 +3,12 @@
 //! Consecutive batches with the same table share one plan.
 
 use std::cell::RefCell;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
-use ringloader_core::sync::Arc;
+use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::received::Received;
 
 use super::template::{Template, TemplateCache};
@@ -158,7 +157,7 @@ type Block = (u64, Vec<(usize, u64, u64)>);
 
 /// The layout of an engine's last batch.
 #[derive(Default)]
-pub(crate) struct LayoutCache(Mutex<Option<Known>>);
+pub(crate) struct LayoutCache(Lock<Option<Known>>);
 
 struct Known {
     template: Arc<Template>,
@@ -182,21 +181,17 @@ impl LayoutCache {
             return Ok(None);
         };
         let copy = |layout: &Option<Py<Layout>>| layout.as_ref().map(|layout| layout.clone_ref(py));
-        if let Some(known) = &*self.lock()
+        if let Some(known) = &*self.0.lock()
             && Arc::ptr_eq(&known.template, &template)
         {
             return Ok(copy(&known.layout));
         }
         let plan = if template.is_moved_by_leaves { Plan::of(&template) } else { None };
         let layout = plan.map(|plan| Py::new(py, Layout { plan })).transpose()?;
-        let before = self.lock().replace(Known { template, layout: copy(&layout) });
+        let before = self.0.lock().replace(Known { template, layout: copy(&layout) });
         // After the lock is released: `before` may hold objects whose end runs any code.
         drop(before);
         Ok(layout)
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<Known>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

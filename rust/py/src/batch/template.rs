@@ -4,12 +4,12 @@
 //! byte, all that was checked and looked up for the earlier batch is valid for this one too. Then only tensors and
 //! containers are new objects; batches share what cannot change, such as the keys of dicts.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token, integers};
-use ringloader_core::sync::Arc;
+use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::received::Received;
 
 use super::{LONGEST_TABLE_KEPT, MOST_DEPTH_READ, SMALL};
@@ -22,7 +22,7 @@ use crate::torch::tensor::Form;
 
 /// The last batch of one engine, kept to compare the next one with it.
 #[derive(Default)]
-pub(crate) struct TemplateCache(Mutex<LastBatch>);
+pub(crate) struct TemplateCache(Lock<LastBatch>);
 
 /// The last batch's table, and what came of it. A thread that decodes a batch has it meanwhile.
 #[derive(Default)]
@@ -43,11 +43,11 @@ enum Seen {
 
 impl TemplateCache {
     pub(crate) fn take(&self) -> LastBatch {
-        std::mem::take(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.0.lock())
     }
 
     pub(crate) fn put(&self, last: LastBatch) {
-        let before = std::mem::replace(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner), last);
+        let before = std::mem::replace(&mut *self.0.lock(), last);
         // After the lock is released: `before` may hold objects whose end runs any code.
         drop(before);
     }

@@ -4,13 +4,12 @@
 //! record lies over its memory, so each record that is read or made has memory of its own.
 
 use std::mem::MaybeUninit;
-use std::sync::Mutex;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use ringloader_core::batch::Meta;
 use ringloader_core::samples::{Samples, record};
-use ringloader_core::sync::Arc;
+use ringloader_core::sync::{Arc, Lock};
 
 use crate::batch::decode;
 use crate::batch::encode::Encoded;
@@ -35,18 +34,18 @@ pub(super) struct Record {
 
 /// The memory in which the last sample was encoded, empty. A thread that encodes has it meanwhile.
 #[derive(Default)]
-pub(super) struct Spare(Mutex<Option<Box<Encoded>>>);
+pub(super) struct Spare(Lock<Option<Box<Encoded>>>);
 
 impl Spare {
     /// A fork may have come while another thread had the lock, so nobody waits for it.
     fn take(&self) -> Box<Encoded> {
-        let spare = self.0.try_lock().ok().and_then(|mut spare| spare.take());
+        let spare = self.0.try_lock().and_then(|mut spare| spare.take());
         spare.unwrap_or_else(|| Box::new(Encoded::exact()))
     }
 
     fn put(&self, mut encoded: Box<Encoded>) {
         if encoded.clear()
-            && let Ok(mut spare) = self.0.try_lock()
+            && let Some(mut spare) = self.0.try_lock()
         {
             *spare = Some(encoded);
         }

@@ -1,9 +1,10 @@
 //! A batch that was taken and not yet handed out, as a Python class.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use ringloader_core::sync::Lock;
 use ringloader_core::transport::copier::CopyJob;
 use ringloader_core::transport::received::Received;
 
@@ -20,7 +21,7 @@ use crate::transport::event::stand_in;
 pub(crate) struct Arrival {
     /// `None` for what came as an object.
     engine: Option<Py<Engine>>,
-    content: Mutex<Content>,
+    pub(super) content: Lock<Content>,
     layout: OnceLock<Option<Py<Layout>>>,
 }
 
@@ -41,14 +42,14 @@ impl Arrival {
     /// The batch; the same object each time.
     fn unpack<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         // INVARIANT: nothing here panics: what is taken out comes back in some form.
-        let taken = std::mem::replace(&mut *self.content(), Content::Gone);
+        let taken = std::mem::replace(&mut *self.content.lock(), Content::Gone);
         let object = match taken {
             Content::Received(delivery) => self.unpacked(py, delivery),
             Content::Object(object) => Ok(object.into_bound(py)),
             Content::Pinned(pinned) => Ok(pinned.get().result(py).into_bound(py)),
             Content::Gone => Err(PyRuntimeError::new_err("this batch is being unpacked elsewhere")),
         }?;
-        *self.content() = Content::Object(object.clone().unbind());
+        *self.content.lock() = Content::Object(object.clone().unbind());
         Ok(object)
     }
 
@@ -104,7 +105,7 @@ impl Arrival {
             match interrupt {
                 None => Ok(standing),
                 Some(interrupt) => {
-                    *self.content() = Content::Object(standing.unbind());
+                    *self.content.lock() = Content::Object(standing.unbind());
                     Err(interrupt)
                 }
             }
@@ -125,7 +126,7 @@ impl Arrival {
     /// The batch as it came; `None` if it is not that any more. Another thread finds it gone meanwhile: what is done
     /// with it may wait for the interpreter, and a thread that has it for the lock.
     pub(crate) fn lend(&self) -> Option<Lent<'_>> {
-        let mut content = self.content();
+        let mut content = self.content.lock();
         match std::mem::replace(&mut *content, Content::Gone) {
             Content::Received(delivery) => Some(Lent { arrival: self, delivery: Some(delivery) }),
             other => {
@@ -141,20 +142,16 @@ impl Arrival {
     }
 
     pub(crate) fn of_delivery(engine: Py<Engine>, delivery: Received) -> Self {
-        let content = Mutex::new(Content::Received(delivery));
+        let content = Lock::new(Content::Received(delivery));
         Self { engine: Some(engine), content, layout: OnceLock::new() }
     }
 
     pub(crate) fn of_object(object: Py<PyAny>) -> Self {
-        Self { engine: None, content: Mutex::new(Content::Object(object)), layout: OnceLock::new() }
+        Self { engine: None, content: Lock::new(Content::Object(object)), layout: OnceLock::new() }
     }
 
     pub(crate) fn engine(&self) -> &Engine {
         self.engine.as_ref().expect("what has a delivery has an engine").get()
-    }
-
-    pub(crate) fn content(&self) -> MutexGuard<'_, Content> {
-        self.content.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -172,14 +169,14 @@ impl Lent<'_> {
     /// Puts this there instead. The batch as it came is gone.
     pub(crate) fn replace(mut self, content: Content) {
         self.delivery = None;
-        *self.arrival.content() = content;
+        *self.arrival.content.lock() = content;
     }
 }
 
 impl Drop for Lent<'_> {
     fn drop(&mut self) {
         if let Some(delivery) = self.delivery.take() {
-            *self.arrival.content() = Content::Received(delivery);
+            *self.arrival.content.lock() = Content::Received(delivery);
         }
     }
 }

@@ -33,7 +33,7 @@ impl Pinner {
     /// Begins to pin; the same object each time. Its slot goes back once it is copied. None, and nothing happens, for a
     /// batch that is more than tensors, each with memory of its own, in lists, tuples and dicts.
     fn pin(&self, py: Python<'_>, arrival: &Arrival) -> PyResult<Option<Py<Pinned>>> {
-        if let Content::Pinned(pinned) = &*arrival.content() {
+        if let Content::Pinned(pinned) = &*arrival.content.lock() {
             return Ok(Some(pinned.clone_ref(py)));
         }
         let Some(mut lent) = arrival.lend() else { return Ok(None) };

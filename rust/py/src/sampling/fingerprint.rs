@@ -2,12 +2,11 @@
 //!
 //! INVARIANT: equal values are equal numbers, in any process.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::plan::{OrdinalSet, fingerprint_of, hash_of_words};
+use ringloader_core::sync::Lock;
 
 use crate::gil::exception;
 use crate::strings;
@@ -131,7 +130,7 @@ pub(crate) struct Passing {
     expected: Option<u64>,
     /// The text of the error where the indices are others.
     message: String,
-    passed: Mutex<Passed>,
+    passed: Lock<Passed>,
 }
 
 struct Passed {
@@ -148,7 +147,7 @@ impl Passing {
     #[pyo3(signature = (ranges, expected=None, message=""))]
     fn new(ranges: Vec<(u64, u64)>, expected: Option<u64>, message: &str) -> PyResult<Self> {
         let ranges = OrdinalSet::from_ranges(ranges).map_err(exception)?;
-        let passed = Mutex::new(Passed { count: 0, sum: Some(0) });
+        let passed = Lock::new(Passed { count: 0, sum: Some(0) });
         Ok(Self { ranges, expected, message: message.into(), passed })
     }
 
@@ -162,14 +161,14 @@ impl Passing {
     /// Raises `ValueError` if the indices ended before all were passed over, and are others than expected. A position
     /// that other code has edited may lie after the end.
     pub(crate) fn finish(&self) -> PyResult<()> {
-        let found = self.passed();
+        let found = self.passed.lock();
         if found.count < self.ranges.count() { self.compare(&found) } else { Ok(()) }
     }
 
     /// The fingerprint of what was passed over so far; `None` where an index is no int.
     #[getter]
     fn sum(&self) -> Option<u64> {
-        self.passed().sum
+        self.passed.lock().sum
     }
 }
 
@@ -180,7 +179,7 @@ impl Passing {
 
     /// Notes that `ordinals` indices are passed over, which have the fingerprint `sum`.
     pub(crate) fn add(&self, ordinals: u64, sum: Option<u64>) -> PyResult<()> {
-        let mut found = self.passed();
+        let mut found = self.passed.lock();
         found.count += ordinals;
         found.sum = found.sum.zip(sum).map(|(one, other)| one.wrapping_add(other));
         if found.count >= self.ranges.count() { self.compare(&found) } else { Ok(()) }
@@ -189,9 +188,5 @@ impl Passing {
     fn compare(&self, found: &Passed) -> PyResult<()> {
         let is_other = self.expected.is_some_and(|expected| found.sum != Some(expected));
         if is_other { Err(PyValueError::new_err(self.message.clone())) } else { Ok(()) }
-    }
-
-    fn passed(&self) -> MutexGuard<'_, Passed> {
-        self.passed.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

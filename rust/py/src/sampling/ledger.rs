@@ -3,11 +3,12 @@
 //! [`Ledger`] counts samples, for any loader that has a state; [`WorkerProgress`] counts batches of each worker, for a dataset
 //! that has a part in the state.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use ringloader_core::plan::{Ledger as CoreLedger, OrdinalSet, WorkerProgress as CoreProgress};
+use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::TaskKind;
 
 use super::codec::ints;
@@ -33,7 +34,7 @@ pub(crate) struct Position {
 /// Notes which indices of an epoch were read, and which batches the caller has got.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Ledger {
-    core: Mutex<CoreLedger>,
+    core: Lock<CoreLedger>,
     /// True if a batch is one ordinal.
     whole: bool,
 }
@@ -53,7 +54,7 @@ impl Ledger {
         whole: bool,
     ) -> PyResult<Self> {
         let base = OrdinalSet::from_ranges(ranges).map_err(exception)?;
-        Ok(Self { core: Mutex::new(CoreLedger::new(base, place, step, passed, fingerprint, batches)), whole })
+        Ok(Self { core: Lock::new(CoreLedger::new(base, place, step, passed, fingerprint, batches)), whole })
     }
 
     /// Begins a call for a batch: one that had raised is passed.
@@ -110,7 +111,7 @@ impl Ledger {
 
 impl Ledger {
     fn core(&self) -> MutexGuard<'_, CoreLedger> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
+        self.core.lock()
     }
 
     /// Notes that the task that was read last could not be sent.
@@ -146,7 +147,7 @@ impl Ledger {
 
 /// Counts the batches of each worker that are passed.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct WorkerProgress(Mutex<CoreProgress>);
+pub(crate) struct WorkerProgress(Lock<CoreProgress>);
 
 #[pymethods]
 impl WorkerProgress {
@@ -157,7 +158,7 @@ impl WorkerProgress {
         if first >= workers {
             return Err(PyValueError::new_err(format!("worker {first} is none of {workers}")));
         }
-        Ok(Self(Mutex::new(CoreProgress::new(workers, first))))
+        Ok(Self(Lock::new(CoreProgress::new(workers, first))))
     }
 
     /// Notes that a caller without workers asks for a batch, and gets it unless the call raises.
@@ -188,7 +189,7 @@ impl WorkerProgress {
 
 impl WorkerProgress {
     fn core(&self) -> MutexGuard<'_, CoreProgress> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(crate) fn begin_call(&self) {

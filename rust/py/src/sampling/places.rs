@@ -1,12 +1,12 @@
 //! The places of a task's samples in their epoch, on the way to the worker that seeds its generators by them.
 
 use std::ops::Range;
-use std::sync::{Mutex, PoisonError};
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyRange};
 use ringloader_core::plan::{Places as Core, Run, TaskPlaces};
+use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use crate::gil::exception;
@@ -15,7 +15,7 @@ use crate::objects;
 /// Gives the tasks of one epoch their places, as they are read from the sampler.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Places {
-    core: Mutex<Core>,
+    core: Lock<Core>,
     /// True if an index is a batch's.
     batches: bool,
     /// True if batch `k` has the places from `k << 32` on, as in `Ledger.read_whole`.
@@ -38,7 +38,7 @@ impl Places {
         whole: bool,
     ) -> PyResult<Self> {
         let core = Core::new(key, first, step, passed).map_err(exception)?;
-        Ok(Self { core: Mutex::new(core), batches, whole })
+        Ok(Self { core: Lock::new(core), batches, whole })
     }
 
     /// Returns an index that a loader without workers has read, with the places of its samples: a `Placed`.
@@ -51,7 +51,7 @@ impl Places {
 impl Places {
     /// Returns the places of the next task, which has `samples` samples.
     pub(crate) fn take(&self, samples: u64) -> TaskPlaces {
-        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut core = self.core.lock();
         if !self.whole {
             return core.take(samples);
         }

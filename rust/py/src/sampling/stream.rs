@@ -1,6 +1,6 @@
 //! torch's samplers, read natively, as a Python class.
 
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use pyo3::exceptions::{PyValueError, PyZeroDivisionError};
 use pyo3::prelude::*;
@@ -8,6 +8,7 @@ use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::Error;
 use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply, fingerprint_of};
+use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use super::codec::{decode_index, encode_index_or_pickle};
@@ -54,7 +55,7 @@ pub(crate) struct Read {
 /// The indices of one of torch's samplers, over numbers that torch draws.
 #[pyclass(frozen, weakref, module = "ringloader._native")]
 pub(crate) struct Stream {
-    core: Mutex<ringloader_core::plan::Stream>,
+    core: Lock<ringloader_core::plan::Stream>,
     /// Held by a thread of the caller's for a whole request, draws included: threads may share an iterator.
     request: DetachedLock<()>,
     /// The batch sampler, where torch looks at its size before each batch.
@@ -135,7 +136,7 @@ impl Stream {
             None => first.extract()?,
             Some(_) => (0..first.len()).map(placeholder).collect(),
         };
-        self.core().roll_over(numbers).map_err(exception)?;
+        self.core.lock().roll_over(numbers).map_err(exception)?;
         if self.through.is_some() {
             let _ = self.carried.set(first.clone().unbind());
         }
@@ -159,7 +160,7 @@ impl Stream {
     /// stream that was not asked yet.
     #[pyo3(signature = (passing, place=0, step=1))]
     fn skip(&self, passing: Py<Passing>, place: u64, step: u64) -> PyResult<()> {
-        self.core().skip(passing.get().ranges().clone(), place, step).map_err(exception)?;
+        self.core.lock().skip(passing.get().ranges().clone(), place, step).map_err(exception)?;
         let _ = self.passing.set(passing);
         Ok(())
     }
@@ -178,7 +179,7 @@ impl Stream {
         let resizable = batch.and_then(|rule| rule.resizable.as_ref());
         let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
         Ok(Self {
-            core: Mutex::new(core),
+            core: Lock::new(core),
             request: DetachedLock::new(()),
             resizable,
             through: None,
@@ -190,7 +191,7 @@ impl Stream {
     /// Compares the indices that are passed over. An error, for other indices than expected, ends the stream.
     fn compare(&self, compare: impl FnOnce(&Passing) -> PyResult<()>) -> PyResult<()> {
         let compared = self.passing.get().map_or(Ok(()), |passing| compare(passing.get()));
-        compared.inspect_err(|_| self.core().close())
+        compared.inspect_err(|_| self.core.lock().close())
     }
 
     /// The next index, whose bytes may be unpickled more than once if `again`, with the values of objects if
@@ -201,14 +202,15 @@ impl Stream {
             let index = encode_index_or_pickle(object, again)?;
             Ok(Some(Read { index, samples, object: compares.then(|| values_of(object)) }))
         };
-        let has_ended = self.core().has_ended();
+        let has_ended = self.core.lock().has_ended();
         if !has_ended && let Some(batches) = &self.resizable {
-            let size = batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core().close())?;
-            self.core().resize(size);
+            let size =
+                batch_size(batches.bind(draws.py()), draws).inspect_err(|_| self.core.lock().close())?;
+            self.core.lock().resize(size);
         }
         loop {
             let need = {
-                let mut core = self.core();
+                let mut core = self.core.lock();
                 let word = |index: i64| index.to_le_bytes().to_vec();
                 match (core.next(), &self.through) {
                     (Ok(Step::Batch(positions)), Some(sampler)) => {
@@ -276,12 +278,8 @@ impl Stream {
             };
             // After the lock is released, because torch's functions and the user's `len` run here.
             let supply = fetch(draws, need)?;
-            self.core().supply(supply).map_err(exception)?;
+            self.core.lock().supply(supply).map_err(exception)?;
         }
-    }
-
-    fn core(&self) -> MutexGuard<'_, ringloader_core::plan::Stream> {
-        self.core.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns what `read` finds in the sampler's `indices` as they are now. An error ends the stream.
@@ -293,7 +291,7 @@ impl Stream {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = draws.py();
         let indices = sampler.bind(py).getattr(strings::indices(py));
-        indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core().close())
+        indices.and_then(|indices| read(&indices)).inspect_err(|_| self.core.lock().close())
     }
 
     /// `[indices[at] for at in positions]`, with what was carried over where a placeholder stands.

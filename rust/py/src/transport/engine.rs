@@ -1,13 +1,13 @@
 //! The parent's end of the transport, as a Python class.
 
 use std::os::fd::{AsFd, AsRawFd, RawFd};
-use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use pyo3::exceptions::{PyRuntimeError, PyTypeError};
 use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::os::memory::MemoryProbe;
-use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Lock, Ordering};
 use ringloader_core::transport::Control;
 use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
@@ -35,7 +35,7 @@ const PROBED: u64 = 1 << 20;
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Engine {
     /// `None` once it is closed: its descriptors are gone then, also where other objects still refer to it.
-    core: Mutex<Option<Arc<Core>>>,
+    core: Lock<Option<Arc<Core>>>,
     /// Epochs begun after the first one.
     epoch: AtomicU64,
     /// Batches copied out in the last epoch.
@@ -171,7 +171,7 @@ impl Engine {
     /// Gives back all memory that no tensor holds, and all descriptors; for after the workers have ended.
     /// Calling it again does nothing.
     fn close(&self, py: Python<'_>) {
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let core = self.core.lock().take();
         if let Some(core) = core {
             without_interpreter(py, || core.close());
             log_not_given_back(py, core.control());
@@ -181,7 +181,7 @@ impl Engine {
     /// As `close`, but keeps up to `most` bytes of its memory for a later engine. None where it may not, or where the
     /// later one's batches would have to be copied out.
     fn store(&self, py: Python<'_>, most: u64) -> Option<CachedSegment> {
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take()?;
+        let core = self.core.lock().take()?;
         let control = core.control().clone();
         let stored = without_interpreter(py, || match Arc::try_unwrap(core) {
             // Dropped, it closes.
@@ -193,7 +193,7 @@ impl Engine {
             }
         });
         log_not_given_back(py, &control);
-        stored.map(|stored| CachedSegment(Mutex::new(Some(stored))))
+        stored.map(|stored| CachedSegment(Lock::new(Some(stored))))
     }
 
     /// Returns the slots as memory that a driver may register.
@@ -233,42 +233,36 @@ impl Engine {
 
 /// The memory of an engine that was closed, for one to come.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct CachedSegment(Mutex<Option<CoreSegment>>);
+pub(crate) struct CachedSegment(Lock<Option<CoreSegment>>);
 
 #[pymethods]
 impl CachedSegment {
     /// The engine over this memory, for new workers. Once.
     fn take(&self) -> PyResult<Engine> {
-        let stored = self.lock().take().ok_or_else(taken)?;
+        let stored = self.0.lock().take().ok_or_else(taken)?;
         stored.take().map(Engine::of).map_err(exception)
     }
 
     /// Bytes that are kept; none once another engine has them.
     #[getter]
     fn resident(&self) -> u64 {
-        self.lock().as_ref().map_or(0, CoreSegment::resident)
+        self.0.lock().as_ref().map_or(0, CoreSegment::resident)
     }
 
     /// Bytes of shared memory for each worker.
     #[getter]
     fn share(&self) -> PyResult<u64> {
-        self.lock().as_ref().map(CoreSegment::share).ok_or_else(taken)
+        self.0.lock().as_ref().map(CoreSegment::share).ok_or_else(taken)
     }
 }
 
 impl Drop for CachedSegment {
     fn drop(&mut self) {
-        let Some(stored) = self.lock().take() else { return };
+        let Some(stored) = self.0.lock().take() else { return };
         let control = stored.control().clone();
         drop(stored);
         // Without an interpreter, or while it looks for garbage, nothing is logged.
         let _ = Python::try_attach(|py| log_not_given_back(py, &control));
-    }
-}
-
-impl CachedSegment {
-    fn lock(&self) -> MutexGuard<'_, Option<CoreSegment>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -287,7 +281,7 @@ fn log_not_given_back(py: Python<'_>, control: &Control) {
 impl Engine {
     fn of(core: Core) -> Self {
         Self {
-            core: Mutex::new(Some(Arc::new(core))),
+            core: Lock::new(Some(Arc::new(core))),
             epoch: AtomicU64::new(0),
             copied_out: AtomicU64::new(0),
             oversize_logged: AtomicBool::new(false),
@@ -300,7 +294,7 @@ impl Engine {
     }
 
     pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let core = self.core.lock().clone();
         core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
     }
 

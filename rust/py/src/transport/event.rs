@@ -1,10 +1,10 @@
 //! Events for the parent: messages, stand-ins for lost batches, ends of workers.
 
 use std::convert::Infallible;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
+use ringloader_core::sync::Lock;
 
 use crate::caught::caught;
 use crate::{objects, python};
@@ -33,12 +33,12 @@ pub(crate) enum Event<'py> {
 
 /// Data that has come, while no message could be made of it: an interrupt was raised, or there was no memory.
 #[derive(Default)]
-pub(crate) struct Unsent(Mutex<Option<(i64, Py<PyAny>)>>);
+pub(crate) struct Unsent(Lock<Option<(i64, Py<PyAny>)>>);
 
 impl Unsent {
     /// Returns true if there is any such data.
     pub(crate) fn is_some(&self) -> bool {
-        self.lock().is_some()
+        self.0.lock().is_some()
     }
 
     /// The message of what there is.
@@ -46,13 +46,13 @@ impl Unsent {
     /// # Errors
     /// As [`message`](Self::message).
     pub(crate) fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = self.lock().take();
+        let found = self.0.lock().take();
         found.map(|(seq, data)| self.message(py, seq, data.into_bound(py))).transpose()
     }
 
     /// Keeps data whose message must be made later.
     pub(crate) fn keep(&self, seq: i64, data: Py<PyAny>) {
-        let before = self.lock().replace((seq, data));
+        let before = self.0.lock().replace((seq, data));
         // After the lock is released: the end of an object may run any code.
         drop(before);
     }
@@ -70,10 +70,6 @@ impl Unsent {
         let made = objects::int(py, seq)
             .and_then(|seq| objects::arguments(py, [seq.into_any(), data.clone()]).map(Bound::into_any));
         made.inspect_err(|_| self.keep(seq, data.unbind()))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(i64, Py<PyAny>)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -1,11 +1,10 @@
 //! Tasks that all worker processes share: the parent's end, as a Python class.
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use ringloader_core::sync::Arc;
+use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine as CoreEngine;
 use ringloader_core::transport::joint::{Joint, JointMemory, JointTasks};
@@ -22,7 +21,7 @@ use crate::sampling::places::samples_of;
 pub(crate) struct JointEngine {
     pub(crate) engine: Py<Engine>,
     /// The tasks, and the descriptor of their bytes, for workers. `None` once it is closed.
-    tasks: Mutex<Option<(Arc<JointTasks>, OwnedFd)>>,
+    tasks: Lock<Option<(Arc<JointTasks>, OwnedFd)>>,
 }
 
 #[pymethods]
@@ -42,12 +41,12 @@ impl JointEngine {
         let windows = Arc::new(windows);
         engine.get().core()?.share_windows(windows.clone());
         let tasks = Arc::new(JointTasks::new(memory, windows, workers, keeps_whole));
-        Ok(Self { engine, tasks: Mutex::new(Some((tasks, bytes))) })
+        Ok(Self { engine, tasks: Lock::new(Some((tasks, bytes))) })
     }
 
     /// The descriptors of the memory, which stay this object's.
     fn fds(&self) -> PyResult<(RawFd, RawFd)> {
-        match &*self.lock() {
+        match &*self.tasks.lock() {
             Some((tasks, bytes)) => {
                 let words = tasks.memory().words_fd().map_err(exception)?;
                 Ok((words.as_raw_fd(), bytes.as_raw_fd()))
@@ -59,7 +58,7 @@ impl JointEngine {
     /// Gives back all memory that no batch of the user's lies in. Calling it again does nothing.
     fn close(&self) {
         // Unmapped after the lock is released.
-        let tasks = self.lock().take();
+        let tasks = self.tasks.lock().take();
         if let Some((tasks, _fd)) = tasks {
             tasks.close();
         }
@@ -74,12 +73,8 @@ impl JointEngine {
     /// # Errors
     /// Once the engine is closed.
     pub(crate) fn core(&self) -> PyResult<Arc<JointTransport>> {
-        let tasks = self.lock().as_ref().map(|(tasks, _)| tasks.clone()).ok_or_else(closed)?;
+        let tasks = self.tasks.lock().as_ref().map(|(tasks, _)| tasks.clone()).ok_or_else(closed)?;
         Ok(Arc::new(JointTransport { engine: self.engine.get().core()?, tasks }))
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Option<(Arc<JointTasks>, OwnedFd)>> {
-        self.tasks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

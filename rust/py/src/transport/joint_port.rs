@@ -1,7 +1,6 @@
 //! Tasks that all worker processes share: a worker's end, as a Python class.
 
 use std::os::fd::{AsFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
@@ -11,7 +10,7 @@ use ringloader_core::batch::rows::Place;
 use ringloader_core::joint::Part;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
-use ringloader_core::sync::Arc;
+use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory, Rows};
 use ringloader_core::transport::port::Wake;
@@ -45,9 +44,9 @@ pub(crate) struct JointPort {
     port: Py<Port>,
     tasks: JointMemory,
     probe: MemoryProbe,
-    spare: Mutex<Option<Box<Encoded>>>,
+    spare: Lock<Option<Box<Encoded>>>,
     /// The batch of rows that was collated last, until it is sent, and where its rows end.
-    joint: Mutex<Option<(CoreClaimed, u64)>>,
+    joint: Lock<Option<(CoreClaimed, u64)>>,
 }
 
 #[pymethods]
@@ -65,7 +64,7 @@ impl JointPort {
         let bytes = duplicate(bytes)?;
         let tasks = JointMemory::attach(duplicate(words)?, bytes.as_fd(), places, window, timed)
             .map_err(exception)?;
-        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Mutex::default(), joint: Mutex::default() })
+        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Lock::default(), joint: Lock::default() })
     }
 
     /// As `Port.get`, for messages, and for tasks of `epoch` and those before, of which a `Claimed` comes. `next`: the
@@ -149,11 +148,11 @@ impl JointPort {
         }
         let begun = monotonic();
         self.note_made(claimed);
-        let spare = self.spare.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let spare = self.spare.lock().take();
         let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
         let written = encoded.encode(samples).and_then(|()| self.written(claimed, samples, &mut encoded));
         if encoded.clear() {
-            *self.spare.lock().unwrap_or_else(PoisonError::into_inner) = Some(encoded);
+            *self.spare.lock() = Some(encoded);
         }
         let written = written?;
         // To read them takes about as long.
@@ -173,7 +172,7 @@ impl JointPort {
     /// # Errors
     /// As `Port.put`.
     fn put_collated(&self, message: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let Some((claimed, end)) = self.joint().take() else { return Ok(false) };
+        let Some((claimed, end)) = self.joint.lock().take() else { return Ok(false) };
         if pair(message)?.is_none_or(|(seq, _)| seq as u64 != claimed.plan.seq) {
             return Ok(false);
         }
@@ -279,10 +278,6 @@ impl JointPort {
         Ok(Some(parts))
     }
 
-    fn joint(&self) -> MutexGuard<'_, Option<(CoreClaimed, u64)>> {
-        self.joint.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(crate) fn tasks(&self) -> &JointMemory {
         &self.tasks
     }
@@ -293,7 +288,7 @@ impl JointPort {
 
     /// Notes that the message which is sent next has a batch over rows, which end at `end`.
     pub(crate) fn note_collated(&self, claimed: &Claimed, end: u64) {
-        *self.joint() = Some((claimed.core, end));
+        *self.joint.lock() = Some((claimed.core, end));
     }
 
     /// The samples of a run that lie in rows, in private memory.

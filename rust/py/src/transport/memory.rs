@@ -86,10 +86,4 @@ impl SlotMemory {
     fn set_registered(&self, address: usize, nbytes: u64) -> bool {
         self.0.set_registered(address, nbytes)
     }
-
-    /// Returns the starts of the windows with registered bytes, and the numbers of these bytes.
-    fn registered_windows(&self) -> Vec<(usize, u64)> {
-        let windows = self.0.registered_windows();
-        windows.into_iter().map(|Window { address, registered, .. }| (address, registered)).collect()
-    }
 }

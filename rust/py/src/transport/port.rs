@@ -3,13 +3,13 @@
 mod sending;
 
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, OnceLock};
+use std::sync::OnceLock;
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
-use ringloader_core::sync::{Arc, AtomicBool, Ordering};
+use ringloader_core::sync::{Arc, AtomicBool, Lock, Ordering};
 use ringloader_core::transport::message::TaskKind;
 use ringloader_core::transport::port::{Chunk, Port as Core, Wake};
 use ringloader_core::transport::{Control, PortFds};
@@ -32,7 +32,7 @@ pub(crate) struct Port {
     /// True once this worker has warned that the limit of descriptors in flight keeps it waiting.
     warned: AtomicBool,
     /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
-    spare: Mutex<Option<Box<Encoded>>>,
+    spare: Lock<Option<Box<Encoded>>>,
     /// Notes the moments of each batch, where that is wanted.
     clock: OnceLock<Py<WorkerClock>>,
 }
@@ -133,7 +133,7 @@ impl Port {
     /// for as long as the process lives. Else it is unmapped as soon as this object goes.
     fn leave(&self) -> bool {
         // The spare is empty, and goes together with what it may still refer to.
-        self.spare().take();
+        self.spare.lock().take();
         self.core.detach()
     }
 
@@ -167,7 +167,7 @@ impl Port {
 
     pub(super) fn of(core: Core) -> Self {
         let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { core, parent_ended, warned, spare: Mutex::default(), clock: OnceLock::new() }
+        Self { core, parent_ended, warned, spare: Lock::default(), clock: OnceLock::new() }
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.

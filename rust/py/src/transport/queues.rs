@@ -1,11 +1,11 @@
 //! The transport between threads, as a Python class: the parent's end, and the workers'.
 
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::plan::TaskPlaces;
-use ringloader_core::sync::Arc;
+use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::queues::{Queues, Reply, Request, TaskRun};
@@ -50,11 +50,11 @@ pub(crate) enum Index {
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct ThreadQueues {
     /// `None` once it is closed.
-    core: Mutex<Option<Arc<Core>>>,
+    core: Lock<Option<Arc<Core>>>,
     /// For each worker, notes the moments of each batch, where that is wanted.
     clocks: OnceLock<Vec<Py<WorkerClock>>>,
     /// By worker: the runs of the batch that it collates, where their moments are noted.
-    runs: Mutex<Vec<Vec<TimedRun>>>,
+    runs: Lock<Vec<Vec<TimedRun>>>,
 }
 
 #[pymethods]
@@ -63,8 +63,8 @@ impl ThreadQueues {
     fn new(py: Python<'_>, workers: u32) -> PyResult<Self> {
         Torch::get(py)?;
         python::load(py)?;
-        let core = Mutex::new(Some(Arc::new(Core::new(workers))));
-        Ok(Self { core, clocks: OnceLock::new(), runs: Mutex::new(vec![Vec::new(); workers as usize]) })
+        let core = Lock::new(Some(Arc::new(Core::new(workers))));
+        Ok(Self { core, clocks: OnceLock::new(), runs: Lock::new(vec![Vec::new(); workers as usize]) })
     }
 
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
@@ -157,7 +157,7 @@ impl ThreadQueues {
 
     /// Drops what is in the queues. Workers find the end there. Calling it again does nothing.
     fn close(&self) -> PyResult<()> {
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let core = self.core.lock().take();
         // After the lock is released, because the drop may run any code.
         core.map_or(Ok(()), |core| core.close().map(drop).map_err(exception))
     }
@@ -333,7 +333,7 @@ impl Index {
 
 impl ThreadQueues {
     fn runs_of<T>(&self, worker: u32, with: impl FnOnce(&mut Vec<TimedRun>) -> T) -> T {
-        with(&mut self.runs.lock().unwrap_or_else(PoisonError::into_inner)[worker as usize])
+        with(&mut self.runs.lock()[worker as usize])
     }
 
     fn clock(&self, worker: u32) -> Option<&WorkerClock> {
@@ -341,7 +341,7 @@ impl ThreadQueues {
     }
 
     pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
-        let core = self.core.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let core = self.core.lock().clone();
         core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
     }
 }

@@ -155,11 +155,6 @@ impl<'a> Meta<'a> {
         self.storages.get(index as usize).map(StorageRecord::from)
     }
 
-    /// All storages, in the order of their indices.
-    pub fn storages(&self) -> impl ExactSizeIterator<Item = StorageRecord> + Clone + use<'a> {
-        self.storages.iter().map(StorageRecord::from)
-    }
-
     /// One leaf.
     pub fn leaf(&self, index: u32) -> Option<Leaf<'a>> {
         self.leaves.get(index as usize).map(|record| Leaf { meta: *self, record })

@@ -31,11 +31,6 @@ fn count(n: usize) -> u32 {
 }
 
 impl MetaWriter {
-    /// An empty block.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Forgets the batch and keeps the memory.
     pub fn clear(&mut self) {
         self.storages.clear();

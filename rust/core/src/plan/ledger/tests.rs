@@ -1,5 +1,5 @@
 use super::*;
-use crate::plan::sample_hash;
+use crate::plan::fingerprint_of;
 
 fn read(ledger: &mut Ledger, indices: &[i64]) -> u64 {
     ledger.read(indices.len() as u64, Some(indices.iter().copied()))
@@ -10,7 +10,7 @@ fn fresh() -> Ledger {
 }
 
 fn hashes(samples: &[(u64, i64)]) -> Option<u64> {
-    Some(samples.iter().fold(0, |sum, &(place, index)| sum.wrapping_add(sample_hash(place, index))))
+    Some(samples.iter().fold(0, |sum, &(place, index)| sum.wrapping_add(fingerprint_of(place, 1, [index]))))
 }
 
 #[test]
@@ -149,7 +149,8 @@ fn a_whole_batch_is_one_ordinal() {
 
 #[test]
 fn behind_the_last_ordinal_of_all_nothing_hangs() {
-    let mut ledger = Ledger::new(OrdinalSet::first(u64::MAX), 0, 1, Some(0), Some(0), 0);
+    let mut ledger =
+        Ledger::new(OrdinalSet::from_ranges([(0, u64::MAX)]).unwrap(), 0, 1, Some(0), Some(0), 0);
     read(&mut ledger, &[5, 6]);
     ledger.record_got(0);
     assert_eq!(ledger.position(u64::MAX).ranges, [(0, u64::MAX)]);

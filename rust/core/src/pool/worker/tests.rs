@@ -2,7 +2,8 @@ use std::ops::Range;
 
 use super::*;
 use crate::Error;
-use crate::pool::{HeapWords, Leases};
+use crate::pool::Leases;
+use crate::pool::heap_words::HeapWords;
 
 const KIB: u64 = 1 << 10;
 const LIMITS: Limits = Limits { share: 1 << 20, window: 1 << 20, page: 4 << 10 };
@@ -36,8 +37,8 @@ impl Pages for Book {
 fn audit(slots: &WorkerSlots, words: SlotWords<'_>) {
     let shared: Vec<u64> = words.touched().iter().map(|t| t.load(Ordering::Relaxed)).collect();
     assert_eq!(shared, *slots.touched);
-    assert_eq!(slots.resident, shared.iter().sum::<u64>());
-    assert_eq!(slots.resident, words.resident.load(Ordering::Relaxed));
+    assert_eq!(slots.resident(), shared.iter().sum::<u64>());
+    assert_eq!(slots.resident(), words.resident.load(Ordering::Relaxed));
     let in_state = |state| slots.states.iter().filter(|&&s| s == state).count();
     assert_eq!(slots.free.len(), in_state(SlotState::Free));
     assert_eq!(slots.own_leased.len(), in_state(SlotState::OwnLeased));
@@ -246,7 +247,7 @@ fn a_slot_that_the_worker_leases_is_not_handed_out() {
     assert_eq!((slots.own_leased_slots(), slots.own_leased_bytes()), (1, 4 * KIB));
     let lease = slots.own_lease(dropped);
     slots.abandon(dropped);
-    assert_eq!((slots.own_leased_slots(), slots.free_slots()), (2, 62));
+    assert_eq!((slots.own_leased_slots(), slots.free.len()), (2, 62));
 
     let [first, second] = own;
     std::thread::spawn(move || drop(first)).join().unwrap();
@@ -255,7 +256,7 @@ fn a_slot_that_the_worker_leases_is_not_handed_out() {
     drop(lease);
     drop(second);
     slots.sweep(words);
-    assert_eq!((slots.own_leased_slots(), slots.own_leased_bytes(), slots.free_slots()), (0, 0, 64));
+    assert_eq!((slots.own_leased_slots(), slots.own_leased_bytes(), slots.free.len()), (0, 0, 64));
     audit(&slots, words);
 }
 
@@ -273,7 +274,7 @@ fn a_successor_has_what_is_not_held() {
 
     let mut slots = WorkerSlots::take_over(words, LIMITS, &Leases::busy(words));
     audit(&slots, words);
-    assert_eq!(slots.free_slots(), 63);
+    assert_eq!(slots.free.len(), 63);
     let warmest = [(); 3].map(|()| slots.begin(words).unwrap());
     assert_eq!(warmest, [committed, lost, returned]);
     leases.release(words, held, None);
@@ -292,9 +293,9 @@ fn a_bit_that_the_predecessor_swept_costs_the_slot_until_the_next_take_over() {
     slots.sweep(words);
 
     let slots = WorkerSlots::take_over(words, LIMITS, &Leases::busy(words));
-    assert_eq!(slots.free_slots(), 63);
+    assert_eq!(slots.free.len(), 63);
     words.holds[slot.index()].fetch_sub(1, Ordering::Release);
-    assert_eq!(WorkerSlots::take_over(words, LIMITS, &Leases::busy(words)).free_slots(), 64);
+    assert_eq!(WorkerSlots::take_over(words, LIMITS, &Leases::busy(words)).free.len(), 64);
 }
 
 #[test]

@@ -12,8 +12,8 @@ impl Engine {
     /// # Errors
     /// [`Error::Os`](crate::Error::Os) when the system refuses.
     pub fn watch_relayed(&self, worker: u32, ended: OwnedFd) -> Result<()> {
-        self.ends()[worker as usize] = None;
-        let mut state = self.lock();
+        self.worker_ends.lock()[worker as usize] = None;
+        let mut state = self.state.lock();
         self.poller.add(worker, ended.as_fd())?;
         let channel = &mut state.channels[worker as usize];
         channel.pidfd = Some(ended);
@@ -24,6 +24,6 @@ impl Engine {
     /// Returns true if a relay of this process serves the rings of `worker`.
     #[must_use]
     pub fn is_relayed(&self, worker: u32) -> bool {
-        self.lock().channels[worker as usize].is_relayed
+        self.state.lock().channels[worker as usize].is_relayed
     }
 }

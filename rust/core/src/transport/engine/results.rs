@@ -164,7 +164,7 @@ impl Engine {
 
     /// Returns true if a result of `only` (of any worker, if `None`) has come.
     pub(super) fn has_any_of(&self, only: Option<u32>) -> Result<bool> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         match only {
             Some(worker) => self.has(&mut state.channels, worker),
             None => Ok(self.find(&mut state)?.is_some()),
@@ -174,7 +174,7 @@ impl Engine {
     /// Takes the memory of a table that is done with: the table of the next received result is copied to it.
     pub fn reuse(&self, table: Vec<u8>) {
         if table.capacity() <= MOST_KEPT {
-            self.lock().table = table;
+            self.state.lock().table = table;
         }
     }
 
@@ -184,7 +184,7 @@ impl Engine {
     /// [`Error::Corrupt`] from a ring.
     pub fn committed(&self) -> Result<u64> {
         // Under the lock the consumer's positions stand still, which `len` needs.
-        let state = self.lock();
+        let state = self.state.lock();
         let workers = 0..state.channels.len() as u32;
         workers.map(|worker| self.control.worker(worker).results.len()).sum()
     }

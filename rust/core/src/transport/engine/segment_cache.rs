@@ -22,7 +22,7 @@
 //! where address space or descriptors are short.
 
 use std::os::fd::AsFd;
-use std::sync::{OnceLock, PoisonError};
+use std::sync::OnceLock;
 
 use super::{Engine, EngineState};
 use crate::error::Result;
@@ -67,13 +67,13 @@ impl Engine {
             if ended.is_empty() {
                 break;
             }
-            self.record_ended(&mut self.lock(), ended);
+            self.record_ended(&mut self.state.lock(), ended);
         }
-        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = self.state.get_mut();
         if state.closed || state.channels.iter().any(|channel| channel.pidfd.is_some()) {
             return Ok(false);
         }
-        self.worker_ends.get_mut().unwrap_or_else(PoisonError::into_inner).clear();
+        self.worker_ends.get_mut().clear();
         for channel in &mut state.channels {
             if let Some(ours) = channel.socket.take()
                 && !fd_passing::is_deserted(ours.as_fd())?
@@ -163,8 +163,8 @@ impl CachedSegment {
     pub fn take(self) -> Result<Engine> {
         let mut engine = self.0;
         engine.process.look();
-        let state = engine.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let ends = engine.worker_ends.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let state = engine.state.get_mut();
+        let ends = engine.worker_ends.get_mut();
         for channel in &mut state.channels {
             let (ours, theirs) = fd_passing::pair()?;
             channel.socket = Some(ours);

@@ -24,7 +24,7 @@ impl Engine {
             worker_eventfd: self.handles[worker as usize].eventfd.as_fd(),
             parent_eventfd: self.poller.eventfd().as_fd(),
             parent_pidfd: self.pidfd.as_fd(),
-            socket: self.ends()[worker as usize].clone(),
+            socket: self.worker_ends.lock()[worker as usize].clone(),
         }
     }
 
@@ -36,9 +36,9 @@ impl Engine {
     pub fn inherited_fds(&self, worker: u32) -> io::Result<PortFds> {
         let fds = self.worker_fds(worker);
         if !self.process.is_current() {
-            self.ends().fill(None);
+            self.worker_ends.lock().fill(None);
             // If the state is locked, a thread that is not here locked it at the fork. Then the sockets stay open.
-            if let Ok(mut state) = self.state.try_lock() {
+            if let Some(mut state) = self.state.try_lock() {
                 state.channels.iter_mut().for_each(|channel| channel.socket = None);
             }
         }
@@ -50,8 +50,8 @@ impl Engine {
     /// # Errors
     /// [`Error::Os`] when the system refuses for another reason than that it has ended already.
     pub fn watch_worker(&self, worker: u32, pid: u32) -> Result<()> {
-        self.ends()[worker as usize] = None;
-        let mut state = self.lock();
+        self.worker_ends.lock()[worker as usize] = None;
+        let mut state = self.state.lock();
         match pidfd(pid) {
             Ok(pidfd) => {
                 self.poller.add(worker, pidfd.as_fd())?;
@@ -69,7 +69,7 @@ impl Engine {
     /// Stops watching the process that ran as `worker`, which has unmapped the memory and lives on. It counts as ended
     /// for [`store`](Self::store). Call it when all results of the worker that anyone wants were taken.
     pub fn unwatch_worker(&self, worker: u32) {
-        if let Some(pidfd) = self.lock().channels[worker as usize].pidfd.take() {
+        if let Some(pidfd) = self.state.lock().channels[worker as usize].pidfd.take() {
             self.poller.remove(pidfd.as_fd());
         }
     }
@@ -80,7 +80,7 @@ impl Engine {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn is_deserted(&self, worker: u32) -> Result<bool> {
-        let channel = &self.lock().channels[worker as usize];
+        let channel = &self.state.lock().channels[worker as usize];
         match &channel.socket {
             // Children that this process has forked have the worker's end too, and never use it.
             Some(_) if channel.is_relayed => Ok(true),
@@ -105,7 +105,7 @@ impl Engine {
     /// results of it are still in the ring, which would take their slots for free, or after [`close`](Self::close);
     /// [`Error::Corrupt`] from a ring; [`Error::Os`] when there are too many open files.
     pub fn succeed(&self, worker: u32) -> Result<Vec<u64>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         let refuse = |why| Err(Error::Config(format!("worker {worker} cannot be succeeded: {why}")));
         if state.closed {
             return refuse("the engine is closed");
@@ -119,7 +119,7 @@ impl Engine {
             return refuse("it has committed results that were not taken; call try_next() first");
         }
         // Of a worker that never ran, no process has the memory.
-        let has_run = self.ends()[worker as usize].take().is_none();
+        let has_run = self.worker_ends.lock()[worker as usize].take().is_none();
         if let Some(ours) = &channel.socket
             && has_run
             && !channel.is_relayed
@@ -135,7 +135,7 @@ impl Engine {
         let (socket, theirs) = fd_passing::pair()?;
         channel.drop_tasks(view.tasks)?;
         channel.socket = Some(socket);
-        self.ends()[worker as usize] = Some(Arc::new(theirs));
+        self.worker_ends.lock()[worker as usize] = Some(Arc::new(theirs));
         state.ended.retain(|&ended| ended != worker);
         Ok(Leases::busy(view.slots))
     }
@@ -160,13 +160,13 @@ impl Engine {
     /// [`Error::Os`] when the system refuses.
     pub fn has_ended(&self, worker: u32) -> Result<bool> {
         let ended = self.poller.ended()?;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         self.record_ended(&mut state, ended);
         Ok(state.channels[worker as usize].pidfd.is_none())
     }
 
     /// A worker whose process has ended since, each once. All it had committed was there before.
     pub fn take_ended(&self) -> Option<u32> {
-        self.lock().ended.pop_front()
+        self.state.lock().ended.pop_front()
     }
 }

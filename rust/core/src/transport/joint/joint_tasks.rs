@@ -1,12 +1,10 @@
 //! The main process's end of tasks that worker processes share.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
 use super::tasks::{LaidOut, Tasks};
 use super::windows::Windows;
 use super::{JointMemory, MOST_INDEX, samples_of};
 use crate::error::{Error, Result};
-use crate::sync::Arc;
+use crate::sync::{Arc, Lock};
 use crate::transport::message::TaskIndex;
 use crate::transport::run_times::{self, TimedRun};
 
@@ -17,7 +15,7 @@ pub struct JointTasks {
     windows: Arc<Windows>,
     /// The most that there may be.
     workers: u32,
-    state: Mutex<Sent>,
+    state: Lock<Sent>,
 }
 
 #[derive(Debug)]
@@ -32,7 +30,7 @@ impl JointTasks {
     /// For `workers` workers at most, and as many until [`share_among`](Self::share_among).
     #[must_use]
     pub fn new(memory: JointMemory, windows: Arc<Windows>, workers: u32, keeps_whole: bool) -> Self {
-        let state = Mutex::new(Sent { tasks: Tasks::new(memory.places, workers, keeps_whole), timed: None });
+        let state = Lock::new(Sent { tasks: Tasks::new(memory.places, workers, keeps_whole), timed: None });
         Self { memory, windows, workers, state }
     }
 
@@ -50,25 +48,25 @@ impl JointTasks {
 
     /// See [`Joint::share_among`](super::Joint::share_among).
     pub fn share_among(&self, workers: u32) {
-        self.lock().tasks.share_among(workers);
+        self.state.lock().tasks.share_among(workers);
     }
 
     /// Returns true if a worker has something of a task that is not answered.
     #[must_use]
     pub fn has_claim(&self, worker: u32) -> bool {
-        self.lock().tasks.has_claim(self.memory.claims(), worker)
+        self.state.lock().tasks.has_claim(self.memory.claims(), worker)
     }
 
     /// Returns true if no worker has some of a task, the one that was sent last aside.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        self.lock().tasks.is_open(self.memory.claims())
+        self.state.lock().tasks.is_open(self.memory.claims())
     }
 
     /// Returns true if a worker has made some of a task that was answered, since it [shares](Self::share_among) tasks.
     #[must_use]
     pub fn has_made(&self, worker: u32) -> bool {
-        self.lock().tasks.has_made(worker)
+        self.state.lock().tasks.has_made(worker)
     }
 
     /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
@@ -81,7 +79,7 @@ impl JointTasks {
         if len > capacity {
             return Err(Error::TaskTooLarge { len, capacity });
         }
-        let tasks = &mut self.lock().tasks;
+        let tasks = &mut self.state.lock().tasks;
         tasks.add(seq, index, samples);
         let laid_out = self.lay_out(tasks);
         if laid_out.is_err() {
@@ -96,7 +94,7 @@ impl JointTasks {
     /// # Errors
     /// As [`put`](Self::put).
     pub fn answered(&self, seq: u64, in_window: bool) -> Result<bool> {
-        let Sent { tasks, timed } = &mut *self.lock();
+        let Sent { tasks, timed } = &mut *self.state.lock();
         let Some(place) = tasks.place_of(seq) else { return Ok(false) };
         let claims = self.memory.claims();
         if let Some(times) = self.memory.times(place) {
@@ -114,13 +112,13 @@ impl JointTasks {
 
     /// Returns the runs of a task that has just its result, if they are timed.
     pub fn take_timed(&self, seq: u64) -> Vec<TimedRun> {
-        let timed = self.lock().timed.take_if(|(of, _)| *of == seq);
+        let timed = self.state.lock().timed.take_if(|(of, _)| *of == seq);
         timed.map_or_else(Vec::new, |(_, runs)| runs)
     }
 
     /// From now on only batches of `epoch` and of later ones are awaited.
     pub fn begin_epoch(&self, epoch: u64) {
-        self.lock().tasks.begin_epoch(self.memory.claims(), epoch);
+        self.state.lock().tasks.begin_epoch(self.memory.claims(), epoch);
     }
 
     fn lay_out(&self, tasks: &mut Tasks<TaskIndex, u32>) -> Result<bool> {
@@ -136,25 +134,21 @@ impl JointTasks {
 
     /// Frees what a worker had claimed, whose process has ended and whose results were taken.
     pub fn lose(&self, worker: u32) {
-        self.lock().tasks.lose(self.memory.claims(), worker);
+        self.state.lock().tasks.lose(self.memory.claims(), worker);
     }
 
     /// The task of which a worker has claimed something.
     #[must_use]
     pub fn in_hand(&self, worker: u32) -> Option<(u64, TaskIndex)> {
-        let state = self.lock();
+        let state = self.state.lock();
         let found = state.tasks.in_hand(self.memory.claims(), worker)?;
         Some((found.seq, found.index.clone()))
     }
 
     /// Gives back all windows that have no batch of the user's. The workers have ended.
     pub fn close(&self) {
-        self.lock().tasks.close_all().for_each(|task| self.windows.put_back(task.kept));
+        self.state.lock().tasks.close_all().for_each(|task| self.windows.put_back(task.kept));
         self.windows.close();
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Sent> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -178,7 +172,7 @@ mod tests {
         let index = || (TaskKind::Indices, vec![1; 16]);
         assert_eq!(tasks.put(0, index(), 2), Ok(true));
         assert!(tasks.put(1, index(), 2).is_err());
-        assert!(tasks.lock().tasks.waiting().is_empty());
+        assert!(tasks.state.lock().tasks.waiting().is_empty());
         assert_eq!(windows.take(), Some(1));
     }
 
@@ -239,7 +233,7 @@ mod tests {
                 && !memory.claims().is_stale(of(2, 0))
                 && memory.claims().are_over_before(2)
         );
-        assert_eq!(tasks.lock().tasks.waiting(), [of(2, 0)]);
+        assert_eq!(tasks.state.lock().tasks.waiting(), [of(2, 0)]);
     }
 
     #[test]

@@ -132,12 +132,6 @@ impl Windows {
         }
         self.bytes.copy_out(u64::from(window) * self.len + offset, len, into)
     }
-
-    /// Returns how many the user keeps.
-    #[must_use]
-    pub fn leased(&self) -> u64 {
-        self.leased.load(Ordering::Relaxed)
-    }
 }
 
 /// A window with a batch in it that has arrived. Dropped, on any thread, it is free.
@@ -245,9 +239,9 @@ mod tests {
         assert!(first.lease() && first.lease() && !second.lease());
         assert_eq!(windows.take(), Some(2));
         drop(second);
-        assert_eq!((windows.take(), windows.leased()), (Some(1), 1));
+        assert_eq!((windows.take(), windows.leased.load(Ordering::Relaxed)), (Some(1), 1));
         drop(first);
-        assert_eq!((windows.take(), windows.leased()), (Some(0), 0));
+        assert_eq!((windows.take(), windows.leased.load(Ordering::Relaxed)), (Some(0), 0));
     }
 
     #[test]

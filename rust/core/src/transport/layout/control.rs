@@ -2,7 +2,6 @@
 #![forbid(unsafe_code)]
 
 use std::ops::Range;
-use std::sync::Mutex;
 
 use super::geometry::{GRANULE, Geometry, SegmentOffsets};
 use super::gone::Gone;
@@ -11,7 +10,7 @@ use crate::os::Segment;
 use crate::os::page::page_size;
 use crate::pool::{Limits, SlotId};
 use crate::process::Process;
-use crate::sync::{Ordering, WaitFlag};
+use crate::sync::{Lock, Ordering, WaitFlag};
 
 /// A segment with structures in it.
 #[derive(Debug)]
@@ -23,8 +22,8 @@ pub struct Control {
     /// The windows that were retired: private, because nothing may be unmapped twice.
     pub(super) gone: Gone,
     /// Ranges that were retired, but that the system would not unmap.
-    pub(super) stuck: Mutex<Vec<Range<u64>>>,
-    pub(super) refusal: Mutex<Option<Error>>,
+    pub(super) stuck: Lock<Vec<Range<u64>>>,
+    pub(super) refusal: Lock<Option<Error>>,
     /// The process that made the segment: what drivers have registered is that process's alone.
     pub(super) maker: Option<&'static Process>,
 }
@@ -43,15 +42,7 @@ impl Control {
         }
         let offsets = geometry.offsets();
         let gone = Gone::new(&geometry);
-        Ok(Self {
-            segment,
-            geometry,
-            offsets,
-            gone,
-            stuck: Mutex::default(),
-            refusal: Mutex::default(),
-            maker,
-        })
+        Ok(Self { segment, geometry, offsets, gone, stuck: Lock::default(), refusal: Lock::default(), maker })
     }
 
     /// The segment.

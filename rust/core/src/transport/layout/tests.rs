@@ -70,7 +70,7 @@ fn what_could_not_be_unmapped_goes_with_the_rest() {
     assert!((20..23).all(|slot| retire(control.worker(1).slots, SlotId::new(slot))));
     control.record_refusal(Err(Error::os("munmap", Errno::NOMEM)));
     control.record_refusal(Err(Error::os("munmap", Errno::INVAL)));
-    control.stuck.lock().unwrap().push(first.start..last.end);
+    control.stuck.lock().push(first.start..last.end);
     assert_eq!(control.take_refusal(), Some(Error::os("munmap", Errno::NOMEM)), "the first one");
     assert_eq!(control.take_refusal(), None, "once");
     drop(control);
@@ -82,7 +82,7 @@ fn a_refusal_to_unmap_is_kept() {
     let (control, _fd) = create(Geometry::new(1, 6, 1 << 20).unwrap());
     let window = control.window(0, SlotId::new(5));
     control.unmap(window.start + 1..window.end);
-    let stuck = control.stuck.lock().unwrap().clone();
+    let stuck = control.stuck.lock().clone();
     assert_eq!((stuck.len(), stuck[0].start), (1, window.start + 1));
     assert!(matches!(control.take_refusal(), Some(Error::Os { call: "munmap", .. })));
 }

@@ -49,9 +49,9 @@ impl Control {
             )
         };
         WorkerView {
-            tasks: Ring::new(&header.tasks, tasks).expect("the capacity is a power of two"),
-            results: Ring::new(&header.results, results).expect("the capacity is a power of two"),
-            slots: SlotWords::of_geometry(free, holds, sizes, &header.resident),
+            tasks: Ring::new(&header.tasks, tasks),
+            results: Ring::new(&header.results, results),
+            slots: SlotWords::new(free, holds, sizes, &header.resident),
             worker_sleeps: &header.worker_sleeps,
             parent_sleeps: &header.parent_sleeps,
             counters: &header.counters,

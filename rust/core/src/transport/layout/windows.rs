@@ -1,7 +1,6 @@
 //! The end of windows: slots that are not held are unmapped, at once or at the end.
 
 use std::ops::Range;
-use std::sync::PoisonError;
 
 use super::control::Control;
 use crate::error::{Error, Result};
@@ -44,7 +43,7 @@ impl Control {
         // whatever became of the shared words; its worker has ended, and a retired slot is never held again.
         let unmapped = unsafe { self.segment.unmap(windows.clone()) };
         if unmapped.is_err() {
-            self.stuck.lock().unwrap_or_else(PoisonError::into_inner).push(windows);
+            self.stuck.lock().push(windows);
         }
         self.record_refusal(unmapped);
     }
@@ -57,14 +56,14 @@ impl Control {
     /// Keeps the first refusal. All else continues: what was not given back now goes with the mapping.
     pub(crate) fn record_refusal(&self, result: Result<()>) {
         if let Err(refused) = result {
-            self.refusal.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(refused);
+            self.refusal.lock().get_or_insert(refused);
         }
     }
 
     /// Why memory was not given back that is not needed any more, once.
     #[must_use]
     pub fn take_refusal(&self) -> Option<Error> {
-        self.refusal.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.refusal.lock().take()
     }
 }
 
@@ -81,7 +80,7 @@ impl Drop for Control {
         if !self.segment.is_in_parts() && !(0..self.geometry.workers).any(any_stays) {
             return;
         }
-        let stuck = std::mem::take(self.stuck.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let stuck = std::mem::take(self.stuck.get_mut());
         let mut mapped: Vec<Range<u64>> = std::iter::once(0..self.offsets.windows).collect();
         for worker in 0..self.geometry.workers {
             let words = self.worker(worker).slots;

@@ -27,7 +27,6 @@ impl Chunk {
     /// Returns the number of bytes. Not zero.
     #[inline]
     #[must_use]
-    #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> u64 {
         self.len
     }

@@ -69,7 +69,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
     pub fn reserve(&mut self, end: u64) -> Result<Room> {
         let port = &*self.port;
         let view = port.control.worker(port.worker);
-        let mut state = port.lock();
+        let mut state = port.state.lock();
         if self.fill.is_none() {
             if end > port.limits.half() {
                 return Ok(Room::Oversize);
@@ -120,7 +120,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
         let port = &*self.port;
         let view = port.control.worker(port.worker);
         let bytes = len.next_multiple_of(port.limits.page);
-        let mut state = port.lock();
+        let mut state = port.state.lock();
         state.count_own(view.results)?;
         if !state.slots.room_beside(view.slots, bytes, &mut port.pages()) {
             // INVARIANT: as in `reserve`.
@@ -208,7 +208,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
             generation: self.generation,
         }
         .to_words();
-        let mut state = port.lock();
+        let mut state = port.state.lock();
         let at = state.results.tail();
         if !state.results.push(view.results, &words)? {
             return Ok(false);
@@ -237,7 +237,7 @@ impl<P: Deref<Target = Port>> Drop for Commit<P> {
     fn drop(&mut self) {
         // Its own leases end before the slot is free.
         if let Some(slot) = self.fill.take().map(|fill| fill.slot) {
-            self.port.lock().slots.abandon(slot);
+            self.port.state.lock().slots.abandon(slot);
         }
     }
 }

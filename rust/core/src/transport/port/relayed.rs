@@ -14,7 +14,7 @@ impl Port {
     /// As [`begin_commit`](Self::begin_commit), for a batch that another process has numbered.
     #[must_use]
     pub fn begin_relayed(self: &Arc<Self>, generation: u64) -> Commit<Arc<Self>> {
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         state.open = false;
         state.fillings = generation;
         Commit { port: self.clone(), fill: state.filling.take(), generation, own: 0 }
@@ -45,7 +45,7 @@ impl Port {
     /// # Errors
     /// [`Error::Corrupt`] from the ring.
     pub fn has_task(&self) -> Result<bool> {
-        Ok(self.lock().tasks.peek(self.control.worker(self.worker).tasks)?.is_some())
+        Ok(self.state.lock().tasks.peek(self.control.worker(self.worker).tasks)?.is_some())
     }
 
     /// Returns how many results the parent has not taken.
@@ -54,7 +54,7 @@ impl Port {
     /// [`Error::Corrupt`] from the ring.
     pub fn untaken(&self) -> Result<u64> {
         let results = self.control.worker(self.worker).results;
-        let mut state = self.lock();
+        let mut state = self.state.lock();
         Ok(state.results.tail().wrapping_sub(state.results.head(results)?))
     }
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Condvar, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{Beats, Token};
 use crate::error::{Error, Result};
 use crate::os::eventfd::EventFd;
 use crate::process::{self, Process};
-use crate::sync::Arc;
+use crate::sync::{Arc, Lock};
 use crate::transport::engine::Engine;
 use crate::transport::port::Port;
 
@@ -25,7 +25,7 @@ use crate::transport::port::Port;
 pub struct MainRelay {
     pub(super) shared: Arc<MainShared>,
     address: SocketAddr,
-    thread: Mutex<Option<JoinHandle<()>>>,
+    thread: Lock<Option<JoinHandle<()>>>,
     process: &'static Process,
 }
 
@@ -53,14 +53,14 @@ impl MainRelay {
         let workers = engine.control().geometry().workers as usize;
         let state = MainState { workers: vec![Status::default(); workers], ..MainState::default() };
         let shared =
-            Arc::new(MainShared { state: Mutex::new(state), changed: Condvar::new(), bell: EventFd::new()? });
+            Arc::new(MainShared { state: Lock::new(state), changed: Condvar::new(), bell: EventFd::new()? });
         let control = engine.control().clone();
         let serving = Serving::new(shared.clone(), control, listener, token, most, beats);
         let thread = std::thread::Builder::new()
             .name("ringloader-relay".into())
             .spawn(move || serving.run())
             .map_err(|error| Error::io("starting the relay's thread", &error))?;
-        Ok(Self { shared, address, thread: Mutex::new(Some(thread)), process: process::current() })
+        Ok(Self { shared, address, thread: Lock::new(Some(thread)), process: process::current() })
     }
 
     /// The address at which it listens.
@@ -89,7 +89,7 @@ impl MainRelay {
             .try_clone_to_owned()
             .map_err(|error| Error::io("duplicating an eventfd", &error))?;
         engine.watch_relayed(worker, watched)?;
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         let status = &mut state.workers[worker as usize];
         *status = Status { number: status.number + 1, ..Status::default() };
         let number = status.number;
@@ -109,7 +109,7 @@ impl MainRelay {
 
     /// The worker that was expected under this number is lost, unless another was expected since.
     pub fn lose(&self, worker: u32, number: u64, why: String) {
-        self.shared.lock().commands.push_back(Command::Lose { worker, number, why });
+        self.shared.state.lock().commands.push_back(Command::Lose { worker, number, why });
         self.shared.bell.notify();
     }
 
@@ -117,7 +117,7 @@ impl MainRelay {
     /// is over.
     #[must_use]
     pub fn standing(&self, worker: u32, number: u64, limit: Duration) -> Standing {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         let is_expected = |state: &mut MainState| {
             let status = &state.workers[worker as usize];
             status.number == number && !status.is_connected && status.lost.is_none() && !state.is_closed
@@ -136,13 +136,13 @@ impl MainRelay {
     /// Returns why a worker was lost, if it was.
     #[must_use]
     pub fn why_lost(&self, worker: u32) -> Option<String> {
-        Some(self.shared.lock().workers[worker as usize].lost.as_ref()?.why.clone())
+        Some(self.shared.state.lock().workers[worker as usize].lost.as_ref()?.why.clone())
     }
 
     /// Returns why this process could not take what a worker has sent, if the worker was lost by that.
     #[must_use]
     pub fn failure(&self, worker: u32) -> Option<String> {
-        let state = self.shared.lock();
+        let state = self.shared.state.lock();
         let loss = state.workers[worker as usize].lost.as_ref()?;
         loss.is_ours.then(|| loss.why.clone())
     }
@@ -150,7 +150,7 @@ impl MainRelay {
     /// Bytes of results that have come from workers.
     #[must_use]
     pub fn received(&self) -> u64 {
-        self.shared.lock().received
+        self.shared.state.lock().received
     }
 
     /// Ends all connections, and the thread. Calling it again does nothing.
@@ -158,9 +158,9 @@ impl MainRelay {
         if !self.process.is_current() {
             return;
         }
-        self.shared.lock().is_closed = true;
+        self.shared.state.lock().is_closed = true;
         self.shared.bell.notify();
-        let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.lock().take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }

@@ -89,7 +89,7 @@ impl Serving {
     /// INVARIANT: each link ends, whatever ends the thread: nothing else tells the engine.
     pub(super) fn run(mut self) {
         let ended = catch_unwind(AssertUnwindSafe(|| self.serve_all()));
-        let mut state = self.shared.lock();
+        let mut state = self.shared.state.lock();
         state.is_closed = true;
         let commands = std::mem::take(&mut state.commands);
         if let Err(panic) = ended {
@@ -124,7 +124,7 @@ impl Serving {
     fn take_commands(&mut self) -> bool {
         loop {
             // One after another: what is left when this thread panics is ended, too.
-            let mut state = self.shared.lock();
+            let mut state = self.shared.state.lock();
             if state.is_closed {
                 return false;
             }
@@ -195,7 +195,7 @@ impl Serving {
             && link.socket.is_none()
         {
             link.connect(caller.socket);
-            self.shared.lock().workers[worker as usize].is_connected = true;
+            self.shared.state.lock().workers[worker as usize].is_connected = true;
             self.shared.changed.notify_all();
         }
     }
@@ -212,7 +212,7 @@ impl Serving {
             let mut lost = link.take_tasks().and_then(|()| link.step(is_done, &mut self.limit));
             let received = std::mem::take(&mut link.received);
             if received > 0 {
-                self.shared.lock().received += received;
+                self.shared.state.lock().received += received;
             }
             if let Some(silent) = link.silent_for().filter(|&silent| silent > self.beats.lost_after) {
                 lost = lost.and(Err(Loss::theirs(format!("nothing was heard of it for {silent:.1?}"))));
@@ -261,7 +261,7 @@ impl Serving {
     fn lose(&mut self, at: usize, loss: Loss) {
         let Some(link) = self.links[at].take() else { return };
         // The lock is not held while the link ends: callers ask under it.
-        self.shared.lock().workers[at].lost = Some(loss);
+        self.shared.state.lock().workers[at].lost = Some(loss);
         link.end();
         self.shared.changed.notify_all();
     }

@@ -1,15 +1,16 @@
 //! State that the main process's end and its thread share.
 
 use std::collections::VecDeque;
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Condvar;
 
 use super::link::Link;
 use super::loss::Loss;
 use crate::os::eventfd::EventFd;
+use crate::sync::Lock;
 
 #[derive(Debug)]
 pub(super) struct MainShared {
-    pub(super) state: Mutex<MainState>,
+    pub(super) state: Lock<MainState>,
     /// Says that the state of a worker has changed.
     pub(super) changed: Condvar,
     /// Wakes the thread.
@@ -42,10 +43,4 @@ pub(super) struct Status {
 pub(super) enum Command {
     Expect { worker: u32, link: Box<Link> },
     Lose { worker: u32, number: u64, why: String },
-}
-
-impl MainShared {
-    pub(super) fn lock(&self) -> MutexGuard<'_, MainState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
 }

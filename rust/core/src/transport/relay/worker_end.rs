@@ -3,7 +3,6 @@
 use std::io::{BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream, ToSocketAddrs};
 use std::os::fd::AsFd;
-use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use super::{Beats, Identity, usize_from};
 use crate::error::{Error, Result};
 use crate::os::clock::monotonic;
 use crate::os::sockets;
-use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
+use crate::sync::{Arc, AtomicBool, AtomicU64, Lock, Ordering};
 use crate::transport::LONGEST_SLEEP;
 use crate::transport::engine::Engine;
 use crate::transport::message::{ResultKind, Task, TaskKind};
@@ -30,7 +29,7 @@ const LONGEST_TASK: u64 = 1 << 32;
 pub struct WorkerRelay {
     shared: Arc<WorkerShared>,
     socket: TcpStream,
-    threads: Mutex<Vec<JoinHandle<()>>>,
+    threads: Lock<Vec<JoinHandle<()>>>,
 }
 
 #[derive(Debug)]
@@ -41,7 +40,7 @@ struct WorkerShared {
     /// The connection has ended.
     is_lost: AtomicBool,
     /// The main process's question for this clock, and when it came; none if it is 0.
-    asked: Mutex<(u64, u64)>,
+    asked: Lock<(u64, u64)>,
     /// The task whose answer ends the worker's part of the epoch.
     last: AtomicU64,
 }
@@ -92,13 +91,13 @@ impl WorkerRelay {
             engine: Engine::new(1, max_tasks, share)?,
             is_finished: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
-            asked: Mutex::new((0, 0)),
+            asked: Lock::new((0, 0)),
             last: AtomicU64::new(u64::MAX),
         });
         let relay = Self {
             shared: shared.clone(),
             socket: socket.try_clone().map_err(&failed)?,
-            threads: Mutex::default(),
+            threads: Lock::default(),
         };
         let reading = socket.try_clone().map_err(&failed)?;
         let receiver = Receiver { shared: shared.clone(), socket: BufReader::new(reading) };
@@ -111,7 +110,7 @@ impl WorkerRelay {
     fn start(&self, name: &str, run: impl FnOnce() + Send + 'static) -> Result<()> {
         let thread = std::thread::Builder::new().name(name.into()).spawn(run);
         let thread = thread.map_err(io("starting a relay's thread")).inspect_err(|_| self.abandon())?;
-        self.threads.lock().unwrap_or_else(PoisonError::into_inner).push(thread);
+        self.threads.lock().push(thread);
         Ok(())
     }
 
@@ -152,7 +151,7 @@ impl WorkerRelay {
     }
 
     fn join(&self) {
-        let threads = std::mem::take(&mut *self.threads.lock().unwrap_or_else(PoisonError::into_inner));
+        let threads = std::mem::take(&mut *self.threads.lock());
         for thread in threads {
             let _ = thread.join();
         }
@@ -211,7 +210,7 @@ impl Receiver {
             }
             FrameKind::Ping => {
                 let asked = (at[0].get(), monotonic());
-                *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner) = asked;
+                *self.shared.asked.lock() = asked;
                 self.shared.engine.wake();
                 Ok(())
             }
@@ -263,7 +262,7 @@ impl Sender {
 
     /// Gives a sign of life, if it is time, or was asked for.
     fn give_sign(&mut self) -> Result<()> {
-        let asked = std::mem::take(&mut *self.shared.asked.lock().unwrap_or_else(PoisonError::into_inner));
+        let asked = std::mem::take(&mut *self.shared.asked.lock());
         if asked.0 == 0 && self.beat.elapsed() < self.beats.every {
             return Ok(());
         }

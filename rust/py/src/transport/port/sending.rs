@@ -1,7 +1,6 @@
 //! A batch on its way from a worker: encoded, laid out, copied and committed.
 
 use std::ffi::CString;
-use std::sync::{MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
@@ -51,17 +50,13 @@ impl Port {
         if let Some(clock) = clock {
             clock.note_made();
         }
-        let mut encoded = self.spare().take().unwrap_or_default();
+        let mut encoded = self.spare.lock().take().unwrap_or_default();
         encoded.encode(&object)?;
         let committed = self.commit(&object, (kind, seq as u64), &mut encoded, clock, joint);
         if encoded.clear() {
-            *self.spare() = Some(encoded);
+            *self.spare.lock() = Some(encoded);
         }
         committed
-    }
-
-    pub(super) fn spare(&self) -> MutexGuard<'_, Option<Box<Encoded>>> {
-        self.spare.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn commit(

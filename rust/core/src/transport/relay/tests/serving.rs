@@ -1,11 +1,11 @@
 //! The thread of the main process: several connections at once, and its end.
 
 use std::net::TcpListener;
-use std::sync::{Condvar, Mutex};
+use std::sync::Condvar;
 
 use super::*;
 use crate::os::eventfd::EventFd;
-use crate::sync::Arc;
+use crate::sync::{Arc, Lock};
 use crate::transport::relay::link::{Link, Reading};
 use crate::transport::relay::serving::Serving;
 use crate::transport::relay::shared::{Command, MainShared, MainState, Status};
@@ -15,7 +15,7 @@ fn serving_of(engine: &Engine, workers: u32) -> (Serving, Vec<TcpStream>) {
     let listener = TcpListener::bind((HOST, 0)).unwrap();
     let state = MainState { workers: vec![Status::default(); workers as usize], ..MainState::default() };
     let shared =
-        MainShared { state: Mutex::new(state), changed: Condvar::new(), bell: EventFd::new().unwrap() };
+        MainShared { state: Lock::new(state), changed: Condvar::new(), bell: EventFd::new().unwrap() };
     let mut peers = Vec::new();
     let links = (0..workers).map(|worker| {
         peers.push(TcpStream::connect(listener.local_addr().unwrap()).unwrap());
@@ -55,7 +55,7 @@ fn a_panic_ends_all_connections_with_its_text() {
     let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
     let _connected = hello(&main, TOKEN, numbers[0]);
     assert_eq!(main.standing(0, numbers[0], LONG), Standing::Connected);
-    let mut state = main.shared.lock();
+    let mut state = main.shared.state.lock();
     state.commands.push_back(Command::Lose { worker: 99, number: 1, why: String::new() });
     main.shared.bell.notify();
     drop(state);
