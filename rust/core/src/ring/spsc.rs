@@ -4,7 +4,7 @@
 //! mapping in production and from the heap under test; [`Producer`] and [`Consumer`] own only
 //! positions, and take the [`Ring`] at each call. All storage is atomic, so nothing here is unsafe,
 //! whatever the other process writes: a position that no correct peer publishes is an
-//! [`Error::Corrupt`], and words are only as good as their reader's checks.
+//! [`Error::Corrupt`](crate::Error::Corrupt), and words are only as good as their reader's checks.
 //!
 //! **One commit point.** The words of a descriptor are stored relaxed; the release store of `tail`
 //! publishes them and everything that the producer wrote before it: either the descriptor is there
@@ -88,7 +88,7 @@ impl<'a> Ring<'a> {
     /// still. A third thread could see two positions of different times, and take a busy ring for a corrupt one.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the two positions cannot belong together.
     pub fn len(&self) -> Result<u64> {
         let (tail, head) = self.positions();
         cursor::occupied(tail, head, self.capacity())
@@ -97,7 +97,7 @@ impl<'a> Ring<'a> {
     /// Returns true if the ring has no descriptors. The rules of [`len`](Self::len) apply.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the two positions cannot belong together.
     pub fn is_empty(&self) -> Result<bool> {
         Ok(self.len()? == 0)
     }
@@ -129,7 +129,7 @@ impl Producer {
     /// overwritten.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the two positions cannot belong together.
     pub fn attach(ring: Ring<'_>) -> Result<Self> {
         let (tail, head) = ring.positions();
         cursor::occupied(tail, head, ring.capacity())?;
@@ -139,7 +139,7 @@ impl Producer {
     /// Pushes a descriptor; `false` if the ring is full.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the ring looked full, and its consumer has published an impossible
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the ring looked full, and its consumer has published an impossible
     /// `head`.
     #[inline]
     pub fn push(&mut self, ring: Ring<'_>, words: &Words) -> Result<bool> {
@@ -174,7 +174,7 @@ impl Producer {
     /// producer's again.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if it went back, or beyond what was pushed.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if it went back, or beyond what was pushed.
     #[inline]
     pub fn head(&mut self, ring: Ring<'_>) -> Result<u64> {
         // ORDERING head: the consumer's last use of a slot and of its bytes happens before they are
@@ -208,7 +208,7 @@ impl Consumer {
     /// the first descriptor that a consumer that has died did not hand back.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the two positions cannot belong together.
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the two positions cannot belong together.
     pub fn attach(ring: Ring<'_>) -> Result<Self> {
         let (tail, head) = ring.positions();
         cursor::occupied(tail, head, ring.capacity())?;
@@ -219,7 +219,7 @@ impl Consumer {
     /// The oldest descriptor, which stays in the ring, or `None` if there is none.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] if the ring looked empty, and its producer has published an impossible
+    /// [`Error::Corrupt`](crate::Error::Corrupt) if the ring looked empty, and its producer has published an impossible
     /// `tail`.
     #[inline]
     pub fn peek(&mut self, ring: Ring<'_>) -> Result<Option<Words>> {
