@@ -8,7 +8,6 @@
 from __future__ import annotations
 
 import argparse
-import ast
 import re
 import sys
 import textwrap
@@ -44,27 +43,14 @@ class Options:
         from ringloader._features import about, table
 
         self.table = table.TABLE
-        self.texts = about.texts()
-        if list(self.texts) != list(self.table):
-            raise SystemExit("generate: texts.toml has not the options of table.py, in their order")
+        try:
+            self.texts = about.texts(self.table)
+        except KeyError as error:
+            raise SystemExit(f"generate: no texts.toml has {error}") from None
         self.rules = table.RULES
-        source = (root / PACKAGE / "_features/table.py").read_text()
-        (cls,) = (
-            node
-            for node in ast.parse(source).body
-            if isinstance(node, ast.ClassDef) and node.name == "Options"
-        )
-        # By option: the type and the default, as the table spells them.
-        self.spelled = {
-            node.target.id: (
-                ast.get_source_segment(source, node.annotation) or "",
-                ast.get_source_segment(source, node.value.args[0]) or "",
-            )
-            for node in cls.body
-            if isinstance(node, ast.AnnAssign)
-            and isinstance(node.target, ast.Name)
-            and isinstance(node.value, ast.Call)
-        }
+        self.defaults = table.DEFAULTS
+        # By option: the type, as the table spells it.
+        self.types = table.Options.__annotations__
 
     def of_class(self, has_states: bool) -> list[str]:
         """Returns the options of ``StatefulDataLoader``, or of ``DataLoader``."""
@@ -76,7 +62,8 @@ class Options:
 
     def annotation(self, name: str) -> str:
         """Returns the type of an option, as signatures have it."""
-        return (self.table[name].annotation or self.spelled[name][0]).replace("bad_samples.", "")
+        spelled = self.table[name].annotation or self.types[name]
+        return spelled.replace("bad_samples.", "").replace("'", '"')
 
     def excluded(self, name: str, is_of: Callable[[Any], bool] = lambda _: True) -> dict[str | None, str]:
         """Returns what an option does not go with, in words, by the value that it must have for it.
@@ -136,7 +123,8 @@ def parameters(options: Options, names: Iterable[str]) -> str:
     """Returns the options' part of a signature."""
     lines = []
     for name in names:
-        default = options.spelled[name][1].replace("bad_samples.", "")
+        value = options.defaults[name]
+        default = f'"{value}"' if isinstance(value, str) else repr(value)
         lines.append(f"        {name}: {options.annotation(name)} = {default},\n")
     return "".join(lines)
 

@@ -49,7 +49,7 @@ def main() -> None:
         usage="python -m ringloader run [options] (SCRIPT | -m MODULE) [arguments ...]",
         allow_abbrev=False,
     )
-    described = texts()
+    described = texts(TABLE)
     for name, about in TABLE.items():
         offered = about.is_text and about.instead is None
         command.add_argument(

@@ -31,7 +31,7 @@ from ringloader._features.stats.epoch import EpochStats
 from ringloader._features.stats.recording import epoch_stats
 from ringloader._features.table import DEFAULTS, TABLE, Options
 from ringloader._torch import devices, hook, internals, select_path
-from ringloader.bad_samples import RAISE, BadSample, OnError
+from ringloader.bad_samples import BadSample, OnError
 from ringloader.seeds import Seeds
 
 _T = TypeVar("_T")
@@ -263,7 +263,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         seeding: Literal["torch", "epoch", "sample", "batch"] | None = None,
         seed: int | None = None,
         restart_workers: int = 0,
-        on_error: OnError = RAISE,
+        on_error: OnError = "raise",
         max_errors: int | None = None,
         sample_timeout: float | None = None,
         watchdog: float | None = None,

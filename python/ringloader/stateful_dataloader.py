@@ -15,7 +15,7 @@ from ringloader._features import loader_options
 from ringloader._features.pools.pool import WorkerPool
 from ringloader._features.state import tracked
 from ringloader._features.table import TABLE
-from ringloader.bad_samples import RAISE, OnError
+from ringloader.bad_samples import OnError
 from ringloader.dataloader import DataLoader, make
 from ringloader.seeds import Seeds
 
@@ -78,7 +78,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         seeding: Literal["torch", "epoch", "sample", "batch"] | None = None,
         seed: int | None = None,
         restart_workers: int = 0,
-        on_error: OnError = RAISE,
+        on_error: OnError = "raise",
         max_errors: int | None = None,
         sample_timeout: float | None = None,
         watchdog: float | None = None,

@@ -12,8 +12,8 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
-from ringloader._core.conflict import broken
 from ringloader._features import conflicts, loader_options
+from ringloader._features.rules import broken
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import select_path

@@ -21,7 +21,7 @@ GUARDS = {
     "modules of the package": 207,
     "lines of the core": 4_860,
     "lines of `_features/state`": 1_615,
-    "lines of another feature": 855,
+    "lines of another feature": 915,
     "pairs of features": 14,
     "edges from the core to what is above it": 32,
     "modules in one folder": 14,
@@ -35,7 +35,7 @@ IN_PLAIN = {"arrays/gather", "pausing/pausing", "report/report", "report/tally"}
 
 # Files of the package whose code runs in one epoch, and those that a feature adds to a plain one.
 PLAIN = 40
-MORE = {"on_error": 15, "state": 12, "lost": 15, "stats": 12}
+MORE = {"on_error": 15, "state": 12, "lost": 15, "stats": 13}
 
 
 def measured() -> dict[str, int]:

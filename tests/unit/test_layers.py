@@ -142,6 +142,7 @@ PYTHON_MAY_USE = {
         "_core",
         "_features.about",
         "_features.loader_options",
+        "_features.rules",
         "_features.table",
         "_native",
         "_torch",
@@ -180,15 +181,9 @@ PYTHON_MAY_USE = {
         "_worker",
     },
     "_features.main_prefetch": {"_core", "_native", "_torch", "_transport"},
-    "_features.next_epoch": {
-        "_common",
-        "_core",
-        "_features.table",
-        "_sources",
-        "_torch",
-        "rollover",
-    },
+    "_features.next_epoch": {"_common", "_core", "_features.table", "_sources", "_torch", "rollover"},
     "_features.on_error": {"_common", "_core", "_features.table", "_log", "_torch", "_worker", "bad_samples"},
+    "_features.options": {"_core", "_features.about", "_features.rules", "bad_samples"},
     "_features.pausing": {"_common", "_native", "_start", "_torch", "_transport"},
     "_features.pools": {
         "_core",
@@ -201,7 +196,7 @@ PYTHON_MAY_USE = {
         "_worker",
     },
     "_features.report": {"_common", "_core", "_identity", "_torch"},
-    "_features.rules": {"_core", "_features.about", "bad_samples"},
+    "_features.rules": {"_core", "_torch"},
     "_features.seeding": {
         "_common",
         "_core",
@@ -233,7 +228,14 @@ PYTHON_MAY_USE = {
         "_torch",
         "_worker",
     },
-    "_features.table": {"_core", "_features.about", "_features.rules", "bad_samples", "seeds"},
+    "_features.table": {
+        "_core",
+        "_features.about",
+        "_features.options",
+        "_features.rules",
+        "bad_samples",
+        "seeds",
+    },
     "_features.threads": {
         "_common",
         "_core",
@@ -411,8 +413,9 @@ MODULES = {module_of(file) for file in PACKAGE.rglob("*.py")} | {"_native"}
 def named_modules(dotted: str) -> set[str]:
     """Our module that a dotted name means, or that an attribute so named stands in."""
     parts = dotted.split(".")[1:]
-    found = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
-    return set([name for name in found if name in MODULES][-1:])
+    names = [".".join(parts[:length]) for length in range(1, len(parts) + 1)]
+    found = [one for name in names for one in (f"{name}.__init__", name) if one in MODULES]
+    return set(found[-1:])
 
 
 def python_edges() -> set[tuple[str, str]]:
@@ -439,8 +442,13 @@ def python_edges() -> set[tuple[str, str]]:
 
 
 def room(module: str) -> str:
-    """Returns the folder or top module that a module stands in; a feature's folder is one."""
+    """Returns the folder or top module that a module stands in; a feature's folder is one.
+
+    The rows of options, in the first module of each feature, are a room of their own, below the table.
+    """
     parts = module.split(".")
+    if parts[0] == "_features" and parts[2:] == ["__init__"]:
+        return "_features.options"
     return ".".join(parts[:2]) if parts[0] == "_features" else parts[0]
 
 

@@ -19,11 +19,9 @@ Check = Callable[[str, Any], None]
 
 # Native code counts in 64 bits, and Python's lengths have a sign.
 _END = 1 << 63
-# torch takes a larger index of a device for another one.
-_DEVICES = 128
 
 
-def _is_int(value: object) -> bool:
+def is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
@@ -35,7 +33,7 @@ def integer(lowest: int, or_none: bool = False) -> Check:
     def check(name: str, value: Any) -> None:
         if value is None and or_none:
             return
-        if not _is_int(value):
+        if not is_int(value):
             raise TypeError(f"{name} must be {kind}, not {value!r}")
         if value < lowest:
             raise ValueError(f"{name} must be {least}, not {value}")
@@ -58,12 +56,6 @@ def one_of(*words: str, or_none: bool = False) -> Check:
     return check
 
 
-def auto_or_none(name: str, value: Any) -> None:
-    """Raises a ``TypeError`` for a number of workers, which each loader has of its own."""
-    if value is not None and value != AUTO:
-        raise TypeError(f"{name} must be {AUTO!r} here, not {value!r}: pass a number to DataLoader")
-
-
 def callable_or_none(name: str, value: Any) -> None:
     if isinstance(value, str):
         raise TypeError(f"{name} must be a callable or None, not {value!r}: pass the function itself")
@@ -76,48 +68,10 @@ def boolean(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be a bool, not {value!r}")
 
 
-def device(name: str, value: Any) -> None:
-    # Without importing torch.
-    is_device = (type(value).__module__, type(value).__qualname__) == ("torch", "device")
-    if value is None or isinstance(value, str) or is_device:
-        return
-    if not _is_int(value):
-        raise TypeError(
-            f"{name} must be a torch.device, a string ('cuda:0', or 'auto'), an index or None, not {value!r}"
-        )
-    if value < 0:
-        raise ValueError(f"{name} must be an index of 0 or more, not {value}")
-    if value >= _DEVICES:
-        raise ValueError(f"{name} must be an index below {_DEVICES}, as torch has them, not {value}")
-
-
-def worker_pool(name: str, value: Any) -> None:
-    if isinstance(value, str):
-        raise TypeError(
-            f"{name} must be a ringloader.WorkerPool or None, not {value!r}: pass the pool itself"
-        )
-    if value is not None and getattr(type(value), "_is_worker_pool", None) is not True:
-        raise TypeError(f"{name} must be a ringloader.WorkerPool or None, not {value!r}")
-
-
-def last_batch(name: str, value: Any) -> None:
-    if value not in (None, "keep", "discard", "rollover"):
-        raise ValueError(f"{name} must be 'keep', 'discard', 'rollover' or None, not {value!r}")
-
-
-def seed(name: str, value: Any) -> None:
-    if value is None:
-        return
-    if not _is_int(value):
-        raise TypeError(f"{name} must be an int or None, not {value!r}")
-    if not 0 <= value < 1 << 64:
-        raise ValueError(f"{name} must be from 0 up to and without {1 << 64}, not {value}")
-
-
 def seconds_or_none(name: str, value: Any) -> None:
     if value is None:
         return
-    if not isinstance(value, float) and not _is_int(value):
+    if not isinstance(value, float) and not is_int(value):
         raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
     if not value > 0:
         raise ValueError(f"{name} must be positive, not {value}: leave it out to have none")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -37,12 +37,17 @@ class Texts:
     page: str | None = None
 
 
-def texts() -> dict[str, Texts]:
-    """Returns the texts of all options, for help and pages."""
+def texts(names: Iterable[str]) -> dict[str, Texts]:
+    """Returns the texts of options, for help and pages, in the order of their names.
+
+    Raises:
+        KeyError: If one has no texts.
+    """
     import tomllib
 
-    found = tomllib.loads(Path(__file__).with_name("texts.toml").read_text(encoding="utf-8"))
-    return {name: Texts(**one) for name, one in found.items()}
+    files = Path(__file__).parent.rglob("texts.toml")
+    found = {name: one for file in files for name, one in tomllib.loads(file.read_text("utf-8")).items()}
+    return {name: Texts(**found[name]) for name in names}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +63,7 @@ class Never:
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """The row of an option. Its texts stand in ``texts.toml``.
+    """The row of an option. Its texts stand in ``texts.toml`` beside it.
 
     Attributes:
         check: Raises for a value of the wrong type or out of range; is called with the name and the value.
@@ -91,6 +96,11 @@ class About:
     is_of_states: bool = False
     is_torchs: bool = False
     as_default: tuple[object, ...] = ()
+
+
+def option(default: Any, **about: Any) -> Any:
+    """Returns the field of an option, with its default and its row."""
+    return dataclasses.field(default=default, metadata={"about": About(**about)})
 
 
 def given_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from torch.utils.data import BatchSampler
 import ringloader._native as _native
 from ringloader._core import states
 from ringloader._core.checks import THREAD
-from ringloader._core.conflict import broken, checked_when, raise_first
 from ringloader._features import loader_options
 from ringloader._features.about import About
+from ringloader._features.rules import broken, checked_when, raise_first
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import epoch_listeners

@@ -1,6 +1,6 @@
-"""The table of options: all there is to know about each, but for its texts and the rules.
+"""The table of options, in the order of the constructor's arguments. Rows and rules lie with their features.
 
-Imports no torch. `make generate` writes signatures, docstrings and pages from it and from `texts.toml`.
+Imports no torch. `make generate` writes signatures, docstrings and pages from it and from each `texts.toml`.
 """
 
 from __future__ import annotations
@@ -11,18 +11,42 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ringloader.bad_samples as bad_samples
 from ringloader._core import checks
-from ringloader._core.conflict import checked_when, raise_first
-from ringloader._features import rules
-from ringloader._features.about import About, Never, given_of
+from ringloader._features import (
+    auto,
+    device,
+    joint,
+    losses,
+    main_prefetch,
+    next_epoch,
+    on_error,
+    pools,
+    rollover,
+    rules,
+    seeding,
+    state,
+    stats,
+    threads,
+)
+from ringloader._features.about import About, Never, given_of, option
+from ringloader._features.auto import NUM_WORKERS
+from ringloader._features.device import DEVICE, DEVICE_PREFETCH, DEVICE_TRANSFORM
+from ringloader._features.joint import WORKER_TASK
+from ringloader._features.losses import RESTART_WORKERS, SAMPLE_TIMEOUT, WATCHDOG
+from ringloader._features.main_prefetch import MAIN_PREFETCH
+from ringloader._features.next_epoch import PREFETCH_EPOCHS
+from ringloader._features.on_error import MAX_ERRORS, ON_ERROR
+from ringloader._features.pools import WORKER_POOL
+from ringloader._features.rollover import LAST_BATCH
+from ringloader._features.rules import checked_when, raise_first
+from ringloader._features.seeding import SEED, SEEDING, WORKER_RESET_FN
+from ringloader._features.state import SNAPSHOT_EVERY_N_STEPS
+from ringloader._features.stats import STATS
+from ringloader._features.threads import WORKER_METHOD
 
 if TYPE_CHECKING:
     import torch
 
     from ringloader.seeds import Seeds
-
-
-def _option(default: Any, **about: Any) -> Any:
-    return dataclasses.field(default=default, metadata={"about": About(**about)})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +61,7 @@ class Options:
     # The names of the options that have another value than their default. Each object has its own.
     changed: ClassVar[tuple[str, ...]] = ()
 
-    max_shared_bytes: int | None = _option(
+    max_shared_bytes: int | None = option(
         None,
         check=checks.integer(1, or_none=True),
         in_threads=Never("threads need no shared memory"),
@@ -45,185 +69,26 @@ class Options:
         in_worker="works",
         on_torchs="is left out",
     )
-    device: torch.device | str | int | None = _option(
-        None,
-        check=checks.device,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="is left out",
-        on_torchs="works",
-    )
-    device_prefetch: int = _option(
-        2,
-        check=checks.integer(0),
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is left out",
-    )
-    device_transform: Callable[[Any], Any] | None = _option(
-        None,
-        check=checks.callable_or_none,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="is left out",
-        on_torchs="works",
-        is_text=False,
-    )
-    # A `ringloader.WorkerPool`: its module needs torch.
-    worker_pool: Any = _option(
-        None,
-        check=checks.worker_pool,
-        in_threads=Never("a pool has processes"),
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="works",
-        is_text=False,
-        annotation="WorkerPool | None",
-    )
-    main_prefetch: int = _option(
-        0,
-        check=checks.integer(0),
-        in_threads=Never("what threads make needs no decoding"),
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is left out",
-    )
-    worker_method: Literal["multiprocessing", "thread"] = _option(
-        "multiprocessing",
-        check=checks.one_of("multiprocessing", checks.THREAD),
-        # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is left out",
-        # The dataset may be one that no process can be sent, or draw from the generators of its thread.
-        off_linux="is an error with workers",
-    )
-    worker_task: Literal["batch", "sample"] = _option(
-        "batch",
-        check=checks.one_of("batch", "sample"),
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is an error",
-    )
-    last_batch: Literal["keep", "discard", "rollover"] | None = _option(
-        None,
-        check=checks.last_batch,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="works",
-        instead="give the loader a ringloader.RolloverBatchSampler",
-    )
-    worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = _option(
-        None,
-        check=checks.callable_or_none,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="is left out by install",
-        on_torchs="is an error",
-        is_text=False,
-        is_called_in_workers=True,
-    )
-    seeding: Literal["torch", "epoch", "sample", "batch"] | None = _option(
-        None,
-        check=checks.one_of("torch", "epoch", "sample", "batch", or_none=True),
-        as_default=("torch",),
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="is left out by install",
-        on_torchs="is an error",
-    )
-    seed: int | None = _option(
-        None,
-        check=checks.seed,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="is left out by install",
-        on_torchs="works",
-    )
-    restart_workers: int = _option(
-        0,
-        check=checks.integer(0),
-        in_threads=Never("a thread is lost only with the process"),
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is left out",
-    )
-    on_error: bad_samples.OnError = _option(
-        bad_samples.RAISE,
-        check=bad_samples.check_on_error,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is an error",
-        is_called_in_workers=True,
-    )
-    max_errors: int | None = _option(
-        None,
-        check=checks.integer(0, or_none=True),
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="works",
-    )
-    sample_timeout: float | None = _option(
-        None,
-        check=checks.seconds_or_none,
-        in_threads=Never("a thread cannot be ended"),
-        in_pool="is undone",
-        in_worker="works",
-        on_torchs="is left out",
-    )
-    watchdog: float | None = _option(
-        None,
-        check=checks.seconds_or_none,
-        in_threads="works",
-        in_pool="is undone",
-        in_worker="works",
-        on_torchs="is left out",
-    )
-
-    stats: bool = _option(
-        False,
-        check=checks.boolean,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="works",
-        # The clock is native.
-        off_linux="is left out",
-    )
-    snapshot_every_n_steps: int | None = _option(
-        1,
-        check=checks.integer(1, or_none=True),
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is left out",
-        instead="use ringloader.StatefulDataLoader, whose loaders have a state",
-        is_of_states=True,
-    )
-
-    num_workers: Literal["auto"] | None = _option(
-        None,
-        check=checks.auto_or_none,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="is left out",
-        on_torchs="works",
-        is_torchs=True,
-    )
-    prefetch_epochs: bool = _option(
-        False,
-        check=checks.boolean,
-        in_threads="works",
-        in_pool="leaves nothing",
-        in_worker="works",
-        on_torchs="is left out",
-    )
+    device: torch.device | str | int | None = DEVICE
+    device_prefetch: int = DEVICE_PREFETCH
+    device_transform: Callable[[Any], Any] | None = DEVICE_TRANSFORM
+    worker_pool: Any = WORKER_POOL
+    main_prefetch: int = MAIN_PREFETCH
+    worker_method: Literal["multiprocessing", "thread"] = WORKER_METHOD
+    worker_task: Literal["batch", "sample"] = WORKER_TASK
+    last_batch: Literal["keep", "discard", "rollover"] | None = LAST_BATCH
+    worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = WORKER_RESET_FN
+    seeding: Literal["torch", "epoch", "sample", "batch"] | None = SEEDING
+    seed: int | None = SEED
+    restart_workers: int = RESTART_WORKERS
+    on_error: bad_samples.OnError = ON_ERROR
+    max_errors: int | None = MAX_ERRORS
+    sample_timeout: float | None = SAMPLE_TIMEOUT
+    watchdog: float | None = WATCHDOG
+    stats: bool = STATS
+    snapshot_every_n_steps: int | None = SNAPSHOT_EVERY_N_STEPS
+    num_workers: Literal["auto"] | None = NUM_WORKERS
+    prefetch_epochs: bool = PREFETCH_EPOCHS
 
     def __post_init__(self) -> None:
         given = given_of(vars(self), DEFAULTS)
@@ -253,5 +118,20 @@ class Options:
 # The rows by name, in the order of the constructor's arguments.
 TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in dataclasses.fields(Options)}
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
-RULES = rules.all_of(TABLE, DEFAULTS)
+_FEATURES = (
+    auto,
+    device,
+    joint,
+    losses,
+    main_prefetch,
+    next_epoch,
+    on_error,
+    pools,
+    rollover,
+    seeding,
+    state,
+    stats,
+    threads,
+)
+RULES = (*threads.rules_of(TABLE, DEFAULTS), *(rule for feature in _FEATURES for rule in feature.RULES))
 _GIVEN = checked_when("given", RULES)

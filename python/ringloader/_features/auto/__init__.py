@@ -1,1 +1,47 @@
 """``num_workers="auto"``: how many workers a loader has, by what is measured."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringloader._core.checks import AUTO
+from ringloader._features.about import option
+from ringloader._features.rules import has_remote_pool, is_auto, of_options
+
+_AS_AUTO = '"auto"'
+
+
+def _check_auto(name: str, value: Any) -> None:
+    """Raises a ``TypeError`` for a number of workers, which each loader has of its own."""
+    if value is not None and value != AUTO:
+        raise TypeError(f"{name} must be {AUTO!r} here, not {value!r}: pass a number to DataLoader")
+
+
+NUM_WORKERS = option(
+    None,
+    check=_check_auto,
+    in_threads="works",
+    in_pool="leaves nothing",
+    in_worker="is left out",
+    on_torchs="works",
+    is_torchs=True,
+)
+
+RULES = (
+    of_options(
+        "num_workers",
+        'with `seeding="torch"` or `"epoch"`',
+        lambda options: is_auto(options) and options.seeding in ("torch", "epoch"),
+        f"num_workers={AUTO!r} and seeding={{options.seeding!r}} do not go together: the numbers of a sample "
+        "would depend on how many workers there are; leave seeding out",
+        _AS_AUTO,
+    ),
+    of_options(
+        "num_workers",
+        "with `Workers` on a cluster",
+        lambda options: is_auto(options) and has_remote_pool(options),
+        f"num_workers={AUTO!r} and worker_pool={{options.worker_pool!r}} do not go together: idle processors "
+        "and memory, by which workers are added, are measured on this machine alone; pass a number",
+        _AS_AUTO,
+    ),
+)

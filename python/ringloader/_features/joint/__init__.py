@@ -1,1 +1,54 @@
 """``worker_task="sample"``: all workers make the samples of a batch together."""
+
+from __future__ import annotations
+
+from ringloader._core import checks
+from ringloader._features.about import option
+from ringloader._features.rules import has_remote_pool, of_loader, of_options, shares
+
+_AS_SAMPLES = '"sample"'
+
+WORKER_TASK = option(
+    "batch",
+    check=checks.one_of("batch", "sample"),
+    in_threads="works",
+    in_pool="leaves nothing",
+    in_worker="works",
+    on_torchs="is an error",
+)
+
+RULES = (
+    of_options(
+        "worker_task",
+        'with another `seeding` than `"sample"`',
+        lambda options: shares(options) and options.seeding not in (None, "sample"),
+        "worker_task='sample' and seeding={options.seeding!r} do not go together: which worker makes a "
+        "sample depends on timing, so random numbers must be the sample's; leave seeding out",
+        _AS_SAMPLES,
+    ),
+    of_options(
+        "worker_task",
+        "with `Workers` on a cluster",
+        lambda options: shares(options) and has_remote_pool(options),
+        "worker_task='sample' and worker_pool={options.worker_pool!r} do not go together: workers on other "
+        "machines cannot have parts of one batch in a memory that they share; leave worker_task out",
+        _AS_SAMPLES,
+    ),
+    of_loader(
+        "worker_task",
+        "with an `IterableDataset`",
+        lambda _, facts: facts.is_iterable,
+        "an IterableDataset",
+        "each worker has an iterator of its own, whose samples no other can make; leave worker_task out",
+        _AS_SAMPLES,
+    ),
+    of_loader(
+        "worker_task",
+        "with a dataset that has a `state_dict`",
+        lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
+        "a dataset with a state_dict",
+        "which samples a worker has made depends on timing, and so would its dataset's state; leave "
+        "worker_task out, or pass snapshot_every_n_steps=None",
+        _AS_SAMPLES,
+    ),
+)

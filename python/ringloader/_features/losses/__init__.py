@@ -1,1 +1,64 @@
 """Batches that do not come in time: messages about them, errors, and samples that take too long."""
+
+from __future__ import annotations
+
+from ringloader._core import checks
+from ringloader._features.about import Never, option
+from ringloader._features.rules import has_remote_pool, of_loader, of_options, with_dispatch
+
+RESTART_WORKERS = option(
+    0,
+    check=checks.integer(0),
+    in_threads=Never("a thread is lost only with the process"),
+    in_pool="leaves nothing",
+    in_worker="works",
+    on_torchs="is left out",
+)
+SAMPLE_TIMEOUT = option(
+    None,
+    check=checks.seconds_or_none,
+    in_threads=Never("a thread cannot be ended"),
+    in_pool="is undone",
+    in_worker="works",
+    on_torchs="is left out",
+)
+WATCHDOG = option(
+    None,
+    check=checks.seconds_or_none,
+    in_threads="works",
+    in_pool="is undone",
+    in_worker="works",
+    on_torchs="is left out",
+)
+
+RULES = (
+    of_options(
+        "restart_workers",
+        "with `Workers` on a cluster",
+        has_remote_pool,
+        "restart_workers={options.restart_workers} and worker_pool={options.worker_pool!r} do not go "
+        "together: lost workers of a cluster are always replaced; set retries= of Workers instead",
+    ),
+    of_options(
+        "sample_timeout",
+        "with `Workers` on a cluster",
+        has_remote_pool,
+        "sample_timeout={options.sample_timeout} and worker_pool={options.worker_pool!r} do not go together: "
+        "only workers of this machine are ended for a sample; leave sample_timeout out, or use timeout",
+    ),
+    with_dispatch(
+        "restart_workers",
+        "items that a worker had taken are lost with it; leave restart_workers out",
+    ),
+    with_dispatch(
+        "sample_timeout",
+        "items that a worker had taken are lost with it; leave sample_timeout out, or use timeout",
+    ),
+    of_loader(
+        "sample_timeout",
+        "with an `IterableDataset`",
+        lambda _, facts: facts.is_iterable and not facts.is_dispatch,
+        "an IterableDataset",
+        "a worker that is ended cannot go on in the middle of its part; use timeout, or watchdog",
+    ),
+)

@@ -1,1 +1,51 @@
 """``prefetch_epochs=``: the next epoch begins before ``iter``."""
+
+from __future__ import annotations
+
+from ringloader._core import checks
+from ringloader._core.checks import THREAD
+from ringloader._features.about import option
+from ringloader._features.rules import of_loader
+
+PREFETCH_EPOCHS = option(
+    False,
+    check=checks.boolean,
+    in_threads="works",
+    in_pool="leaves nothing",
+    in_worker="works",
+    on_torchs="is left out",
+)
+
+RULES = (
+    of_loader(
+        "prefetch_epochs",
+        "without `persistent_workers` or `worker_pool`",
+        lambda _, facts: not (facts.loader.persistent_workers and facts.loader.num_workers > 0),
+        "persistent_workers={facts.loader.persistent_workers} with num_workers={facts.loader.num_workers}",
+        "workers that end with their epoch can begin no other; pass persistent_workers=True, a worker_pool "
+        "to ringloader.DataLoader, or leave prefetch_epochs out",
+    ),
+    of_loader(
+        "prefetch_epochs",
+        "with an `IterableDataset`",
+        lambda _, facts: facts.is_iterable,
+        "an IterableDataset",
+        "its iterator would begin again before iter() asks for it, and what it gave to an epoch that is "
+        "dropped would be lost; leave prefetch_epochs out",
+    ),
+    of_loader(
+        "prefetch_epochs",
+        "with a dataset that has a `state_dict`",
+        lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
+        "a dataset with a state_dict",
+        "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
+        "snapshot_every_n_steps=None",
+    ),
+    of_loader(
+        "prefetch_epochs",
+        "with threads over a dataset that has `set_epoch`",
+        lambda options, facts: options.worker_method == THREAD and facts.has_set_epoch,
+        f"worker_method={THREAD!r} over a dataset with set_epoch",
+        "threads share the dataset, which is in one epoch at a time; leave one of them out",
+    ),
+)

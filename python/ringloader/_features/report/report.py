@@ -209,12 +209,12 @@ def add(loader: object, text: str) -> None:
             found.counted.reason = found.reason
 
 
-def noted(key: Any) -> Record | None:
-    """Returns the record that was noted last for an iterator or a loader."""
-    if _is_ours(key):
-        found: Record | None = key._noted
+def noted(iterator: object) -> Record | None:
+    """Returns the record that was noted last for an iterator, or for a loader."""
+    if _is_ours(iterator):
+        found: Record | None = iterator._noted
         return found
-    kept = _records.get(key)
+    kept = _records.get(iterator)
     return None if kept is None else kept.record
 
 

@@ -1,1 +1,19 @@
 """``stats=True``: where the time of an epoch goes."""
+
+from __future__ import annotations
+
+from ringloader._core import checks
+from ringloader._features.about import option
+
+STATS = option(
+    False,
+    check=checks.boolean,
+    in_threads="works",
+    in_pool="leaves nothing",
+    in_worker="works",
+    on_torchs="works",
+    # The clock is native.
+    off_linux="is left out",
+)
+
+RULES = ()

@@ -1,0 +1,71 @@
+"""``last_batch``: what becomes of the samples that are left at the end of an epoch."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ringloader._features.about import option
+from ringloader._features.rules import Conflict, Facts
+
+
+def _check_last_batch(name: str, value: Any) -> None:
+    if value not in (None, "keep", "discard", "rollover"):
+        raise ValueError(f"{name} must be 'keep', 'discard', 'rollover' or None, not {value!r}")
+
+
+LAST_BATCH = option(
+    None,
+    check=_check_last_batch,
+    in_threads="works",
+    in_pool="leaves nothing",
+    in_worker="works",
+    on_torchs="works",
+    instead="give the loader a ringloader.RolloverBatchSampler",
+)
+
+
+def _differs_from_batch_sampler(options: Any, facts: Facts) -> object:
+    loader = facts.loader
+    return (
+        loader.batch_sampler is not None
+        and loader.batch_size is None
+        and facts.last_batch != options.last_batch
+    )
+
+
+RULES = (
+    Conflict(
+        "last_batch",
+        "with `batch_size=None`",
+        "made",
+        lambda _, facts: facts.loader.batch_sampler is None,
+        "last_batch={options.last_batch!r} and batch_size=None do not go together: without batches there is "
+        "no last one; pass a batch_size",
+    ),
+    Conflict(
+        "last_batch",
+        "with a `batch_sampler` that does otherwise",
+        "made",
+        _differs_from_batch_sampler,
+        "last_batch={options.last_batch!r} and batch_sampler={facts.loader.batch_sampler!r:.200} do not go "
+        "together: a batch sampler says itself what becomes of its last batch; leave last_batch out, or pass "
+        "a ringloader.RolloverBatchSampler to roll over",
+    ),
+    Conflict(
+        "last_batch",
+        'with `drop_last`, unless `"discard"`',
+        "made",
+        lambda options, facts: facts.loader.drop_last and options.last_batch != "discard",
+        "last_batch={options.last_batch!r} and drop_last={facts.loader.drop_last!r} do not go together: "
+        "leave drop_last out",
+    ),
+    Conflict(
+        "last_batch",
+        "with an `IterableDataset`",
+        "made",
+        lambda options, facts: options.last_batch == "rollover" and facts.is_iterable,
+        "last_batch='rollover' and an IterableDataset do not go together: its samples have no indices that "
+        "could wait for the next epoch; use 'keep' or 'discard'",
+        value='"rollover"',
+    ),
+)
