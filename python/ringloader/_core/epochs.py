@@ -1,8 +1,8 @@
 """The epochs of a loader: their numbers, and the plan of the one that begins.
 
-A plan changes nothing but generators. The loader counts the epoch, and forgets a loaded state, in the last
-step of ``iter`` (``LoaderIterator._note_begun``). So an ``iter`` that raises leaves the loader as it was, and
-generators where torch's would be.
+A plan changes nothing of the loader but its samplers and generators. The loader counts the epoch, and forgets
+a loaded state, in the last step of ``iter`` (``LoaderIterator._note_begun``). So an ``iter`` that raises has
+nothing to undo, and leaves generators where torch's would.
 """
 
 from __future__ import annotations

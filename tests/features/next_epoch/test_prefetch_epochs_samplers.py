@@ -34,57 +34,60 @@ def task(request, monkeypatch):
 
 
 class Failing:
-    """Indices of a sampler of torch's, which raise once behind the first epoch.
+    """Indices of a sampler of torch's, which raise behind the first epoch.
 
     Args:
-        error: The error.
+        error: The class of the error.
         behind: True to raise at the second index, not at the length.
+        times: How often.
     """
 
-    def __init__(self, error, behind):
+    def __init__(self, error, behind, times):
         self.error = error
         self.behind = behind
         self.asked = 0
-        self.has_raised = False
+        self.left = times
 
     def __len__(self):
-        if self.asked == LENGTH and not self.behind:
-            self.raise_once()
+        self.raise_if(self.asked >= LENGTH and not self.behind)
         return LENGTH
 
     def __getitem__(self, index):
         self.asked += 1
-        if self.asked == LENGTH + 2 and self.behind:
-            self.raise_once()
+        self.raise_if(self.asked >= LENGTH + 2 and self.behind)
         return index
 
-    def raise_once(self):
-        if not self.has_raised:
-            self.has_raised = True
-            raise self.error
+    def raise_if(self, is_time):
+        if is_time and self.left:
+            self.left -= 1
+            raise self.error("no order")
 
 
-def failing(error, behind=True):
-    return made(cls=StatefulDataLoader, sampler=SubsetRandomSampler(Failing(error, behind)))
+def failing(error, behind=True, times=1):
+    return made(cls=StatefulDataLoader, sampler=SubsetRandomSampler(Failing(error, behind, times)))
 
 
 @pytest.mark.parametrize("behind", [False, True])
-def test_an_error_of_the_sampler_is_raised_at_iter(behind):
-    with failing(ValueError("no order"), behind) as loader:
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_error_of_the_sampler_is_raised_at_iter_if_it_comes_again(behind, times):
+    with failing(ValueError, behind, times) as loader:
         assert len(list(loader)) == 10
-        with pytest.raises(ValueError, match="no order") as caught:
-            iter(loader)
-        assert "in raise_once" in caught.value.__notes__[0]
-        assert len(list(loader)) == 10
+        sampler = loader.sampler.indices
+        assert sampler.left == times - 1, "the next epoch was begun"
+        if times == 2:
+            with pytest.raises(ValueError, match="no order"):
+                iter(loader)
+        assert sorted(index for batch in loader for index in batch[0].tolist()) == list(range(LENGTH))
+        assert sampler.left == 0
 
 
 def test_an_error_of_the_sampler_that_nobody_sees_keeps_no_workers():
     gc.disable()
     try:
-        loader = failing(ValueError("no order"))
+        loader = failing(ValueError)
         iterator = iter(loader)
         assert len(list(iterator)) == 10
-        assert next_epoch_of(iterator)._begun.error is not None
+        assert not next_epoch_of(iterator)._begun.is_whole
         gone = weakref.ref(iterator)
         del iterator, loader
         assert gone() is None
@@ -93,7 +96,7 @@ def test_an_error_of_the_sampler_that_nobody_sees_keeps_no_workers():
 
 
 def test_an_interrupt_where_it_begins_loses_no_batch():
-    with failing(KeyboardInterrupt()) as loader:
+    with failing(KeyboardInterrupt) as loader:
         batches = iter(loader)
         found = []
         interrupts = 0

@@ -9,9 +9,9 @@ import threading
 import time
 
 import pytest
-from prefetch_epochs_parts import next_epoch_of
 from torch.utils.data import Dataset, IterableDataset, Sampler
 
+from features.next_epoch.prefetch_epochs_parts import next_epoch_of
 from ringloader import StatefulDataLoader
 
 pytestmark = pytest.mark.rings_only

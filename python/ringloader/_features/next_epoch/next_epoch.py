@@ -6,13 +6,12 @@ samplers show the epoch before. ``iter`` takes the plan if the numbers are these
 
 from __future__ import annotations
 
+import contextlib
 import functools
-import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import (
@@ -24,7 +23,6 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._common import errors
 from ringloader._common.attributes import stored
 from ringloader._core import epochs, states
 from ringloader._core.epochs import EpochPlan, plan_epoch
@@ -97,43 +95,27 @@ class NextEpoch(Feature):
                 "torch's own classes is known before iter()"
             )
             return
-        self._begun = begun = _Begun(loader, _expected(loader, iterator._plan))
-        outer = sys.exception()
-        try:
+        self._begun = begun = _Begun(loader)
+        # `iter` then begins the epoch itself, and raises the error if it comes again.
+        with contextlib.suppress(Exception):
             begun.begin(loader, iterator)
-        except Exception as error:
-            # `iter` raises it. Its frames would keep the iterator, and so the workers.
-            errors.cut(error, outer)
-            errors.add_notes(error, f"Original {traceback.format_exc()}")
-            errors.drop_frames(error)
-            begun.error = error
 
     def begun_plan(self, iterator: OurWorkersIterator, loader: TorchLoader, loaded: Any) -> EpochPlan | None:
-        """Returns the plan of the epoch that was begun. None: ``iter`` must begin one.
-
-        Raises:
-            Exception: An error where the epoch was begun, such as the sampler's.
-        """
+        """Returns the plan of the epoch that was begun. None: ``iter`` must begin one."""
         begun, self._begun = self._begun, None
         if begun is None:
             return None
         plan = begun.plan
         if plan is not None:
             iterator._transport.begin_epoch()
-        if loaded is None and begun.expected == _numbers_of(loader, iterator._plan):
-            if begun.error is not None:
-                try:
-                    raise begun.error
-                finally:
-                    begun.error = None
-            if plan is not None and begun.is_whole and iterator._scheduler.take_over():
+            is_next = loaded is None and begun.is_whole and _is_next(loader, plan, iterator._plan)
+            if is_next and iterator._scheduler.take_over():
                 if begun.rest is not None:
                     loader._index_sampler.set_rest(begun.rest)
                 return plan._replace(told=epochs.told_by(loader))
-        begun.undo()
-        if plan is not None:
             # If the workers' dataset was told an epoch that did not come, it is told the one that does.
             iterator._plan = iterator._plan._replace(told=plan.told)
+        begun.undo()
         return None
 
     def replaced(self, iterator: OurWorkersIterator, worker: int) -> None:
@@ -159,39 +141,12 @@ def feature_for(loader: TorchLoader, _options: Options, setup: Setup) -> NextEpo
     return NextEpoch(loader) if setup.workers else None
 
 
-class _Numbers(NamedTuple):
-    """The numbers with which an epoch begins, as the program gives them.
-
-    Attributes:
-        number: The loader's.
-        of_sampler: The epoch of the sampler that has one.
-        told: The epoch that ``set_epoch`` of the loader has named for it, if it has.
-    """
-
-    number: int
-    of_sampler: int | None
-    told: int | None
-
-
-def _numbers_of(loader: TorchLoader, plan: EpochPlan) -> _Numbers:
-    """Returns the numbers with which an epoch would begin now after the one of a plan."""
+def _is_next(loader: TorchLoader, plan: EpochPlan, previous: EpochPlan) -> bool:
+    """True if the program has given the epoch after the previous one the numbers of a plan."""
     told = epochs.told_by(loader)
-    named = None if told is None or told is plan.told else told.epoch
-    return _Numbers(epochs.next_of(loader), inside.epoch_of(loader._index_sampler), named)
-
-
-def _expected(loader: TorchLoader, plan: EpochPlan) -> _Numbers:
-    """Returns the numbers with which the program is expected to begin the epoch after the one of a plan.
-
-    Each is one more, unless the program has set it since, or has not set it for the epoch of the plan.
-    """
-    now = _numbers_of(loader, plan)
-    of_sampler = now.of_sampler
-    if of_sampler is not None and plan.has_moved:
-        of_sampler += of_sampler == plan.sampler_epoch
-    if now.told is None and plan.is_named:
-        return _Numbers(plan.number + 1, of_sampler, plan.number + 1)
-    return now._replace(of_sampler=of_sampler)
+    named = told is not previous.told, told, epochs.next_of(loader)
+    of_sampler = inside.epoch_of(loader._index_sampler)
+    return (*named, of_sampler) == (plan.is_named, plan.told, plan.number, plan.sampler_epoch)
 
 
 class _Begun:
@@ -199,22 +154,18 @@ class _Begun:
 
     Args:
         loader: The loader, which this does not keep alive.
-        expected: The numbers for which the epoch is begun.
 
     Attributes:
         plan: Its plan; None until workers are told of it.
         is_whole: True once all its first tasks have been sent.
         rest: The indices that its first tasks have left for the epoch after it; None without ``rollover``.
-        error: The error where it was begun.
     """
 
     plan: EpochPlan | None = None
     is_whole = False
     rest: list[Any] | None = None
-    error: Exception | None = None
 
-    def __init__(self, loader: TorchLoader, expected: _Numbers) -> None:
-        self.expected = expected
+    def __init__(self, loader: TorchLoader) -> None:
         samplers = inside.samplers_in(loader._index_sampler)
         found = [torch.default_generator, *(stored(one, "generator") for one in (loader, *samplers))]
         distinct = {id(one): one for one in found if isinstance(one, torch.Generator)}
@@ -222,16 +173,22 @@ class _Begun:
         self._drawn = [(one, state := one.get_state(), state) for one in distinct.values()]
 
     def begin(self, loader: TorchLoader, iterator: OurWorkersIterator) -> None:
-        """Plans the epoch, and sends its first tasks. The loader's samplers then are as before."""
-        index_sampler = loader._index_sampler
+        """Plans the epoch, and sends its first tasks. The loader's samplers then are as before.
+
+        Its numbers are one more than those of the epoch before, unless the program has set them since, or has
+        not set them for that epoch.
+        """
+        previous, index_sampler = iterator._plan, loader._index_sampler
         sampler, epoch = inside.with_epoch(index_sampler), inside.epoch_of(index_sampler)
         rest = index_sampler.rest() if isinstance(index_sampler, RolloverBatchSampler) else None
-        number, of_sampler, told = self.expected
+        number, told = epochs.next_of(loader), epochs.told_by(loader)
+        if told is previous.told and previous.is_named:
+            number = previous.number + 1
+            told = epochs.Told(number)
         try:
-            if of_sampler != epoch:
-                sampler.set_epoch(of_sampler)
-            named = number, iterator._plan.told if told is None else epochs.Told(told)
-            self._send(iterator, plan_epoch(loader, iterator, iterator._plan, None, named))
+            if sampler is not None and previous.has_moved and epoch == previous.sampler_epoch:
+                sampler.set_epoch(sampler.epoch + 1)
+            self._send(iterator, plan_epoch(loader, iterator, previous, None, (number, told)))
         finally:
             self._drawn = [(one, before, one.get_state()) for one, before, _ in self._drawn]
             if rest is not None:
