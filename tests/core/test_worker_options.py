@@ -139,15 +139,12 @@ class Told(WorkerOption):
         self.calls.append("wrap")
         return fetcher
 
-    def leave(self):
-        self.calls.append("leave")
-
-    def miss(self):
-        self.calls.append("miss")
+    def miss(self, has_begun):
+        self.calls.append("miss the rest" if has_begun else "miss")
 
 
 @pytest.mark.parametrize(
-    ("method", "then"), [("begin", ["begin", "miss"]), ("wrap", ["begin", "wrap", "leave"])]
+    ("method", "then"), [("begin", ["begin", "miss"]), ("wrap", ["begin", "wrap", "miss the rest"])]
 )
 @pytest.mark.parametrize("is_iterable", [False, True])
 def test_the_others_are_told_of_an_epoch_that_cannot_start(method, then, is_iterable):

@@ -103,7 +103,6 @@ class IteratorWithOptions(SingleProcessIterator):
             self._dataset,
             self._start(),
             self._dataset_kind == internals.ITERABLE,
-            None if internals.is_in_worker() else collate.put_native,
         )
         self._put_stages()
         if self._plan.tracked is not None:
@@ -123,6 +122,9 @@ class IteratorWithOptions(SingleProcessIterator):
         return read() if self._plan.tracked is None else self._plan.tracked.next_index(read)
 
     def _torchs_fetcher(self, dataset: Any) -> Any:
-        return internals.create_fetcher(
+        made = internals.create_fetcher(
             self._dataset_kind, dataset, self._auto_collation, self._collate_fn, self._drop_last
         )
+        if not internals.is_in_worker():
+            collate.put_native(made)
+        return made

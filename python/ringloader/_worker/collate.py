@@ -15,7 +15,6 @@ from torch.utils.data import get_worker_info
 
 import ringloader._native as _native
 from ringloader._torch import collating, internals, modes, stand_ins
-from ringloader._worker.options import collator_of
 
 
 def replace_collate(port: _native.Port) -> None:
@@ -69,7 +68,6 @@ def put_native(fetcher: Any) -> None:
     Args:
         fetcher: A fetcher of this thread, which is a worker or the caller of a loader without workers.
     """
-    fetcher = collator_of(fetcher)
     torchs_own: Any = getattr(fetcher, "collate_fn", None)
     if _native.SUPPORTED and collating.is_default_collate(torchs_own) and collating.collates_as_torch():
         fetcher.collate_fn = Collation(torchs_own)

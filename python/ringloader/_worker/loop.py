@@ -51,13 +51,13 @@ class Work(NamedTuple):
     options: Sequence[WorkerOption]
 
 
-def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = None) -> None:
+def run(channel: Channel, work: Work, prepare: Callable[[Any], None] | None = None) -> None:
     """Answers tasks until the worker is told to end.
 
     Args:
         channel: The worker's end of the transport.
         work: The work. ``get_worker_info()`` knows the worker.
-        finish: Called with torch's fetcher of an epoch, once the options have wrapped it.
+        prepare: Called with torch's fetcher of an epoch, before the options get it.
 
     Raises:
         BaseException: An error of the dataset that is no ``Exception``, or an error where a later epoch
@@ -67,15 +67,18 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
     is_iterable = work.dataset_kind == internals.ITERABLE
 
     def make(dataset: Any) -> Any:
-        return internals.create_fetcher(
+        made = internals.create_fetcher(
             work.dataset_kind, dataset, work.auto_collation, work.collate_fn, work.drop_last
         )
+        if prepare is not None:
+            prepare(made)
+        return made
 
     def begin(dataset: Any, start: EpochStart) -> Fetcher:
         if channel.shares_dataset:
             # The main process has told its own dataset already.
             start = dataclasses.replace(start, told=None)
-        return worker_options.begin_epoch(options, make, dataset, start, is_iterable, finish)
+        return worker_options.begin_epoch(options, make, dataset, start, is_iterable)
 
     init_exception: Any = None
     try:
@@ -85,7 +88,7 @@ def run(channel: Channel, work: Work, finish: Callable[[Any], None] | None = Non
     except Exception:
         init_exception = channel.failure()
         for option in options:
-            option.miss()
+            option.miss(False)
     has_ended = False
     while (message := channel.get()) is not None:
         if isinstance(message, EpochStart):

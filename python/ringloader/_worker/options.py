@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, Protocol
 
 from torch.utils.data import ChainDataset, ConcatDataset, StackDataset, Subset
 
 import ringloader._native as _native
 from ringloader._common.attributes import has_method
+from ringloader._worker.fetch import SampleFetcher
 
 
 class Fetcher(Protocol):
@@ -35,52 +36,6 @@ class InFront:
             # A copy that has nothing yet.
             raise AttributeError(name)
         return getattr(self._behind, name)
-
-
-class Around:
-    """Stands in front of a fetcher, and calls functions before and after each batch.
-
-    Args:
-        fetcher: The fetcher.
-        before: Gets the index of the batch.
-        after: Called also where the batch is an error.
-    """
-
-    def __init__(
-        self, fetcher: Fetcher, before: Callable[[Any], object], after: Callable[[], object]
-    ) -> None:
-        self._fetcher = fetcher
-        self._before = before
-        self._after = after
-
-    def fetch(self, index: Any, /) -> Any:
-        self._before(index)
-        try:
-            return self._fetcher.fetch(index)
-        finally:
-            self._after()
-
-
-class TakesTurns:
-    """A dataset with indices that knows whose turn it is among the samples of a batch."""
-
-    def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
-        """Yields the indices of a batch, each in its turn, for :meth:`current`."""
-        raise NotImplementedError
-
-    def current(self, index: Any) -> Any:
-        """Returns the sample whose turn it is. May be called again in the same turn."""
-        raise NotImplementedError
-
-
-class CountsSamples:
-    """Counts the samples that an iterable dataset's iterator is asked for.
-
-    Attributes:
-        samples_asked: Their number in this epoch. An epoch that is resumed sets it.
-    """
-
-    samples_asked: int
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -107,8 +62,8 @@ class EpochStart:
 class Position(enum.IntEnum):
     """The places of options around torch's fetcher, from the inside out.
 
-    An option's :meth:`WorkerOption.begin` gets the dataset that the options before it have made, and its
-    :meth:`WorkerOption.wrap` their fetcher.
+    An option's :meth:`WorkerOption.begin` gets the dataset that the options before it have made, its
+    :meth:`WorkerOption.fill` their slots, and its :meth:`WorkerOption.wrap` their fetcher.
     """
 
     # Reads the items of another process. The options after it find it there when they raise.
@@ -164,50 +119,22 @@ class WorkerOption:
         """Begins an epoch, before torch makes its fetcher. Returns the dataset of the epoch."""
         return dataset
 
-    def meet(self, fetcher: Any) -> None:
-        """Gets torch's fetcher of the epoch, before any option wraps it."""
+    def fill(self, samples: SampleFetcher) -> None:
+        """Fills slots of the epoch's fetcher, after the options before."""
 
     def wrap(self, fetcher: Fetcher, /) -> Fetcher:
-        """Returns the fetcher to ask in place of ``fetcher`` in this epoch."""
+        """Returns the fetcher to ask in place of ``fetcher`` in this epoch, once all slots are filled."""
         return fetcher
 
-    def finish(self, fetcher: Any) -> None:
-        """Gets torch's fetcher of the epoch again, once its collation is in place."""
+    def miss(self, has_begun: bool) -> None:
+        """Passes over an epoch in which nothing is fetched.
 
-    def leave(self) -> None:
-        """Ends an epoch in which nothing is fetched, after :meth:`begin`."""
-
-    def miss(self) -> None:
-        """Passes over an epoch that failed before every option had begun it."""
+        Args:
+            has_begun: True if :meth:`wrap` may have been called in it.
+        """
 
     def leave_process(self) -> None:
         """Undoes in a process of a pool what it has changed there. An error ends the process."""
-
-
-class Runs:
-    """Stands for the ``collate_fn`` of a fetcher that makes parts of batches: leaves samples as they are.
-
-    Args:
-        collate_fn: The function that collates whole batches.
-
-    Attributes:
-        handle: Collates a batch where samples that raise are handled: its arguments are this object, the
-            samples of each part, and the batch's index. None where they are not.
-    """
-
-    handle: Callable[[Runs, list[Any], Any], Any] | None = None
-
-    def __init__(self, collate_fn: Callable[[Any], Any]) -> None:
-        self.collate_fn = collate_fn
-
-    def __call__(self, samples: Any) -> Any:
-        return samples
-
-
-def collator_of(fetcher: Any) -> Any:
-    """Returns the object that has the ``collate_fn`` of whole batches: the fetcher, or what stands for it."""
-    collate_fn = getattr(fetcher, "collate_fn", None)
-    return collate_fn if type(collate_fn) is Runs else fetcher
 
 
 def in_order(*options: WorkerOption | None) -> tuple[WorkerOption, ...]:
@@ -241,7 +168,6 @@ def begin_epoch(
     dataset: Any,
     start: EpochStart,
     is_iterable: bool,
-    finish: Callable[[Any], None] | None = None,
 ) -> Fetcher:
     """Begins an epoch and returns its fetcher.
 
@@ -251,7 +177,6 @@ def begin_epoch(
         dataset: The dataset.
         start: The beginning of the epoch.
         is_iterable: True for a dataset that ends by itself.
-        finish: Called with torch's fetcher, once the options have wrapped it.
     """
     try:
         if start.told is not None:
@@ -261,24 +186,25 @@ def begin_epoch(
             dataset = option.begin(dataset, start)
     except Exception as error:
         for option in options:
-            option.miss()
+            option.miss(False)
         return Failing(error, once=is_iterable)
     torchs = make(dataset)
-    for option in options:
-        option.meet(torchs)
-    fetcher: Fetcher = torchs
+    if not options:
+        return torchs
+    has_begun = False
     try:
+        samples = SampleFetcher(torchs)
+        for option in options:
+            option.fill(samples)
+        fetcher: Fetcher = samples.fetcher()
+        has_begun = True
         for option in options:
             fetcher = option.wrap(fetcher)
     except Exception as error:
         for option in options:
-            option.leave()
+            option.miss(has_begun)
         # In a later epoch an error here would end the worker.
-        fetcher = Failing(error, once=is_iterable)
-    if finish is not None:
-        finish(torchs)
-    for option in options:
-        option.finish(torchs)
+        return Failing(error, once=is_iterable)
     return fetcher
 
 

@@ -19,6 +19,7 @@ from ringloader._data.array_dataset import ArrayDataset
 from ringloader._data.cached_dataset import CachedDataset
 from ringloader._torch import collating, internals, modes, stand_ins
 from ringloader._worker.collate import Collation
+from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 if TYPE_CHECKING:
@@ -141,8 +142,9 @@ class Gather(WorkerOption):
 
     position = Position.GATHER
 
-    def wrap(self, fetcher: Fetcher) -> Fetcher:
-        return wrapped(fetcher)
+    def fill(self, samples: SampleFetcher) -> None:
+        made = wrapped(samples.torchs)
+        samples.gather = None if made is samples.torchs else made
 
 
 def wrapped(fetcher: Fetcher) -> Fetcher:

@@ -149,11 +149,12 @@ class DispatchEnd(WorkerOption):
             "source and in its functions"
         )
 
-    def miss(self) -> None:
-        """Begins the next epoch, and takes no items in it."""
-        self._epoch += 1
-        self._is_reading = True
-        self._drop()
+    def miss(self, has_begun: bool) -> None:
+        """Begins the next epoch, unless that has been done, and takes no items in it."""
+        if not has_begun:
+            self._epoch += 1
+            self._is_reading = True
+            self._drop()
         self.leave()
 
     def _drop(self) -> None:

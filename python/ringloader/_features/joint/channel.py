@@ -15,6 +15,7 @@ from ringloader._log import logger
 from ringloader._torch import collating
 from ringloader._worker import malloc
 from ringloader._worker.channel import ProcessChannel
+from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart
 
 
@@ -50,11 +51,10 @@ class ProcessJoint(Joint):
         sent = tuple(map(reduction.DupFd, self._fds))
         return ProcessJoint, (sent, self._places, self._window, self._keeps_whole, self._timed)
 
-    def meet(self, fetcher: Any) -> None:
-        super().meet(fetcher)
-        runs = self._runs
-        collate = None if runs is None else collating.collate_within(runs.collate_fn, _native.Collate)
-        self.rows = None if collate is None else _native.SampleRows(collate)
+    def fill(self, samples: SampleFetcher) -> None:
+        super().fill(samples)
+        collate = collating.collate_within(samples.collate_fn_alone, _native.Collate)
+        self.rows = _native.SampleRows(collate) if collate is not None and self._makes_parts else None
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
         assert port is not None

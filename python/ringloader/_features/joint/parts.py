@@ -6,12 +6,12 @@ that makes the last run collates the batch, and sends it.
 
 from __future__ import annotations
 
-import itertools
 import time
 from typing import Any, Protocol
 
 from ringloader._torch import internals
-from ringloader._worker.options import Fetcher, Position, Runs, WorkerOption
+from ringloader._worker.fetch import Parts, SampleFetcher
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # The result of a run whose batch another worker collates.
 NOTHING = object()
@@ -38,8 +38,8 @@ class Run(Protocol):
     def run_index(self) -> Any:
         """The index of the run, as that of a batch."""
 
-    def with_samples(self, samples: list[Any]) -> Any:
-        """Returns samples in place of the batch's index."""
+    def with_samples(self, samples: Parts) -> Any:
+        """Returns samples in place of the batch's index, with its places."""
 
 
 class RunChannel(Protocol):
@@ -80,15 +80,16 @@ class Joint(WorkerOption):
 
     def __init__(self, keeps_whole: bool) -> None:
         self._keeps_whole = keeps_whole
-        self._runs: Runs | None = None
+        # True if the batches of the epoch are made in parts.
+        self._makes_parts = False
 
-    def meet(self, fetcher: Any) -> None:
-        self._runs = None
-        if not self._keeps_whole and internals.fetches_by_index(fetcher):
-            self._runs = fetcher.collate_fn = Runs(fetcher.collate_fn)
+    def fill(self, samples: SampleFetcher) -> None:
+        self._makes_parts = samples.makes_parts = not self._keeps_whole and samples.is_by_index
+        if self._makes_parts:
+            samples.use("worker_task='sample'")
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        return _JointFetcher(fetcher, self.run_channel, self._runs)
+        return _JointFetcher(fetcher, self.run_channel, self._makes_parts)
 
 
 def first_error(parts: list[Any] | None) -> Any:
@@ -101,20 +102,20 @@ class _JointFetcher:
     """In front of the fetchers of all other options: makes runs, and collates.
 
     Args:
-        fetcher: Makes runs; whole batches without ``runs``.
+        fetcher: Makes runs, and collates their samples.
         channel: The worker's.
-        runs: Has the ``collate_fn`` of the fetcher, in whose place it stands.
+        makes_parts: False for whole batches.
     """
 
-    def __init__(self, fetcher: Fetcher, channel: RunChannel, runs: Runs | None) -> None:
+    def __init__(self, fetcher: Fetcher, channel: RunChannel, makes_parts: bool) -> None:
         self._fetcher = fetcher
         self._channel = channel
-        self._runs = runs
+        self._makes_parts = makes_parts
 
     def fetch(self, run: Run, /) -> Any:
         if run.is_stale:
             return None if self._channel.finish_without(run) else NOTHING
-        if self._runs is None:
+        if not self._makes_parts:
             if not self._channel.finish_without(run):
                 return NOTHING
             return self._fetcher.fetch(run.whole_index())
@@ -130,9 +131,9 @@ class _JointFetcher:
             self._channel.note_time(run, time.perf_counter() - begun)
             if not self._channel.finish(run, own):
                 return NOTHING
-        return self._collated(self._runs, run, own)
+        return self._collated(run, own)
 
-    def _collated(self, runs: Runs, run: Run, own: Any) -> Any:
+    def _collated(self, run: Run, own: Any) -> Any:
         if isinstance(own, internals.ExceptionWrapper) and run.is_whole:
             return own
         if run.is_whole and not run.is_collation:
@@ -141,8 +142,7 @@ class _JointFetcher:
             try:
                 batch = self._channel.collated(run, own)
             except Exception:
-                if runs.handle is None:
-                    raise
+                # Raised again below, where errors are handled.
                 batch = None
             if batch is not None:
                 return batch
@@ -150,11 +150,6 @@ class _JointFetcher:
             error = first_error(parts)
             if error is not None:
                 return error
-            # Turns the options to the whole batch: generators are set by its first place.
-            self._fetcher.fetch(run.with_samples([]))
         del own
-        if runs.handle is not None:
-            return runs.handle(runs, parts, run.whole_index().index)
-        samples = parts[0] if len(parts) == 1 else list(itertools.chain.from_iterable(parts))
-        del parts
-        return runs.collate_fn(samples)
+        # With the places of the batch: generators are set by the first one.
+        return self._fetcher.fetch(run.with_samples(Parts(parts, run.whole_index().index)))

@@ -7,26 +7,18 @@ makes the batch again, and raises an error in place of each call that is known t
 from __future__ import annotations
 
 import functools
-import operator
 import signal
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
-from ringloader._common.attributes import is_of, shown
+from ringloader._common.attributes import shown
 from ringloader._features.arrays import gather
 from ringloader._features.losses.shared_words import SharedWords
-from ringloader._torch import collating, internals
+from ringloader._torch import collating
 from ringloader._transport.supervisor import Late
-from ringloader._worker.options import (
-    Around,
-    EpochStart,
-    Fetcher,
-    InFront,
-    Position,
-    TakesTurns,
-    WorkerOption,
-)
+from ringloader._worker.fetch import SampleFetcher, Turn
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # Words of a worker's record. EXCEEDED: 1 once a call took too long. NOTES: 1 for a worker that succeeds a
 # lost one. CALL: what it asks the dataset for. BATCH: the batch that it makes samples of, where all workers
@@ -58,6 +50,30 @@ class Loss(NamedTuple):
 
     where: str | None = None
     is_late: bool = False
+
+
+class Around:
+    """Stands in front of a fetcher, and calls functions before and after each batch.
+
+    Args:
+        fetcher: The fetcher.
+        before: Gets the index of the batch.
+        after: Called also where the batch is an error.
+    """
+
+    def __init__(
+        self, fetcher: Fetcher, before: Callable[[Any], object], after: Callable[[], object]
+    ) -> None:
+        self._fetcher = fetcher
+        self._before = before
+        self._after = after
+
+    def fetch(self, index: Any, /) -> Any:
+        self._before(index)
+        try:
+            return self._fetcher.fetch(index)
+        finally:
+            self._after()
 
 
 class SampleNotes:
@@ -190,10 +206,9 @@ class _Noting(WorkerOption):
         self._is_first: bool | None = None
         # By call: how often it is to raise, and why.
         self._known: dict[int, list[int]] = {}
-        # The number of the sample whose turn it is, in its batch.
-        self.turn = 0
-        # That of the first sample that the fetcher is asked for next.
-        self._first = 0
+        self._turn = Turn()
+        # The number in its batch of the first sample of a run; that of the run which is made next.
+        self._base = self._first = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _Noting, (self._words, self._seconds, self._shares)
@@ -212,23 +227,35 @@ class _Noting(WorkerOption):
         self._deadline = None
         self._words.close()
 
-    def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
+    def fill(self, samples: SampleFetcher) -> None:
         self._is_first = self._is_first is None
+        if not self.notes:
+            return
+        self._turn, torchs = samples.turn, samples.torchs
         # Samples of plain arrays are gathered natively: they do not wait, and run no code of the user's.
-        return _Noted(dataset, self) if self.notes and not gather.is_gathered(dataset) else dataset
+        if not gather.is_gathered(torchs.dataset):
+            samples.use("sample_timeout, or restart_workers after the loss of a worker,")
+            samples.before_batch.append(self._begin)
+            samples.get = functools.partial(self._get, samples.get)
+            samples.several = functools.partial(self._several, samples.several)
+            samples.asks_each = not gather.gives_several(torchs.dataset)
+        # `default_collate` waits for nothing, and is native as long as it stands there itself.
+        if not _is_torchs(samples.collate_fn_alone):
+            torchs.collate_fn = functools.partial(self.call, _COLLATE, torchs.collate_fn)
 
-    def meet(self, fetcher: Any) -> None:
-        collate: Any = getattr(fetcher, "collate_fn", None)
-        if self.notes and internals.fetches_by_index(fetcher) and not _is_torchs(collate):
-            # `default_collate` waits for nothing, and is native as long as it stands there itself.
-            fetcher.collate_fn = functools.partial(self.call, _COLLATE, collate)
-
-    def wrap(self, fetcher: Fetcher) -> Fetcher:
-        return Around(fetcher, self._begin, _do_nothing) if self.notes else fetcher
-
-    def _begin(self, _index: Any) -> None:
+    def _begin(self) -> None:
         # A run that cannot be used is made again as the whole batch.
-        self.turn, self._first = self._first, 0
+        self._base, self._first = self._first, 0
+
+    def _get(self, get: Callable[[Any], Any], index: Any) -> Any:
+        return self.call(self._base + self._turn.number, get, index)
+
+    def _several(self, several: Callable[[Any], Any], indices: Any) -> Any:
+        # `on_error` asks for single samples of a batch that has raised.
+        if not hasattr(indices, "__len__") or len(indices) != 1:
+            return self.call(_SEVERAL, several, indices)
+        (one,) = indices
+        return self.call(self._base + self._turn.number, lambda _: several(indices), one)
 
     def begin_batch(self, index: Any) -> None:
         """Begins a batch; where all workers share their tasks, a run of one."""
@@ -296,10 +323,6 @@ def _ended(code: int) -> str:
     return f"was killed by signal {-code} ({signal.strsignal(-code)})"
 
 
-def _do_nothing() -> None:
-    pass
-
-
 def _is_torchs(collate: Any) -> bool:
     return collating.is_default_collate(collate) or bool(collating.parts_of_convert(collate))
 
@@ -312,50 +335,6 @@ def _in_words(call: int, argument: Any) -> str:
         if call == _SEVERAL
         else f"the sample at index {shown(argument)}"
     )
-
-
-class _Noted(InFront, TakesTurns):
-    """Stands in front of a dataset with indices, and notes which sample is asked for."""
-
-    def __init__(self, dataset: Any, noting: _Noting) -> None:
-        super().__init__(dataset)
-        self._noting = noting
-        self._get = functools.partial(operator.getitem, dataset)
-        self._takes_turns = is_of(dataset, TakesTurns)
-        self._current = dataset.current if self._takes_turns else self._get
-        self._gives_several = gather.gives_several(dataset)
-
-    def __getitem__(self, index: Any) -> Any:
-        noting = self._noting
-        turn = noting.turn
-        noting.turn = turn + 1
-        return noting.call(turn, self._get, index)
-
-    @property
-    def __getitems__(self) -> Any:
-        """The dataset's method; None if it would ask for one sample after another, as torch does then."""
-        several = self._behind.__getitems__ if self._gives_several else None
-        return several and functools.partial(self._several, several)
-
-    def _several(self, several: Callable[[Any], Any], indices: Any) -> Any:
-        # `on_error` asks for single samples of a batch that has raised.
-        if not hasattr(indices, "__len__") or len(indices) != 1:
-            return self._noting.call(_SEVERAL, several, indices)
-        (one,) = indices
-        return self._noting.call(self._noting.turn, lambda _: several(indices), one)
-
-    def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
-        noting = self._noting
-        found = self._behind.in_turn(index) if self._takes_turns else index
-        for number, one in enumerate(found, noting.turn):
-            noting.turn = number
-            yield one
-
-    def current(self, index: Any) -> Any:
-        return self._noting.call(self._noting.turn, self._current, index)
-
-    def __len__(self) -> int:
-        return len(self._behind)
 
 
 class _Batches(WorkerOption):

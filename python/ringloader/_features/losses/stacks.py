@@ -18,9 +18,10 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import proc
+from ringloader._features.losses.samples import Around
 from ringloader._features.losses.shared_words import SharedWords
 from ringloader._worker import entry
-from ringloader._worker.options import Around, Fetcher, Position, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # Numbers of a worker's record: its process, when that began, the signal that asks it, and the nanoseconds of
 # the monotonic clock at which it began what it is in. 0: not yet, or in nothing.

@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._core.feature import Feature, Setup
 from ringloader._features.losses import stacks
+from ringloader._features.losses.samples import Around
 from ringloader._log import logger
 from ringloader._transport import overdue
 from ringloader._transport.supervisor import Late, Supervisor
 from ringloader._worker import loop
-from ringloader._worker.options import Around, Fetcher, Position, WorkerOption
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._features.table import Options

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, cast
 
 from torch.utils.data.distributed import DistributedSampler
@@ -27,22 +27,16 @@ from ringloader._features.table import Options
 from ringloader._sources import inside, samplers
 from ringloader._torch import collating, internals, select_path
 from ringloader._worker import collate
-from ringloader._worker.options import (
-    CountsSamples,
-    EpochStart,
-    Failing,
-    Fetcher,
-    InFront,
-    Position,
-    TakesTurns,
-    WorkerOption,
-    collator_of,
-)
+from ringloader._worker.fetch import SampleFetcher
+from ringloader._worker.fetch import Turn as SampleTurn
+from ringloader._worker.options import Fetcher, InFront, Position, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 _MASK = (1 << 64) - 1
+# The options that set generators by the places of samples.
+_NAMES = "seeding (also that of worker_task='sample' and num_workers='auto')"
 
 
 def keyed(key: int, part: int) -> int:
@@ -133,39 +127,37 @@ class Seeding(WorkerOption):
         # Without indices a worker's samples are its own.
         self._worker = worker if self._is_iterable else 0
 
-    def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
-        self._turn = Turn(generators.of_this_worker())
+    def fill(self, samples: SampleFetcher) -> None:
+        """Sets the seed of each sample, and that of a batch before the user's own ``collate_fn`` runs."""
+        turn = self._turn = Turn(generators.of_this_worker(), samples.turn)
+        dataset, each = samples.torchs.dataset, self._before == "sample"
         if self._is_iterable:
-            return _Stream(dataset, self._turn, self._before == "sample")
-        self._gives_several = self._batches and gather.gives_several(dataset)
-        self._is_of_arrays = gather.draws_nothing(dataset)
-        # Arrays are gathered only where nothing stands in front of them.
-        if self._before == "batch" or self._is_of_arrays:
-            return dataset
-        return Samples(dataset, self._turn, self._gives_several)
+            samples.use(_NAMES)
+            samples.before_batch.append(functools.partial(turn.begin_batch, sets=not each))
+            if each:
+                samples.get = functools.partial(turn.get_next, samples.get)
+        else:
+            self._gives_several = self._batches and gather.gives_several(dataset)
+            if each and not gather.draws_nothing(dataset):
+                samples.use(_NAMES)
+                samples.get = functools.partial(turn.get, samples.get)
+                samples.asks_each = not self._gives_several
+                # Arrays are gathered only where no seed is set.
+                samples.gather = None
+        if each and not _draws_nothing(samples.collate_fn_alone):
+            collate_fn = samples.torchs.collate_fn
+            samples.torchs.collate_fn = functools.partial(turn.collate, collate_fn)
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        if isinstance(fetcher, Failing):
-            return fetcher
         return _InPlace(fetcher, self, self._turn.generators if self._puts_back else None)
-
-    def finish(self, fetcher: Any) -> None:
-        """Sets the seed of a batch before the user's own ``collate_fn`` runs."""
-        collator = collator_of(fetcher)
-        collate_fn: Any = getattr(collator, "collate_fn", None)
-        if self._before == "sample" and collate_fn is not None and not _draws_nothing(collate_fn):
-            collator.collate_fn = _Collating(collate_fn, self._turn)
 
     def turn_to(self, placed: _native.Placed) -> None:
         """Begins the batch of an index."""
         turn = self._turn
         turn.stream = keyed(placed.key, self._worker)
         if self._is_iterable:
-            turn.first = turn.number
-            if self._before == "batch":
-                turn.set(turn.number)
             return
-        turn.places, turn.number, turn.first = placed.places, 0, placed.first
+        turn.places, turn.first = placed.places, placed.first
         if self._before == "batch" or self._gives_several:
             turn.set(placed.first)
 
@@ -196,144 +188,53 @@ def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Keys | N
 
 
 class Turn:
-    """The samples whose turn it is: those of a batch, or of a worker's part of an iterable dataset.
+    """The seeds of a batch, or of a worker's part of an iterable dataset.
 
     Attributes:
         generators: The generators to set.
         stream: The key to which the place of a sample is joined.
         places: The places of a batch's samples.
-        number: The number of the next one.
         first: The place of the batch's first sample.
     """
 
-    def __init__(self, generators: Global | OfThread) -> None:
+    def __init__(self, generators: Global | OfThread, sample: SampleTurn) -> None:
         self.generators = generators
+        self._sample = sample
         self.stream = 0
         self.places: Sequence[int] = ()
-        self.number = 0
         self.first = 0
 
     def set(self, place: int) -> None:
         """Sets the generators for the sample at a place."""
         self.generators.set(keyed(self.stream, place))
 
-    def set_for_batch(self) -> None:
-        """Sets the generators for what is done with all samples of the batch."""
-        # Not those of its first sample, whose numbers would be used twice.
+    def get(self, get: Callable[[Any], Any], index: Any) -> Any:
+        """Returns the sample of an index, the first time and again."""
+        number, places = self._sample.number, self.places
+        if number < len(places):
+            self.generators.set(keyed(self.stream, places[number]))
+        return get(index)
+
+    def get_next(self, get: Callable[[Any], Any], number: int) -> Any:
+        """Returns the next sample of an iterable dataset."""
+        self.generators.set(keyed(self.stream, number))
+        return get(number)
+
+    def begin_batch(self, sets: bool) -> None:
+        """Begins a batch of an iterable dataset.
+
+        Args:
+            sets: True if the generators are set before batches.
+        """
+        self.first = self._sample.number
+        if sets:
+            self.set(self.first)
+
+    def collate(self, collate_fn: Callable[[Any], Any], samples: Any) -> Any:
+        """Collates a batch with a seed of its own."""
+        # Not that of its first sample, whose numbers would be used twice.
         self.generators.set(keyed(keyed(self.stream, self.first), 0))
-
-
-class _Collating:
-    """A ``collate_fn`` that begins with the seed of its batch.
-
-    Args:
-        collate_fn: The function.
-        turn: The samples whose turn it is.
-    """
-
-    def __init__(self, collate_fn: Callable[[Any], Any], turn: Turn) -> None:
-        self._collate_fn = collate_fn
-        self._turn = turn
-
-    def __call__(self, samples: Any) -> Any:
-        self._turn.set_for_batch()
-        return self._collate_fn(samples)
-
-
-class Samples(InFront, TakesTurns):
-    """A dataset with indices that sets the generators before each sample of a batch, in the batch's order.
-
-    Args:
-        dataset: The dataset.
-        turn: The samples of the batch.
-        gives_several: True if the dataset's ``__getitems__`` gives the samples of a batch.
-    """
-
-    def __init__(self, dataset: Any, turn: Turn, gives_several: bool) -> None:
-        super().__init__(dataset)
-        self._turn = turn
-        self._gives_several = gives_several
-
-    def __getitem__(self, index: Any) -> Any:
-        try:
-            return self.current(index)
-        finally:
-            self._turn.number += 1
-
-    @property
-    def __getitems__(self) -> Any:
-        """The dataset's method; None if torch is to ask for each sample."""
-        return self._behind.__getitems__ if self._gives_several else None
-
-    def current(self, index: Any) -> Any:
-        """Returns the sample whose turn it is, the first time and again."""
-        turn = self._turn
-        if turn.number < len(turn.places):
-            turn.set(turn.places[turn.number])
-        return self._behind[index]
-
-    def in_turn(self, index: Iterable[Any]) -> Iterator[Any]:
-        """Yields the indices of a batch, each in its turn, for :meth:`current`."""
-        for number, one in enumerate(index):
-            self._turn.number = number
-            yield one
-
-    def __len__(self) -> int:
-        return len(self._behind)
-
-
-class _Stream(InFront):
-    """An iterable dataset whose iterator sets the generators before each sample."""
-
-    def __init__(self, dataset: Any, turn: Turn, sets: bool) -> None:
-        super().__init__(dataset)
-        self._turn = turn
-        self._sets = sets
-
-    def __iter__(self) -> Iterator[Any]:
-        return Counted(iter(self._behind), self._turn, self._sets)
-
-    def __len__(self) -> int:
-        return len(self._behind)
-
-
-class Counted(InFront, CountsSamples):
-    """The iterator of an iterable dataset: counts the samples, and sets the generators before each.
-
-    Args:
-        iterator: The dataset's.
-        turn: The worker's.
-        sets: False if generators are set before batches only.
-    """
-
-    def __init__(self, iterator: Iterator[Any], turn: Turn, sets: bool) -> None:
-        super().__init__(iterator)
-        self._turn = turn
-        self._sets = sets
-
-    @property
-    def samples_asked(self) -> int:
-        """Their number."""
-        return self._turn.number
-
-    @samples_asked.setter
-    def samples_asked(self, count: int) -> None:
-        self._turn.number = count
-
-    def begin_batch(self) -> None:
-        """Seeds a batch that is re-read after a resume, with ``seeding='batch'``."""
-        if not self._sets:
-            self._turn.set(self._turn.number)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self
-
-    def __next__(self) -> Any:
-        turn = self._turn
-        place, turn.number = turn.number, turn.number + 1
-        if self._sets:
-            turn.set(place)
-        return next(self._behind)
+        return collate_fn(samples)
 
 
 class _InPlace(InFront):

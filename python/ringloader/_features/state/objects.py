@@ -11,10 +11,10 @@ import pickle
 import traceback
 from typing import Any, NamedTuple
 
-from ringloader._common.attributes import is_of
 from ringloader._features.seeding import generators
 from ringloader._features.state.positions import Snapshot, has_state
-from ringloader._worker.options import CountsSamples, Failing, Fetcher, InFront
+from ringloader._worker.fetch import SampleFetcher
+from ringloader._worker.options import Failing, Fetcher
 
 
 class SnapshotPolicy(NamedTuple):
@@ -60,22 +60,22 @@ class Objects:
 
     Args:
         dataset: The dataset.
-        torchs: torch's fetcher.
+        samples: The slots of the fetcher, and torch's own.
         fetcher: The fetcher that options have made of it.
         policy: When states are taken, and of what.
     """
 
-    def __init__(self, dataset: Any, torchs: Any, fetcher: Fetcher, policy: SnapshotPolicy) -> None:
+    def __init__(
+        self, dataset: Any, samples: SampleFetcher, fetcher: Fetcher, policy: SnapshotPolicy
+    ) -> None:
         self.dataset = dataset
-        self.torchs = torchs
+        self.torchs = samples.torchs
+        self._turn = samples.turn
         self._fetcher = fetcher
-        self._counting = fetcher
         self._policy = policy
-        iterator = getattr(torchs, "dataset_iter", None) if policy.is_iterable else None
-        # An option may stand in front of the dataset's own.
-        own = iterator._behind if is_of(iterator, InFront) else iterator
-        self._has_iterator = has_state(own)
-        self._has_dataset = policy.of_dataset and own is not dataset and has_state(dataset)
+        iterator = getattr(self.torchs, "dataset_iter", None) if policy.is_iterable else None
+        self._has_iterator = has_state(iterator)
+        self._has_dataset = policy.of_dataset and iterator is not dataset and has_state(dataset)
         # Batches that are passed over before the first one, of how many samples, in which worker.
         self._to_pass = self._size = self._worker = 0
 
@@ -98,7 +98,7 @@ class Objects:
     def _snapshot(self) -> tuple[Any, ...]:
         """Returns the fields of a :class:`Snapshot` of now."""
         try:
-            samples = max((counter.samples_asked for counter in self._counters()), default=0)
+            samples = self._turn.number if self._policy.is_iterable else 0
             return self._pickled(), bool(getattr(self.torchs, "ended", False)), samples
         except Exception as error:
             # Of the program that asks for the state, and not of one that only reads batches.
@@ -112,18 +112,6 @@ class Objects:
         if self._has_iterator:
             found["iterator"] = self.torchs.dataset_iter.state_dict()
         return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
-
-    def count_from(self, samples: int) -> None:
-        """Sets the count of samples, for options that count them."""
-        for counter in self._counters():
-            counter.samples_asked = samples
-
-    def _counters(self) -> list[Any]:
-        """The objects of options that count the samples that the iterator is asked for."""
-        if not self._policy.is_iterable:
-            return []
-        found = (self.torchs.dataset_iter, self._counting)
-        return [one for one in found if is_of(one, CountsSamples)]
 
     def pass_over(self, batches: int, size: int, worker: int) -> Fetcher:
         """Returns a fetcher that first reads and drops batches.
@@ -148,7 +136,6 @@ class Objects:
             except ValueError as error:
                 self._fetcher = Failing(error, once=True)
             self._to_pass = 0
-            self._begin_batch()
         return self._fetcher.fetch(index)
 
     def _drop(self) -> None:
@@ -162,7 +149,6 @@ class Objects:
         collate, torchs.collate_fn = torchs.collate_fn, _nothing
         try:
             for number in range(self._to_pass):
-                self._begin_batch()
                 try:
                     self._fetcher.fetch(index)
                 except StopIteration:
@@ -176,11 +162,6 @@ class Objects:
                     pass
         finally:
             torchs.collate_fn = collate
-
-    def _begin_batch(self) -> None:
-        """Sets generators for a batch that is read out of turn, if an option seeds them by batches."""
-        if is_of(self.torchs.dataset_iter, InFront):
-            self.torchs.dataset_iter.begin_batch()
 
 
 def _nothing(_data: Any) -> None:

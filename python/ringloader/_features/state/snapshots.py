@@ -10,6 +10,7 @@ import ringloader._native as _native
 from ringloader._features.state.beginning import Beginning, beginning_of
 from ringloader._features.state.objects import Objects, Sent, SnapshotPolicy, read_sent
 from ringloader._features.state.positions import Part, has_state
+from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 from ringloader._worker.result import with_snapshot
 
@@ -43,9 +44,9 @@ class Snapshots(WorkerOption):
         self.here: Asked | None = None
         self._worker = 0
         self._point: ResumePoint | None = None
-        # While an epoch begins: its dataset, torch's fetcher of it, and the states that they get.
+        # While an epoch begins: its dataset, the slots of its fetcher, and the states that they get.
         self._dataset: Any = None
-        self._torchs: Any = None
+        self._samples: Any = None
         self._states: dict[str, Any] = {}
 
     def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
@@ -64,20 +65,20 @@ class Snapshots(WorkerOption):
             beginning.begin()
         return dataset
 
-    def meet(self, fetcher: Any) -> None:
-        self._torchs = fetcher
+    def fill(self, samples: SampleFetcher) -> None:
+        self._samples = samples
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         try:
             return self._wrapped(fetcher)
         finally:
             # The dataset's iterator goes with its fetcher, and not with the option.
-            self._torchs = self._dataset = None
+            self._samples = self._dataset = None
             self._states = {}
 
     def _wrapped(self, fetcher: Fetcher) -> Fetcher:
         policy, point = self._policy, self._point
-        objects = Objects(self._dataset, self._torchs, fetcher, policy)
+        objects = Objects(self._dataset, self._samples, fetcher, policy)
         if policy.is_iterable and point is not None:
             fetcher = self._resumed(point, objects, fetcher)
         if policy.every is None or not objects.have_state:
@@ -92,12 +93,12 @@ class Snapshots(WorkerOption):
         part = point.part
         if part.is_at_end():
             # The dataset may be ready for the next epoch.
-            self._torchs.ended = True
+            self._samples.torchs.ended = True
             return fetcher
         if "iterator" in self._states:
-            _load(self._torchs.dataset_iter, self._states["iterator"], "iterator")
+            _load(self._samples.torchs.dataset_iter, self._states["iterator"], "iterator")
         if part.snapshot is not None:
-            objects.count_from(part.snapshot.samples)
+            self._samples.turn.number = part.snapshot.samples
         return objects.pass_over(part.since, point.size, self._worker) if part.since else fetcher
 
 

@@ -1,11 +1,11 @@
-"""The times of a loader's epochs in the main process, and the figures of the last one."""
+"""The times of a loader's epochs, in workers and in the main process, and the figures of the last one."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -19,14 +19,14 @@ from ringloader._features.joint import worker_task
 from ringloader._features.report import report
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
-from ringloader._features.stats.timing import Timing, TimingHere
 from ringloader._features.table import Options
 from ringloader._torch import devices, hook, internals
+from ringloader._worker.fetch import SampleFetcher
+from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
-    from ringloader._worker.options import WorkerOption
 
 _SECOND = 1e-9
 
@@ -176,6 +176,64 @@ class Recording(Feature):
         )
         judged = verdict.judge(found, setting, read["first_made"] * _SECOND, self._shared_bytes)
         return dataclasses.replace(found, verdict=judged)
+
+
+class Timing(WorkerOption):
+    """Lets a worker's clock record the moments of each batch, which travel with it.
+
+    Args:
+        clocks: The clocks of threads, by their workers; None for processes, which make their own.
+    """
+
+    position = Position.CLOCK
+
+    def __init__(self, clocks: Sequence[_native.WorkerClock] | None = None) -> None:
+        self._clocks = clocks
+
+    def join(self, worker: int, port: _native.Port | None) -> None:
+        if port is None:
+            assert self._clocks is not None
+            self._clock = self._clocks[worker]
+        else:
+            self._clock = _native.WorkerClock()
+            port.time(self._clock)
+
+    def fill(self, samples: SampleFetcher) -> None:
+        _time_collation(self._clock, samples.torchs)
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        # The time until now was no wait for a task.
+        self._clock.begin()
+        return fetcher
+
+
+class TimingHere(WorkerOption):
+    """Notes the times of each batch that the caller's process makes.
+
+    Args:
+        recorder: Where they are noted.
+        is_iterable: True for a dataset without indices.
+    """
+
+    position = Position.CLOCK
+
+    def __init__(self, recorder: _native.Recorder, is_iterable: bool) -> None:
+        self._recorder = recorder
+        self._clock = _native.WorkerClock()
+        self._is_iterable = is_iterable
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        return _native.TimedFetch(self._recorder, self._clock, fetcher, self._is_iterable)
+
+    def fill(self, samples: SampleFetcher) -> None:
+        _time_collation(self._clock, samples.torchs)
+
+
+def _time_collation(clock: _native.WorkerClock, fetcher: Any) -> None:
+    """Puts a clock before the ``collate_fn`` of torch's fetcher; another one may have none."""
+    collate = getattr(fetcher, "collate_fn", None)
+    if collate is not None:
+        fetcher.collate_fn = _native.TimedCollate(clock, collate)
 
 
 class _Fetched:

@@ -1,0 +1,228 @@
+"""torch's fetcher in steps, for features that take part at each sample of a batch."""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple, Protocol
+
+from ringloader._torch import internals
+from ringloader._worker.result import Result, is_result
+
+
+class Turn:
+    """The sample whose turn it is.
+
+    Attributes:
+        number: Its number in the batch, or in the run of one. Of an iterable dataset: how many samples the
+            iterator was asked for in this epoch; one that is resumed sets it.
+    """
+
+    number = 0
+
+
+class Handler(Protocol):
+    """The slot for errors of samples and of ``collate_fn``."""
+
+    def failed(self, error: Exception, index: Any, tries: int, is_batch: bool) -> list[Any] | None:
+        """Handles an error, in the ``except`` block.
+
+        Args:
+            error: The error.
+            index: Of the sample, or of the batch.
+            tries: How often this has failed before.
+            is_batch: True if the batch failed, and not one sample.
+
+        Returns:
+            ``[replacement]``; ``[]`` to leave it out; None to try again.
+        """
+
+    def several(self, samples: SampleFetcher, index: Any) -> list[Any]:
+        """Asks a dataset for all samples of a batch at once. Returns ``[samples]``, or ``[]`` for none."""
+
+
+class Parts(NamedTuple):
+    """The samples of a batch that were made in parts, in place of its index: they are only collated.
+
+    Attributes:
+        parts: Lists of samples, some of them as a ``Result``.
+        index: The index of the batch.
+    """
+
+    parts: list[Any]
+    index: Any
+
+    def joined(self) -> list[Any]:
+        """Returns the samples of all parts, in a list; an empty one if an error has left nothing of them."""
+        if len(self.parts) == 1 and not is_result(self.parts[0]):
+            return self.parts
+        data: list[Any] = []
+        for part in self.parts:
+            data += (part.data or []) if is_result(part) else part
+        return [data] if data or not any(map(is_result, self.parts)) else []
+
+
+# A batch of which nothing is left.
+EMPTY = Result(None, is_empty=True)
+
+
+class SampleFetcher:
+    """torch's fetcher of one epoch, with slots that features fill in the order of their positions.
+
+    MIRRORS torch fetch.py::_MapDatasetFetcher and _IterableDatasetFetcher. It makes batches only if a feature
+    takes part at each sample; else torch's own does.
+
+    Args:
+        torchs: torch's fetcher.
+
+    Attributes:
+        torchs: The same. Features put theirs around its ``collate_fn``.
+        collate_fn_alone: The ``collate_fn`` before that.
+        is_by_index: True for torch's own fetcher of a dataset with indices.
+        is_used: True once a feature takes part at each sample.
+        turn: The sample whose turn it is.
+        before_batch: Functions that are called before the samples of a batch, or of a run of one.
+        get: Returns the sample of an index, or the next one of an iterable dataset, which gets its number.
+        several: Returns the samples of a batch from one call of ``__getitems__``.
+        asks_each: True if a ``__getitems__`` is not called: the dataset is asked for each sample.
+        handler: Handles errors; None: they are raised.
+        makes_parts: True if samples are left as they are until ``Parts`` of them come.
+        gather: The fetcher that makes batches without asking for samples; None: there is none.
+    """
+
+    def __init__(self, torchs: Any) -> None:
+        self.torchs = torchs
+        self.get: Callable[[Any], Any]
+        self.collate_fn_alone: Any = getattr(torchs, "collate_fn", None)
+        self.turn = Turn()
+        self.before_batch: list[Callable[[], None]] = []
+        self.handler: Handler | None = None
+        self.gather: Any = None
+        self.asks_each = self.makes_parts = self.is_used = False
+        self.is_by_index = internals.fetches_by_index(torchs)
+        # INVARIANT: no slot leads back to this object, so that the dataset's iterator goes with its fetcher.
+        if self.is_by_index:
+            self.get = functools.partial(operator.getitem, torchs.dataset)
+            self.several = functools.partial(_several, torchs.dataset)
+        elif internals.fetches_in_turn(torchs):
+            self.get = functools.partial(_next, torchs.dataset_iter)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.torchs, name)
+
+    def use(self, option: str) -> None:
+        """Makes the batches here, and not in torch's own method.
+
+        Args:
+            option: The option that takes part at each sample.
+
+        Raises:
+            RuntimeError: If torch's fetcher was replaced.
+        """
+        if "get" not in vars(self):
+            raise RuntimeError(
+                f"{option} cannot take effect: torch's fetcher was replaced by {type(self.torchs).__name__}"
+            )
+        self.is_used = True
+
+    def fetcher(self) -> Any:
+        """Returns the innermost fetcher, once features have filled the slots."""
+        return self if self.is_used else self.gather or self.torchs
+
+    def fetch(self, index: Any, /) -> Any:
+        if self.gather is not None:
+            try:
+                return self.gather.fetch(index)
+            except Exception:
+                # Sample by sample then. What makes such batches calls no code of the user's.
+                pass
+        if type(index) is Parts:
+            found, index = index.joined(), index.index
+        else:
+            for begin in self.before_batch:
+                begin()
+            found, index = self._by_index(index) if self.is_by_index else self._in_turn(index)
+            if found and self.makes_parts:
+                return found[0]
+        if found:
+            found = self.tried(self.torchs.collate_fn, found[0], index, is_batch=True)
+        return found[0] if found else EMPTY
+
+    def tried(self, make: Callable[[Any], Any], given: Any, index: Any, is_batch: bool = False) -> list[Any]:
+        """Returns ``[make(given)]``, or what the handler makes of an error.
+
+        Args:
+            make: The function.
+            given: Its argument.
+            index: Of the sample, or of the batch.
+            is_batch: True if it makes a batch.
+        """
+        tries = 0
+        while True:
+            try:
+                return [make(given)]
+            except Exception as error:
+                if self.handler is None:
+                    raise
+                found = self.handler.failed(error, index, tries, is_batch)
+            if found is not None:
+                return found
+            tries += 1
+
+    def _by_index(self, index: Any) -> tuple[list[Any], Any]:
+        """Returns what is to be collated, in a list; an empty one if nothing is left. And the index."""
+        torchs, turn, get = self.torchs, self.turn, self.get
+        turn.number = 0
+        if not torchs.auto_collation:
+            return self.tried(get, index, index), index
+        dataset = torchs.dataset
+        if not self.asks_each and hasattr(dataset, "__getitems__") and dataset.__getitems__:
+            if self.handler is not None:
+                return self.handler.several(self, index), index
+            return [self.several(index)], index
+        # An index that is no list may allow only one iteration.
+        index = index if isinstance(index, (list, tuple)) else list(index)
+        if self.handler is None:
+            return [[get(at) for turn.number, at in enumerate(index)]], index
+        data: list[Any] = []
+        for turn.number, at in enumerate(index):
+            data += self.tried(get, at, at)
+        return [data] if data or not index else [], index
+
+    def _in_turn(self, index: Any) -> tuple[list[Any], Any]:
+        """Returns the same of an iterable dataset, and the numbers of the samples."""
+        torchs, turn, get = self.torchs, self.turn, self.get
+        if torchs.ended:
+            raise StopIteration
+        first = at = turn.number
+        if not torchs.auto_collation:
+            turn.number += 1
+            return self.tried(get, at, at), at
+        data: list[Any] = []
+        numbers: list[int] = []
+        for _ in index:
+            at = turn.number
+            turn.number = at + 1
+            try:
+                if self.handler is None:
+                    data.append(get(at))
+                elif found := self.tried(get, at, at):
+                    data += found
+                    numbers.append(at)
+            except StopIteration:
+                turn.number = at
+                torchs.ended = True
+                break
+        asked = turn.number - first
+        if asked == 0 or (torchs.drop_last and asked < len(index)):
+            raise StopIteration
+        return [data] if data else [], numbers
+
+
+def _several(dataset: Any, index: Any) -> Any:
+    return dataset.__getitems__(index)
+
+
+def _next(iterator: Iterator[Any], _number: int) -> Any:
+    return next(iterator)
