@@ -9,28 +9,23 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Self, TypeVar
 
 import torch
 import torch.utils.data
-from torch.utils.data import Dataset, IterableDataset, Sampler
+from torch.utils.data import Dataset, Sampler
 
 import ringloader._features.all as features
-import ringloader._native as _native
-import ringloader.rollover as rollover
 from ringloader._core import epochs
-from ringloader._core.checks import AUTO, THREAD
 from ringloader._core.feature import Hook
 from ringloader._core.make import make_iterator
 from ringloader._core.torchs import TorchsIterator
-from ringloader._features import conflicts, loader_options
-from ringloader._features.about import given_of
-from ringloader._features.auto import numbers
-from ringloader._features.dispatch import datapipes
-from ringloader._features.joint import worker_task
+from ringloader._features import loader_options
+from ringloader._features.auto import FoundNumber
+from ringloader._features.constructing import construct
 from ringloader._features.pausing import pausing
 from ringloader._features.pools.pool import WorkerPool
 from ringloader._features.report import at_exit, report
 from ringloader._features.stats.epoch import EpochStats
 from ringloader._features.stats.recording import epoch_stats
-from ringloader._features.table import DEFAULTS, TABLE, Options
-from ringloader._torch import devices, hook, internals, select_path
+from ringloader._features.table import TABLE
+from ringloader._torch import hook, internals
 from ringloader.bad_samples import BadSample, OnError
 from ringloader.seeds import Seeds
 
@@ -38,7 +33,6 @@ _T = TypeVar("_T")
 _T_co = TypeVar("_T_co", covariant=True)
 
 if TYPE_CHECKING:
-    from ringloader._torch.protocols import TorchLoader
 
     class _Iterator(pausing.Pausing, internals.DeclaredIterator):
         """The attributes of ``iter(loader)`` that callers may use."""
@@ -278,7 +272,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return super().__repr__()
         noted = report.noted(self)
         path = "not iterated yet" if noted is None else f"path {noted.path}"
-        is_auto = isinstance(self.num_workers, numbers.FoundNumber)
+        is_auto = isinstance(self.num_workers, FoundNumber)
         workers = f"auto ({self.num_workers})" if is_auto else self.num_workers
         return (
             f"<{type(self).__name__} of {report.sized(self.dataset)}: batch_size={self.batch_size}, "
@@ -292,7 +286,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     else:
 
         def __getattr__(self, name: str) -> Any:
-            if name in _OF_STATES:
+            if name in ("state_dict", "load_state_dict", "fingerprint"):
                 raise AttributeError(
                     f"{type(self).__name__!r} object has no attribute {name!r}: ringloader.DataLoader has no "
                     "state; use ringloader.StatefulDataLoader",
@@ -392,78 +386,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 at_exit.expect_loaders()
 loader_options.show(DataLoader, [name for name, about in TABLE.items() if not about.is_of_states])
-# torch's arguments after the dataset, and ours, with their defaults.
+# torch's arguments after the dataset, with their defaults.
 _TORCHS = {
     name: parameter.default
     for name, parameter in inspect.signature(DataLoader.__init__).parameters.items()
     if name not in ("self", "dataset") and (name not in TABLE or TABLE[name].is_torchs)
 }
-_OURS = {name: value for name, value in DEFAULTS.items() if not TABLE[name].is_torchs}
 
 
 def make(loader: DataLoader[Any], arguments: dict[str, Any]) -> None:
     """Makes a loader of the arguments of its constructor, by their names."""
-    # Only values that are not the default: the next class of the MRO may have its own.
-    torchs, ours = given_of(arguments, _TORCHS), given_of(arguments, _OURS)
-    workers = arguments["num_workers"]
-    if isinstance(workers, str) and workers != AUTO:
-        raise TypeError(f"num_workers must be an int or {AUTO!r}, not {workers!r}")
-    if isinstance(workers, (str, numbers.FoundNumber)):
-        ours["num_workers"] = AUTO
-    options = Options(**ours) if ours else loader_options.NONE_GIVEN
-    if options.device is not None and not internals.is_in_worker():
-        devices.resolve(options.device)
-    torchs |= torchs_arguments(options, workers)
-    if options.worker_pool is not None and options.prefetch_epochs:
-        # The next epoch begins in the processes of the one before, which the loader therefore keeps.
-        torchs["persistent_workers"] = True
-    if options.worker_pool is not None and options.worker_pool._is_remote:
-        vars(loader)["check_worker_number_rationality"] = _have_cores_elsewhere
-    dataset = arguments["dataset"]
-    # Not `isinstance`, which takes longer.
-    if IterableDataset in type(dataset).__mro__:
-        dataset = datapipes.translated(dataset, torchs)
-    super(DataLoader, loader).__init__(dataset, **torchs)
-    if options.changed or not _native.SUPPORTED:
-        conflicts.check_made(loader, options)
-    if options.last_batch is not None:
-        rollover.apply(loader, options.last_batch)
-    complete(loader, options, arguments["prefetch_factor"] is None)
-
-
-def _have_cores_elsewhere() -> None:
-    """Replaces torch's warning about more workers than cores: remote workers use none here."""
-
-
-def torchs_arguments(options: Options, workers: int) -> dict[str, Any]:
-    """Returns the arguments of torch's that options decide, for a loader that was given ``workers``."""
-    pool = options.worker_pool
-    if options.num_workers == AUTO:
-        return {"num_workers": numbers.FoundNumber(numbers.limits(pool).bound)}
-    return {"num_workers": workers or pool.num_workers} if pool is not None else {}
-
-
-def complete(loader: TorchLoader, options: Options, is_default_prefetch: bool) -> None:
-    """Puts options on a loader of torch's, which goes with them, and what they change there.
-
-    Args:
-        loader: The loader.
-        options: The options.
-        is_default_prefetch: True if its ``prefetch_factor`` was not given.
-    """
-    if options.worker_task == "sample" and is_default_prefetch and loader.num_workers > 0:
-        worker_task.set_default_prefetch(loader)
-    loader_options.put(loader, options)
-    if not _native.SUPPORTED:
-        return
-    if options.worker_pool is not None:
-        epochs.inherit_told(loader)
-    elif options.worker_method != THREAD and loader.num_workers > 0 and not select_path.is_off():
-        # In this form an import is cheap.
-        import ringloader._start.spawn as spawn
-
-        spawn.prepare(loader)
-
-
-# The attributes that `StatefulDataLoader` has in addition.
-_OF_STATES = frozenset({"state_dict", "load_state_dict", "fingerprint"})
+    construct(loader, super(DataLoader, loader).__init__, _TORCHS, arguments)

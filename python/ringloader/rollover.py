@@ -77,8 +77,9 @@ class RolloverBatchSampler(BatchSampler):
 OWN_ITER = RolloverBatchSampler.__iter__
 
 
-def apply(loader: TorchLoader, last_batch: LastBatch | None) -> None:
+def complete(loader: TorchLoader, options: Any, _has_default_prefetch: bool) -> None:
     """Sets the treatment of last batches in a loader of torch's that was just made and checked."""
+    last_batch: LastBatch | None = options.last_batch
     if loader.batch_size is None:
         # The program's own batch sampler decides that.
         return

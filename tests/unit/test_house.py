@@ -21,7 +21,7 @@ GUARDS = {
     "modules of the package": 207,
     "lines of the core": 4_955,
     "lines of `_features/state`": 1_615,
-    "lines of another feature": 915,
+    "lines of another feature": 926,
     "pairs of features": 14,
     "edges from the core to what is above it": 32,
     "modules in one folder": 14,

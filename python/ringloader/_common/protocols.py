@@ -6,7 +6,7 @@ they therefore cannot name.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from ringloader._torch.protocols import TorchIterator
 
@@ -20,6 +20,10 @@ else:
 
     class _SchedulerCallbacks(Protocol):
         """Stands for the protocol of the stub, which the binary does not have."""
+
+
+# How an iterator gets its batches, as a report names it.
+PathName = Literal["native", "threads", "ray", "single-process", "torch"]
 
 
 class Handle(Protocol):

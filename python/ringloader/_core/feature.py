@@ -185,8 +185,28 @@ class InWorkers(Feature):
         return (self._option,)
 
 
+class Options(Protocol):
+    """The options of a loader, as the core sees them."""
+
+    @property
+    def changed(self) -> tuple[str, ...]:
+        """The names of the options that have another value than their default."""
+
+    @property
+    def device(self) -> Any: ...
+
+    @property
+    def max_shared_bytes(self) -> int | None: ...
+
+
 class FeatureList(Protocol):
     """The list of features, which stands above the core."""
+
+    def begun(self, loader: TorchLoader, options: Any, /) -> tuple[int, Any]:
+        """Returns the number of workers of an iterator, and its options. Raises for those that do not fit."""
+
+    def without_effect(self, loader: TorchLoader, options: Any, reason: str, /) -> Sequence[str]:
+        """Returns the options that torch's own iterator leaves out. Raises for options that it must have."""
 
     def features_of(self, loader: TorchLoader, options: Any, setup: Setup, /) -> tuple[Feature, ...]:
         """Returns the features that are on, in their order."""

@@ -8,20 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-import ringloader._native as _native
 from ringloader._core import epochs, states
-from ringloader._core.feature import Feature, Hook, Setup
-from ringloader._features import conflicts, loader_options
+from ringloader._core.feature import Feature, Hook, Options, Setup
 from ringloader._features.arrays import gather
-from ringloader._features.auto import numbers
 from ringloader._features.report import asked, report
-from ringloader._features.report.tally import PathName
-from ringloader._features.table import TABLE, Options
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption, in_order
 
 if TYPE_CHECKING:
+    from ringloader._common.protocols import PathName
     from ringloader._core.make_transport import WorkerKind
     from ringloader._torch.protocols import TorchLoader
 
@@ -45,14 +41,9 @@ def make_iterator(loader: TorchLoader, options: Options, hook: Hook) -> Any:
 
 
 def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
-    workers = loader.num_workers if options.num_workers is None else _bound_for(loader, options)
-    if internals.is_in_worker():
-        # In a worker: this loader leaves its batches on the CPU, and the main process moves them.
-        options = conflicts.in_worker(options)
-    if not _native.SUPPORTED:
-        options = conflicts.off_linux(options)
+    workers = loader.num_workers
     if options.changed:
-        conflicts.check(loader, options)
+        workers, options = hook.features.begun(loader, options)
     if loader.generator is not None:
         _refuse_other_generators(loader, loader.generator)
     reason = select_path.reason_of_user()
@@ -77,28 +68,20 @@ def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     return _torchs(loader, options, reason, hook)
 
 
+def needed_by(dataset: object) -> str | None:
+    """Returns the class of ours by which a dataset needs a feature with workers; None for other datasets."""
+    needed: str | None = getattr(type(dataset), "_ringloader_needs", None)
+    return needed
+
+
 def _features_of(
     loader: TorchLoader, options: Options, hook: Hook, path: str, *more: Any
 ) -> tuple[Feature, ...]:
     """Returns the features of an iterator of this path that are on."""
     needs_none = not options.changed and not loader.timeout and not asked.mode
-    if needs_none and loader_options.needed_by(loader.dataset) is None:
+    if needs_none and needed_by(loader.dataset) is None:
         return ()
     return hook.features.features_of(loader, options, Setup(path, *more))
-
-
-def _bound_for(loader: TorchLoader, options: Options) -> int:
-    """Returns the bound of an iterator that finds its number of workers.
-
-    A loader that was made or converted shows it. One that ``install`` reached keeps the program's number.
-    """
-    # A worker process may have no children.
-    workers = 0 if internals.is_in_worker() else numbers.limits(options.worker_pool).bound
-    if workers == 1 and (why := numbers.reason_for_one()):
-        select_path.log_once(why)
-    if loader_options.are_on(loader):
-        numbers.show(loader, workers)
-    return workers
 
 
 def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
@@ -113,25 +96,12 @@ def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
     internals.BaseIterator(loader)
 
 
-def make_as_far_as_it_fits(loader: TorchLoader, options: Options, hook: Hook) -> Any:
-    """Returns an iterator as :func:`make_iterator` does, for options that were meant for all loaders.
-
-    What the program chose for this loader wins: options of ``install`` that conflict with it are left out,
-    and the report says so.
-    """
-    options, aside = conflicts.fitting(loader, options)
-    made = make_iterator(loader, options, hook)
-    for text in aside:
-        report.add(loader, text)
-    return made
-
-
 def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -> Any:
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._core.torchs import TorchsIterator
 
     before = report.times(loader)
-    _check_for_torchs(loader, options, reason.text)
+    left_out = hook.features.without_effect(loader, options, reason.text)
     features = _features_of(loader, options, hook, "torch", loader.num_workers)
     own_states = states.of(loader)
     epoch = None if own_states is None else own_states.begin_torchs(loader, reason.text, hook.get_iterator)
@@ -141,27 +111,14 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
         return iterator
     if reason.warning is not None:
         select_path.log_once(reason.warning)
-    for name in options.changed:
-        if TABLE[name].on_torchs == "is left out" and loader.num_workers > 0:
-            select_path.log_once(f"{name} has no effect where torch's own loader runs")
+    for name in left_out:
+        select_path.log_once(f"{name} has no effect where torch's own loader runs")
     if own_states is not None and epoch is not None:
         own_states.has_begun(loader, epoch.epoch)
     if epoch is not None or features:
         iterator = TorchsIterator(iterator, features, epoch)
     _record(loader, iterator, "torch", reason.text, features)
     return iterator
-
-
-def _check_for_torchs(loader: TorchLoader, options: Options, reason: str) -> None:
-    """Raises for options without which torch's own loader would give other batches."""
-    errors = {"is an error"} if loader.num_workers == 0 else {"is an error", "is an error with workers"}
-    names = [name for name in options.changed if TABLE[name].on_torchs in errors]
-    if loader.num_workers > 0 and (needed := loader_options.needed_by(loader.dataset)) is not None:
-        names.append(f"a {needed} as dataset")
-    if names:
-        raise RuntimeError(
-            f"{' and '.join(names)} cannot take effect where torch's own loader runs: {reason}"
-        )
 
 
 def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:

@@ -8,9 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import held_memory
-from ringloader._core.feature import Feature, MemoryPlan, Setup
-from ringloader._features.report.tally import PathName
-from ringloader._features.table import Options
+from ringloader._core.feature import Feature, MemoryPlan, Options, Setup
 from ringloader._start import processes
 from ringloader._start.starter import NewProcesses, Starter
 from ringloader._torch import select_path
@@ -22,6 +20,7 @@ from ringloader._transport.segment_cache import SegmentCache
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
+    from ringloader._common.protocols import PathName
     from ringloader._torch.protocols import TorchLoader
 
 

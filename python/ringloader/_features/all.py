@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable, Iterator
+from typing import TYPE_CHECKING, Any
 
 from ringloader._core.feature import Feature, Setup
-from ringloader._features import loader_options
+from ringloader._core.make import needed_by
+from ringloader._features import conflicts
+from ringloader._features.conflicts import without_effect as without_effect
 from ringloader._features.report import asked, tally
 from ringloader._features.table import TABLE, Options
 
@@ -38,11 +41,38 @@ KINDS = (
 )
 
 
+# The modules of options that decide arguments of torch's, by `arguments_for`: of two, the later one wins.
+ARGUMENTS = (
+    ("ringloader._features.pools.pool", {"worker_pool"}),
+    ("ringloader._features.auto.numbers", {"num_workers", "worker_pool"}),
+)
+# The modules of options that change a loader which torch's constructor has made, by `complete`.
+COMPLETED = (
+    ("ringloader._features.pools.pool", {"worker_pool"}),
+    ("ringloader._features.joint.worker_task", {"worker_task"}),
+    ("ringloader.rollover", {"last_batch"}),
+)
+
+
+def modules_of(rows: Iterable[tuple[str, set[str]]], names: Collection[str | None]) -> Iterator[Any]:
+    """Returns the modules of rows that have one of these names."""
+    return (importlib.import_module(module) for module, of in rows if not of.isdisjoint(names))
+
+
 def kind_of(loader: TorchLoader, options: Options) -> WorkerKind | None:
     """Returns the kind of workers that an option gives a loader; None if it starts its own processes."""
-    modules = [module for module, names in KINDS if not names.isdisjoint(options.changed)]
-    found = (importlib.import_module(module).kind_for(loader, options) for module in modules)
-    return next((kind for kind in found if kind is not None), None)
+    kinds = (module.kind_for(loader, options) for module in modules_of(KINDS, options.changed))
+    return next((kind for kind in kinds if kind is not None), None)
+
+
+def begun(loader: TorchLoader, options: Options) -> tuple[int, Options]:
+    """Returns the number of workers of an iterator, or the bound of one to find, and its options."""
+    workers = loader.num_workers
+    if options.num_workers is not None:
+        from ringloader._features.auto import numbers
+
+        workers = numbers.bound_for(loader, options)
+    return workers, conflicts.begun(loader, options)
 
 
 def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Feature, ...]:
@@ -57,11 +87,9 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
     on: set[str | None] = set()
     on |= {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
     if setup.path != "torch" and setup.workers:
-        on |= {loader_options.needed_by(loader.dataset), "timeout" if loader.timeout else None}
-    for module, names in FEATURES:
-        if names.isdisjoint(on):
-            continue
-        feature = importlib.import_module(module).feature_for(loader, options, setup)
+        on |= {needed_by(loader.dataset), "timeout" if loader.timeout else None}
+    for module in modules_of(FEATURES, on):
+        feature = module.feature_for(loader, options, setup)
         if feature is not None:
             found.append(feature)
             setup = feature.setup(setup)

@@ -11,7 +11,7 @@ from torch.utils.data import BatchSampler
 import ringloader._native as _native
 from ringloader._core import states
 from ringloader._core.checks import THREAD
-from ringloader._features import loader_options
+from ringloader._core.make import needed_by
 from ringloader._features.about import About
 from ringloader._features.rules import broken, checked_when, raise_first
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
@@ -48,7 +48,7 @@ class _Facts:
 
     @property
     def is_dispatch(self) -> bool:
-        return loader_options.needed_by(self.loader.dataset) == "Dispatch"
+        return needed_by(self.loader.dataset) == "Dispatch"
 
     @property
     def is_asked_for_states(self) -> bool:
@@ -89,6 +89,40 @@ def check_made(loader: TorchLoader, options: Options, names: Collection[str] = T
         _check_off_linux(loader, options)
 
 
+def begun(loader: TorchLoader, options: Options) -> Options:
+    """Returns the options of a loader that an epoch begins of, without those that have no effect here.
+
+    Raises:
+        ValueError: If options do not go with the loader.
+    """
+    if internals.is_in_worker():
+        # This loader leaves its batches on the CPU, and the main process moves them.
+        options = in_worker(options)
+    if not _native.SUPPORTED:
+        options = off_linux(options)
+    check(loader, options)
+    return options
+
+
+def without_effect(loader: TorchLoader, options: Options, reason: str) -> list[str]:
+    """Returns the options that have no effect where torch's own loader runs.
+
+    Raises:
+        RuntimeError: For options without which it would give other batches.
+    """
+    errors = {"is an error"} if loader.num_workers == 0 else {"is an error", "is an error with workers"}
+    names = [name for name in options.changed if TABLE[name].on_torchs in errors]
+    if loader.num_workers > 0 and (needed := needed_by(loader.dataset)) is not None:
+        names.append(f"a {needed} as dataset")
+    if names:
+        raise RuntimeError(
+            f"{' and '.join(names)} cannot take effect where torch's own loader runs: {reason}"
+        )
+    if loader.num_workers == 0:
+        return []
+    return [name for name in options.changed if TABLE[name].on_torchs == "is left out"]
+
+
 def fitting(loader: TorchLoader, options: Options) -> tuple[Options, list[str]]:
     """Leaves aside options that do not go with ``loader``.
 
@@ -111,7 +145,7 @@ def _check_off_linux(loader: TorchLoader, options: Options) -> None:
     if loader.num_workers == 0 or internals.is_in_worker():
         return
     names = [name for name in options.changed if _is_error_off_linux(TABLE[name])]
-    if (needed := loader_options.needed_by(loader.dataset)) is not None:
+    if (needed := needed_by(loader.dataset)) is not None:
         names.append(f"a {needed} as dataset")
     if names:
         raise ValueError(

@@ -44,12 +44,6 @@ def are_taken_by(loader: object) -> bool:
     return hasattr(type(loader), _SHOWN)
 
 
-def needed_by(dataset: object) -> str | None:
-    """Returns the class of ours by which a dataset needs a feature with workers; None for other datasets."""
-    needed: str | None = getattr(type(dataset), "_ringloader_needs", None)
-    return needed
-
-
 def put(loader: object, options: Options) -> None:
     """Sets the options of ``loader``, and the attributes that show them.
 

@@ -8,13 +8,12 @@ from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
 import ringloader.bad_samples as bad_samples
-from ringloader._features import conflicts, loader_options
-from ringloader._features.auto import numbers
+from ringloader._features import conflicts, constructing, loader_options
 from ringloader._features.table import TABLE, Options
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
 from ringloader._torch import devices, hook, internals
-from ringloader.dataloader import DataLoader, complete, torchs_arguments
+from ringloader.dataloader import DataLoader
 
 _Ours = TypeVar("_Ours", bound=DataLoader[Any])
 _T = TypeVar("_T")
@@ -71,16 +70,12 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
     devices.resolve(now.device)
     at: Any = loader
     conflicts.check_made(at, now, options)
-    if "num_workers" in options:
-        numbers.forget(at)
-        at.num_workers = int(at.num_workers)
-    if not options.keys().isdisjoint(("num_workers", "worker_pool")):
-        vars(at).update(torchs_arguments(now, at.num_workers))
-        if at.num_workers:
-            at.prefetch_factor = at.prefetch_factor or _TORCHS_PREFETCH
+    vars(at).update(constructing.arguments_for(at, now, options, at.num_workers))
+    if at.num_workers:
+        at.prefetch_factor = at.prefetch_factor or _TORCHS_PREFETCH
     if not was_ours:
         _set_class(loader, _converted(cls))
-    complete(at, now, options.get("worker_task") is not None and at.prefetch_factor == _TORCHS_PREFETCH)
+    constructing.complete(at, now, options, at.prefetch_factor == _TORCHS_PREFETCH)
     return loader
 
 

@@ -146,19 +146,26 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader._features.all as features
     import ringloader.dataloader as dataloader
-    from ringloader._core import make as making
     from ringloader._core.feature import Hook
+    from ringloader._core.make import make_iterator as make
     from ringloader._features import conflicts
+    from ringloader._features.report import report
     from ringloader._torch import internals
 
+    hook_at = Hook(previous, lambda: previous(loader), features)
     if isinstance(loader, dataloader.DataLoader):
         # This loader found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. So the
         # function that the hook replaced decides, and the options are the loader's own.
-        make, options = making.make_iterator, loader_options.of(loader)
-    else:
-        make = making.make_as_far_as_it_fits
-        if internals.is_in_worker():
-            # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
-            # main process.
-            options = conflicts.in_worker(options, is_installed=True)
-    return make(loader, options, Hook(previous, lambda: previous(loader), features))
+        options = loader_options.of(loader)
+        return make(loader, options, hook_at)
+    if internals.is_in_worker():
+        # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
+        # main process.
+        options = conflicts.in_worker(options, is_installed=True)
+    # What the program chose for this loader wins: options that conflict with it are left out, and the report
+    # says so.
+    options, aside = conflicts.fitting(loader, options)
+    made = make(loader, options, hook_at)
+    for text in aside:
+        report.add(loader, text)
+    return made

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ray.exceptions import RayActorError, RayTaskError
 
 import ringloader._native as _native
-from ringloader._core.feature import Feature, Setup
+from ringloader._core.feature import Feature, Options, Setup
 from ringloader._features.pools.crew import Lent
 from ringloader._ray import cluster, objects
 from ringloader._ray.actor import Address, Assignment, UnreachableError
@@ -26,7 +26,6 @@ from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
-    from ringloader._features.table import Options
     from ringloader._torch.protocols import TorchLoader
 
 # Seconds between two looks whether an actor that is waited for has died.

@@ -67,10 +67,10 @@ class NewProcesses:
         guard.refuse_in_import(self.context)
         processes.preload_fork_server(self.context)
         spawn.prepare(loader)
-        self._finds_main = fallback.main_is_found()
         # A forked process is sent nothing.
         self._shared: Shared | None = None
         if self.context.get_start_method() != "fork":
+            self._finds_main = fallback.main_is_found()
             self._shared = Shared(self._finds_main)
 
     def worker(self, worker_end: Any, work: Any) -> Any:

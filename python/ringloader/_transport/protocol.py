@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
-from ringloader._features.report.tally import PathName
 from ringloader._transport.supervisor import LostWorker, Supervisor
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption, in_order
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import PathName
 
 
 class Counters:

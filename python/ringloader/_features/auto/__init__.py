@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from ringloader._core.checks import AUTO
 from ringloader._features.about import option
 from ringloader._features.rules import has_remote_pool, is_auto, of_options
 
 _AS_AUTO = '"auto"'
+
+
+class FoundNumber(int):
+    """The ``num_workers`` of a loader that finds its number: the number that runs.
+
+    Frameworks make a loader anew from its attributes. A constructor that gets this number finds its own too.
+    """
+
+    __slots__ = ()
+
+
+def auto_of(workers: object) -> Literal["auto"] | None:
+    """Returns the option that torch's argument ``num_workers`` stands for, if it stands for one.
+
+    Raises:
+        TypeError: If it is another text.
+    """
+    if isinstance(workers, str) and workers != AUTO:
+        raise TypeError(f"num_workers must be an int or {AUTO!r}, not {workers!r}")
+    return AUTO if isinstance(workers, (str, FoundNumber)) else None
 
 
 def _check_auto(name: str, value: Any) -> None:

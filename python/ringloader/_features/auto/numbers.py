@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import copy
 import os
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ringloader._common import weak_registry
 from ringloader._common.proc import cores, local_world_size
+from ringloader._core.checks import AUTO
+from ringloader._features import loader_options
+from ringloader._features.auto import FoundNumber
 from ringloader._features.auto.controller import Controller
+from ringloader._torch import internals, select_path
+
+if TYPE_CHECKING:
+    from ringloader._features.table import Options
+    from ringloader._torch.protocols import TorchLoader
 
 # The workers for each processor where they wait, and the most of them all together.
 _TIMES, _MOST = 4, 64
@@ -39,15 +47,6 @@ def reason_for_one() -> str | None:
         f"num_workers='auto' has one worker, or some more that wait: OMP_PROC_BIND={value} binds this "
         f"process to 1 of {there} processors; unset it, or pass a number"
     )
-
-
-class FoundNumber(int):
-    """The ``num_workers`` of a loader that finds its number: the number that runs.
-
-    Frameworks make a loader anew from its attributes. A constructor that gets this number finds its own too.
-    """
-
-    __slots__ = ()
 
 
 class Pool(Protocol):
@@ -93,6 +92,23 @@ def show(loader: object, number: int) -> None:
     vars(loader)["num_workers"] = FoundNumber(number)
 
 
-def forget(loader: object) -> None:
-    """Forgets the number that was found for a loader."""
+def arguments_for(loader: TorchLoader, options: Options, workers: int) -> dict[str, Any]:
+    """Returns the ``num_workers`` of a loader that finds its number, or found it before. It begins anew."""
     _controllers.pop(loader)
+    if options.num_workers == AUTO:
+        return {"num_workers": FoundNumber(limits(options.worker_pool).bound)}
+    return {"num_workers": int(workers)} if isinstance(workers, FoundNumber) else {}
+
+
+def bound_for(loader: TorchLoader, options: Options) -> int:
+    """Returns the bound of an iterator that finds its number of workers.
+
+    A loader that was made or converted shows it. One that ``install`` reached keeps the program's number.
+    """
+    # A worker process may have no children.
+    workers = 0 if internals.is_in_worker() else limits(options.worker_pool).bound
+    if workers == 1 and (why := reason_for_one()):
+        select_path.log_once(why)
+    if loader_options.are_on(loader):
+        show(loader, workers)
+    return workers

@@ -9,6 +9,7 @@ from ringloader._features import loader_options
 from ringloader._features.arrays import gather
 
 if TYPE_CHECKING:
+    from ringloader._features.table import Options
     from ringloader._torch.protocols import TorchLoader
 
 # The `prefetch_factor` of a loader with workers that was given none.
@@ -31,12 +32,13 @@ def most_tasks(loader: TorchLoader) -> Callable[[int], int]:
     return lambda _: given
 
 
-def set_default_prefetch(loader: TorchLoader) -> None:
+def complete(loader: TorchLoader, options: Options, has_default_prefetch: bool) -> None:
     """Sets the default of ``prefetch_factor``: 4, or as many as give each worker two samples.
 
     It follows the number of workers where that changes.
     """
-    loader.prefetch_factor = vars(loader)[_DEFAULT] = _default_prefetch(loader)(loader.num_workers)
+    if options.worker_task == "sample" and has_default_prefetch and loader.num_workers > 0:
+        loader.prefetch_factor = vars(loader)[_DEFAULT] = _default_prefetch(loader)(loader.num_workers)
 
 
 def _default_prefetch(loader: TorchLoader) -> Callable[[int], int]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.multiprocessing
 
 import ringloader._native as _native
+from ringloader._core import epochs
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
@@ -146,3 +147,25 @@ def kind_for(loader: TorchLoader, options: Options) -> WorkerKind | None:
         return None
     kind: WorkerKind = pool._kind()
     return kind
+
+
+def arguments_for(loader: TorchLoader, options: Options, workers: int) -> dict[str, Any]:
+    """Returns the arguments of torch's that a loader's pool decides."""
+    pool = options.worker_pool
+    if pool is None:
+        return {}
+    if pool._is_remote:
+        vars(loader)["check_worker_number_rationality"] = _have_cores_elsewhere
+    # The next epoch begins in the processes of the one before, which the loader therefore keeps.
+    persists = {"persistent_workers": True} if options.prefetch_epochs else {}
+    return {"num_workers": workers or pool.num_workers, **persists}
+
+
+def _have_cores_elsewhere() -> None:
+    """Replaces torch's warning about more workers than cores: remote workers use none here."""
+
+
+def complete(loader: TorchLoader, options: Options, _has_default_prefetch: bool) -> None:
+    """Gives a loader with a pool the epoch that its dataset was told last."""
+    if options.worker_pool is not None and _native.SUPPORTED:
+        epochs.inherit_told(loader)

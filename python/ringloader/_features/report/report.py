@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from ringloader._common import weak_registry
 from ringloader._common.attributes import attribute
 from ringloader._features.report import asked, tally
-from ringloader._features.report.tally import PathName
 from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
-    from ringloader._common.protocols import OurIterator
+    from ringloader._common.protocols import OurIterator, PathName
 
 # A line of ``str(report)`` for each counter that is not zero.
 _LINES = {

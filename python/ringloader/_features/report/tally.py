@@ -13,15 +13,14 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from ringloader._core.feature import Feature, StagePosition
 from ringloader._identity import process_identity
 
 if TYPE_CHECKING:
-    from ringloader._common.protocols import OurIterator
+    from ringloader._common.protocols import OurIterator, PathName
 
-PathName = Literal["native", "threads", "ray", "single-process", "torch"]
 # The number of loaders that are remembered: more only while they all live.
 MOST = 1000
 _SECOND = 1e-9

@@ -14,6 +14,7 @@ import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._core.checks import THREAD
 from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
+from ringloader._core.make import needed_by
 from ringloader._features import conflicts, loader_options
 from ringloader._features.joint import worker_task
 from ringloader._features.report import report
@@ -73,7 +74,7 @@ class Recording(Feature):
             persistent_workers=loader.persistent_workers or options.worker_pool is not None,
             is_iterable=is_iterable,
             moves=has_device or _pins(loader),
-            is_dispatch=loader_options.needed_by(loader.dataset) == "Dispatch",
+            is_dispatch=needed_by(loader.dataset) == "Dispatch",
             worker_method=options.worker_method,
             may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._core.checks import THREAD
-from ringloader._core.feature import Setup
+from ringloader._core.feature import Options, Setup
 from ringloader._core.make_transport import WorkerKind
-from ringloader._features.table import Options
 from ringloader._features.threads.thread import WorkerThread, put_worker_info_in_place
 from ringloader._log import logger
 from ringloader._torch import internals, modes, select_path
@@ -160,7 +159,7 @@ class Threads(WorkerKind):
         return ThreadTransport(setup.workers, worker_options)
 
 
-def kind_for(_loader: TorchLoader, options: Options) -> Threads | None:
+def kind_for(_loader: TorchLoader, options: Any) -> Threads | None:
     """Returns the workers of an iterator that are to be threads; None for other ones."""
     return Threads() if options.worker_method == THREAD else None
 
