@@ -64,6 +64,33 @@ def test_an_iterator_without_workers_takes_few_instructions(cls, data, options, 
     assert ours < most * torchs, (ours, torchs)
 
 
+class Stream(torch.utils.data.IterableDataset):
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __iter__(self):
+        return iter(range(self.length))
+
+
+@pytest.mark.parametrize(
+    ("make", "options", "most"),
+    [
+        (range, {"on_error": "skip"}, 27),
+        (range, {"seeding": "sample"}, 152),
+        (range, {"seeding": "batch"}, 8),
+        (Stream, {"on_error": "skip"}, 68),
+        (Stream, {"seeding": "sample"}, 162),
+        (Stream, {"seeding": "batch"}, 39),
+    ],
+)
+def test_a_sample_takes_few_instructions(make, options, most) -> None:
+    def epoch(length: int) -> int:
+        loader = ringloader.DataLoader(make(length), batch_size=length, collate_fn=len, **options)
+        return instructions_of(lambda: list(loader))
+
+    assert 0 < epoch(80) - epoch(40) <= 40 * most
+
+
 def test_iterators_take_no_more_as_their_number_grows() -> None:
     loader = ringloader.DataLoader(DATA)
     first = instructions_of(lambda: iter(loader))

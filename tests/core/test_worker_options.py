@@ -5,6 +5,7 @@ import os
 import pytest
 from torch.utils.data import DataLoader as TorchsLoader
 from torch.utils.data import Dataset
+from torch.utils.data._utils import fetch
 
 from ringloader import DataLoader
 from ringloader._core import make
@@ -157,3 +158,28 @@ def test_the_others_are_told_of_an_epoch_that_cannot_start(method, then, is_iter
         fetcher.fetch(0)
     with pytest.raises(StopIteration if is_iterable else LookupError):
         fetcher.fetch(1)
+
+
+class Replaced(fetch._MapDatasetFetcher):
+    """Another library's fetcher."""
+
+    def fetch(self, index):
+        return super().fetch(index)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        ({"on_error": "skip"}, "on_error"),
+        ({"seeding": "sample"}, "seeding"),
+        ({"sample_timeout": 9}, "sample_timeout"),
+        ({"worker_task": "sample"}, "seeding"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_an_option_of_samples_says_that_torchs_fetcher_was_replaced(monkeypatch, options, named):
+    monkeypatch.setattr(fetch, "_MapDatasetFetcher", Replaced)
+    loader = DataLoader(Numbers(), num_workers=1, multiprocessing_context="fork", **options)
+    with pytest.raises(RuntimeError, match=rf"{named}.* cannot take effect: .* was replaced by Replaced"):
+        list(loader)
+    assert [int(batch) for batch in DataLoader(Numbers(), num_workers=1, seeding="batch")] == [0, 1, 2, 3]

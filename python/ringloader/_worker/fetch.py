@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 from ringloader._torch import internals
-from ringloader._worker.result import Result, is_result
+from ringloader._worker.result import Result
 
 
 class Turn:
@@ -55,12 +55,15 @@ class Parts(NamedTuple):
 
     def joined(self) -> list[Any]:
         """Returns the samples of all parts, in a list; an empty one if an error has left nothing of them."""
-        if len(self.parts) == 1 and not is_result(self.parts[0]):
+        if len(self.parts) == 1 and type(self.parts[0]) is not Result:
             return self.parts
         data: list[Any] = []
+        has_errors = False
         for part in self.parts:
-            data += (part.data or []) if is_result(part) else part
-        return [data] if data or not any(map(is_result, self.parts)) else []
+            if type(part) is Result:
+                has_errors, part = True, part.data or []
+            data += part
+        return [data] if data or not has_errors else []
 
 
 # A batch of which nothing is left.

@@ -11,7 +11,7 @@ class Result(NamedTuple):
     """A batch with a sidecar. A batch that has none travels as it is.
 
     Every transport carries it as any other named tuple. The stages of the main process take it apart
-    (``_core/feature.py``).
+    (``_core/feature.py``). A user's batch is asked for its type only.
 
     Attributes:
         data: The batch.
@@ -25,11 +25,6 @@ class Result(NamedTuple):
     errors: Any = None
     snapshot: bytes | None = None
     is_empty: bool = False
-
-
-def is_result(found: Any) -> bool:
-    """Returns whether ``found`` has a sidecar. Asks a user's batch for its type only."""
-    return type(found) is Result
 
 
 def with_snapshot(found: Any, snapshot: bytes) -> Result:

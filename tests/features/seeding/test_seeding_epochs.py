@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from seeding_parts import SEED, WAYS, Drawing, N, Stream, expected, flat, key_of, made, samples
+from seeding_parts import SEED, WAYS, Drawing, Following, N, Stream, expected, flat, key_of, made, samples
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader import StatefulDataLoader
@@ -122,6 +122,23 @@ def test_a_resumed_epoch_goes_on_with_the_places_of_its_samples(way, seed, later
     resumed.load_state_dict(state)
     assert got + flat(resumed) == epochs[1]
     assert flat(resumed) == epochs[2]
+
+
+@pytest.mark.parametrize("seeding", ["sample", "batch"])
+@pytest.mark.parametrize("workers", [0, 1])
+def test_batches_that_are_read_again_are_no_batches_to_collate_fn(workers, seeding):
+    def loader():
+        options = {"collate_fn": Following(), "num_workers": workers, "seeding": seeding, "seed": SEED}
+        return StatefulDataLoader(Stream(), 3, **options)
+
+    whole = list(loader())
+    stopped = loader()
+    iterator = iter(stopped)
+    begun = [next(iterator) for _ in range(2)]
+    resumed = loader()
+    resumed.load_state_dict(stopped.state_dict())
+    assert len(whole) > 2
+    assert begun + list(resumed) == whole
 
 
 @pytest.mark.parametrize("batches", [1, 6, None])

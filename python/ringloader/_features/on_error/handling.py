@@ -21,7 +21,6 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info
 
-from ringloader._common import errors as kept_errors
 from ringloader._common.attributes import shown
 from ringloader._core.checks import THREAD
 from ringloader._core.feature import Setup
@@ -29,7 +28,7 @@ from ringloader._features.on_error import collecting
 from ringloader._features.table import Options
 from ringloader._worker.fetch import EMPTY, Parts, SampleFetcher
 from ringloader._worker.options import Fetcher, InFront, Position, WorkerOption
-from ringloader._worker.result import Result, is_result
+from ringloader._worker.result import Result
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
 
 if TYPE_CHECKING:
@@ -90,7 +89,7 @@ class _Reporting(InFront):
         policy.errors = errors = []
         if type(index) is Parts:
             # Of samples that were made in parts.
-            found = [collecting.unsent(part.errors) for part in index.parts if is_result(part)]
+            found = [collecting.unsent(part.errors) for part in index.parts if type(part) is Result]
             errors += [bad for many in found for bad in many]
         try:
             batch = self._behind.fetch(index)
@@ -184,13 +183,13 @@ class ErrorPolicy:
 
     def _record(self, error: Exception, index: Any, handling: str) -> Any:
         """Returns an error that was handled, as the batch carries it."""
-        kept_errors.cut(error, self.outer)
+        collecting.cut(error, self.outer)
         info = get_worker_info()
         text = "".join(traceback.format_exception(error))
         bad = BadSample(index, None if info is None else info.id, error, text, handling)
         if self._is_sent:
             return collecting.packed(bad)
-        kept_errors.drop_frames(error)
+        collecting.drop_frames(error)
         return bad
 
     def several(self, samples: SampleFetcher, index: Any) -> list[Any]:
@@ -307,7 +306,7 @@ def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> boo
 
     A generator of a single call is gone. If one is kept, it cannot be known whether it had more to give.
     """
-    tracebacks = [one.__traceback__ for one in kept_errors.linked(error, outer)]
+    tracebacks = [one.__traceback__ for one in collecting.linked(error, outer)]
     frames = (frame.f_code for one in tracebacks for frame, _ in traceback.walk_tb(one))
     ended = {code for code in frames if code.co_flags & inspect.CO_GENERATOR}
     if not ended:

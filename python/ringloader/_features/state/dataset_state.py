@@ -12,7 +12,7 @@ from ringloader._core.feature import StagePosition
 from ringloader._features.state.objects import Sent, read_sent
 from ringloader._features.state.positions import Part, Workers
 from ringloader._features.state.snapshots import Asked, ResumePoint, Snapshots
-from ringloader._worker.result import is_result
+from ringloader._worker.result import Result
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator, OurWorkersIterator
@@ -105,7 +105,7 @@ class DatasetState:
 
         def take_next(iterator: OurWorkersIterator) -> Any:
             found = take(iterator)
-            if is_result(found) and found.snapshot is not None:
+            if type(found) is Result and found.snapshot is not None:
                 self._record(read_sent(found.snapshot))
                 return found if found.errors is not None else found.data
             return found
