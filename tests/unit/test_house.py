@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ast
 import collections
+import re
 from pathlib import Path
 
 import pytest
 import test_layers
 
+from ringloader._features.table import TABLE
 from unit import house_parts
 
 ROOT = Path(__file__).parents[2]
@@ -32,6 +34,14 @@ GUARDS = {
 
 # Modules of features whose code runs in a plain loop. The list shrinks.
 IN_PLAIN = {"arrays/gather", "pausing/pausing", "report/report", "report/tally"}
+
+# The options that a module of the core names, by module. The list shrinks.
+NAMED = {
+    "_start/fallback": {"worker_method"},
+    "_transport/supervisor": {"snapshot_every_n_steps"},
+}
+# torch has a device and seeds too, and the core divides the memory.
+THE_CORES = {"device", "seed", "max_shared_bytes"}
 
 # Files of the package whose code runs in one epoch, and those that a feature adds to a plain one.
 PLAIN = 40
@@ -88,6 +98,38 @@ def test_counts_leave_out_what_is_no_code() -> None:
     rust = "// {\nfn f() {\n    g(\"// }\", '{'); /* one\n two */\n}\n\nfn h() {}\n"
     rust += "#[cfg(test)]\nmod tests {\n    fn t() { }\n}\n"
     assert house_parts.rust_lines(rust) == 4
+
+
+def named_in(text: str, names: set[str]) -> set[str]:
+    """Returns which names code has, as attributes, arguments, variables or words of strings."""
+    nodes = list(ast.walk(ast.parse(text)))
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    with_docstrings = [node for node in nodes if isinstance(node, documented) and ast.get_docstring(node)]
+    docstrings = {id(node.body[0].value) for node in with_docstrings}
+    found = set()
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
+            found.update(re.findall(r"\w+", node.value))
+        found |= {getattr(node, name, None) for name in ("id", "attr", "arg", "name")}
+    return {name.strip("_") for name in found if name is not None} & names
+
+
+def test_names_are_found_wherever_code_has_them() -> None:
+    names = {"a", "b", "c", "d", "e", "f"}
+    text = 'def g(a, *, h=1):\n    "Returns b."\n    d = x._c  # f\n    return g(e=1, h=f"{x} of b")\n'
+    assert named_in(text, names) == {"a", "b", "c", "d", "e"}
+    assert named_in('def g():\n    "Returns a."\n    return [b]\n', names) == {"b"}
+
+
+def test_the_core_names_no_option_but_what_is_listed() -> None:
+    options = {name for name, about in TABLE.items() if not about.is_torchs} - THE_CORES
+    assert len(options) > 15
+    files = [file for room in test_layers.CORE_ROOMS for file in (PACKAGE / room).glob("*.py")]
+    assert len(files) > 50
+    found = {
+        str(file.relative_to(PACKAGE).with_suffix("")): named_in(file.read_text(), options) for file in files
+    }
+    assert {module: names for module, names in found.items() if names} == NAMED
 
 
 @pytest.fixture(scope="module")
