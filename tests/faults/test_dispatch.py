@@ -82,8 +82,8 @@ def snapshot():
 
 
 def dispatcher_of(iterator):
-    (dispatching,) = iterator._transport.supervisors
-    return dispatching._process
+    (feature,) = iterator._features
+    return feature._dispatching._process
 
 
 @pytest.mark.parametrize("persistent", [False, True])
@@ -206,8 +206,8 @@ PARENT = """
         loader = DataLoader(Dispatch(Source()), None, num_workers=2, multiprocessing_context={method!r})
         iterator = iter(loader)
         next(iterator)
-        (dispatching,) = iterator._transport.supervisors
-        print(dispatching._process.pid, *(w.pid for w in iterator._workers), flush=True)
+        (feature,) = iterator._features
+        print(feature._dispatching._process.pid, *(w.pid for w in iterator._workers), flush=True)
         time.sleep(1000)
 
     if __name__ == "__main__":

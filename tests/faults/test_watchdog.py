@@ -358,7 +358,7 @@ def test_without_memory_for_stacks_the_rest_is_said(released, monkeypatch):
 def test_off_leaves_no_trace(options):
     iterator = iter(DataLoader(Numbers(4), num_workers=1, **options))
     transport = iterator._transport
-    assert tuple(transport.supervisors) == ()
+    assert tuple(iterator._features) == ()
     assert tuple(transport.options) == ()
     assert len(list(iterator)) == 4
 

@@ -227,11 +227,12 @@ import torch
 from torch.utils.data import DataLoader
 if __name__ == "__main__":
     import ringloader, ringloader._core.make_transport
-    make, budgets = ringloader._core.make_transport.make_transport, []
-    def make_transport(loader, options, *rest, **more):
+    kind = ringloader._core.make_transport.WorkerKind
+    make, budgets = kind.transport, []
+    def transport(own, loader, options, *rest):
         budgets.append(options.max_shared_bytes)
-        return make(loader, options, *rest, **more)
-    ringloader._core.make_transport.make_transport = make_transport
+        return make(own, loader, options, *rest)
+    kind.transport = transport
     loader = DataLoader(list(range(8)), batch_size=4, num_workers=1)
     print([batch.tolist() for batch in loader], ringloader.report(loader).path, budgets)
     ringloader.uninstall()

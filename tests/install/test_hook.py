@@ -16,7 +16,7 @@ import ringloader
 from install.loaders import Calling, Hooked, NotCalling, Plain, Posing, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._core import make_transport as make
+from ringloader._core.make_transport import WorkerKind
 from ringloader._features.table import DEFAULTS, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import hook, select_path
@@ -57,13 +57,13 @@ def squares(loader_class: Any = Loader, workers: int = 1, **arguments: Any) -> A
 def budgets(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
     """The budgets that transports were made with."""
     found: list[int | None] = []
-    original = make.make_transport
+    original = WorkerKind.transport
 
-    def make_transport(loader: Any, options: Options, *rest: Any, **more: Any) -> Any:
+    def transport(kind: WorkerKind, loader: Any, options: Options, *rest: Any) -> Any:
         found.append(options.max_shared_bytes)
-        return original(loader, options, *rest, **more)
+        return original(kind, loader, options, *rest)
 
-    monkeypatch.setattr(make, "make_transport", make_transport)
+    monkeypatch.setattr(WorkerKind, "transport", transport)
     return found
 
 

@@ -60,7 +60,7 @@ def read(
 def write(loader: TorchLoader, workers: OurWorkersIterator) -> None:
     loader._index_sampler = []  # type: ignore[misc]
     loader.timeout = "1"  # type: ignore[assignment]
-    workers._running = "1"  # type: ignore[assignment]
+    workers._shutdown = "1"  # type: ignore[assignment]
 
 
 def give(loader: TorchLoader, torchs: TorchIterator, ours: OurIterator, dataset: Dataset[int]) -> None:

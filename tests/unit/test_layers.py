@@ -171,7 +171,7 @@ PYTHON_MAY_USE = {
         "_transport",
         "_worker",
     },
-    "_features.dispatch": {"_common", "_core", "_native", "_start", "_torch", "_transport", "_worker"},
+    "_features.dispatch": {"_common", "_core", "_native", "_start", "_torch", "_worker"},
     "_features.joint": {
         "_core",
         "_features.loader_options",

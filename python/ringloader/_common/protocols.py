@@ -62,17 +62,13 @@ class OurIterator(TorchIterator, Protocol):
 class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     """An iterator of ringloader's that has workers."""
 
-    _workers: list[Any]
-    _workers_status: list[bool]
-    _running: int
     _shutdown: bool
     _scheduler: _native.Scheduler | _native.ThreadScheduler
-    # Of any class of `_transport`, which is above.
+    # A `Transport` and the `Workers`, whose classes are above.
     _transport: Any
+    _all_workers: Any
     # An `EpochPlan`, which is above.
     _plan: Any
-
-    def _most_tasks_of(self, workers: int) -> int: ...
 
     def _work_of(self, worker: int, start: Any) -> Any: ...
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import ringloader._native as _native
     from ringloader._common.protocols import OurWorkersIterator
     from ringloader._torch.protocols import TorchLoader
+    from ringloader._transport.overdue import Late, LostWorker
 
 # Gives the next batch to the iterator that it is called with.
 Take = Callable[[Any], Any]
@@ -85,6 +86,8 @@ class MemoryPlan(NamedTuple):
 class Feature:
     """One feature that is on, in one iterator. By default it takes part nowhere.
 
+    INVARIANT: it has no reference to the iterator, whose workers end when its last user drops it.
+
     Attributes:
         position: Its place among the stages, if it is one.
         counts_epochs: True if it needs the numbers of epochs.
@@ -155,14 +158,27 @@ class Feature:
     def has_begun(self) -> None:
         """Notes the end of the ``iter`` of another epoch."""
 
+    def lost(self, lost: LostWorker) -> Any:  # noqa: ARG002
+        """Starts a successor of a lost worker, and returns its handle; None if there may be none."""
+        return None
+
     def replaced(self, iterator: OurWorkersIterator, worker: int) -> None:
         """Gets the number of a worker that has a successor."""
 
     def give_up_next(self) -> None:
         """Makes ``iter`` begin the next epoch itself, even if it has begun."""
 
+    def waits(self, seconds: float, workers: Sequence[Any], owing: Sequence[Late]) -> None:
+        """Notes that no batch has come for some seconds. ``owing``: the tasks that workers owe."""
+
+    def late(self, error: BaseException, workers: Sequence[Any], late: Sequence[Late]) -> None:
+        """Adds notes to the error of a timeout. ``late``: the tasks that are waited for."""
+
     def end(self) -> None:
         """Ends the iterator, before its workers end."""
+
+    def close(self) -> None:
+        """Gives back memory and descriptors, once the workers have ended."""
 
     def reported(self) -> Mapping[str, Any]:
         """Returns what a report notes: arguments of ``report.record``."""

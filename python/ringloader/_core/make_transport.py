@@ -74,56 +74,39 @@ class WorkerKind:
         device_type: str | None,
         features: Sequence[Feature],
     ) -> Transport:
-        """Makes the transport of one iterator: see :func:`make_transport`."""
+        """Makes the transport of one iterator.
+
+        Args:
+            loader: The loader.
+            options: Its options.
+            setup: The way in which the iterator makes its batches.
+            worker_options: The options that workers ask.
+            device_type: Of the device that batches are moved to. What was registered for it is not for
+                batches that the user is given where they lie.
+            features: The features that are on.
+
+        Raises:
+            RefusedError: When shared memory cannot be had, or so many workers with so many tasks have no room
+                in the address space.
+        """
+        workers = setup.workers
         # Before the memory, which a process that is forked now would have too.
-        starter = self.starter(loader, setup.running, setup.workers)
+        starter = self.starter(loader, setup.running, workers)
         try:
-            return make_transport(
-                loader, options, setup.workers, worker_options, device_type, starter, features
-            )
+            held_memory.tell_of_forks()
+            held_memory.drop_unread()
+            in_turn = all(feature.in_turn for feature in features)
+            plan = MemoryPlan(budget.most_tasks(loader, workers, in_turn), workers)
+            for feature in features:
+                plan = feature.memory(plan)
+            cache = SegmentCache(loader, workers, (plan.most_tasks, options.max_shared_bytes, device_type))
+            available = _native.available_memory() + cache.resident
+            share = budget.share_per_worker(plan.sharers, options.max_shared_bytes, available)
+            share = max(share // plan.parts, 1)
+            with budget.asking(OSError, ValueError):
+                found = cache.take(share)
+                engine, registrations = found or (_native.Engine(workers, plan.most_tasks, share), None)
         except BaseException:
             starter.close()
             raise
-
-
-def make_transport(
-    loader: TorchLoader,
-    options: Options,
-    workers: int,
-    worker_options: Sequence[WorkerOption],
-    device_type: str | None,
-    starter: Starter,
-    features: Sequence[Feature],
-) -> ProcessTransport:
-    """Makes the transport of one iterator of a loader with workers.
-
-    Args:
-        loader: The loader.
-        options: Its options.
-        workers: The most workers that it may have.
-        worker_options: The options that workers ask.
-        device_type: Of the device that batches are moved to. What was registered for it is not for batches
-            that the user is given where they lie.
-        starter: Starts the workers, and is the transport's.
-        features: The features that are on.
-
-    Raises:
-        RefusedError: When shared memory cannot be had, or so many workers with so many tasks have no room in
-            the address space.
-    """
-    held_memory.tell_of_forks()
-    held_memory.drop_unread()
-    in_turn = all(feature.in_turn for feature in features)
-    plan = MemoryPlan(budget.most_tasks(loader, workers, in_turn), workers)
-    for feature in features:
-        plan = feature.memory(plan)
-    cache = SegmentCache(loader, workers, (plan.most_tasks, options.max_shared_bytes, device_type))
-    available = _native.available_memory() + cache.resident
-    share = budget.share_per_worker(plan.sharers, options.max_shared_bytes, available)
-    share = max(share // plan.parts, 1)
-    with budget.asking(OSError, ValueError):
-        engine, registrations = cache.take(share) or (
-            _native.Engine(workers, plan.most_tasks, share),
-            None,
-        )
-    return ProcessTransport(engine, registrations, starter, workers, cache, worker_options)
+        return ProcessTransport(engine, registrations, starter, workers, cache, worker_options, features)

@@ -12,12 +12,13 @@ from ringloader._core import epochs, states
 from ringloader._core.base import LoaderIterator
 from ringloader._core.epochs import EpochPlan, plan_epoch
 from ringloader._core.feature import Feature, chain, placement_of
+from ringloader._core.workers import Workers
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
 from ringloader._transport import budget, lookahead, overdue, pinning
 from ringloader._transport.lookahead import Placement
+from ringloader._transport.overdue import Late, LostWorker
 from ringloader._transport.protocol import Transport
-from ringloader._transport.supervisor import Late, LostWorker
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 
@@ -58,8 +59,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     # worker has committed are taken.
     _worker_pids_set = False
     _shutdown = False
-    # Notes for the error of the worker that was lost last.
-    _why_not_replaced: Sequence[str] = ()
 
     def __init__(
         self,
@@ -72,10 +71,10 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     ) -> None:
         self._transport = transport
         self._features = features
-        # Only the first `_running` workers get tasks.
-        self._running = running
-        self._workers: list[Any] = []
-        self._workers_status = [True] * workers
+        factor = budget.prefetch_factor_of(loader)
+        self._all_workers = Workers(transport, workers, running, factor, statuses=[True] * workers)
+        self._workers = self._all_workers.handles
+        self._workers_status = self._all_workers.statuses
         self._persistent_workers = loader.persistent_workers
         try:
             self._take(plan_epoch(loader, self, None, states.loaded_of(loader)))
@@ -84,7 +83,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             if self._placement is not None:
                 self._pin_memory = False
             self._num_workers = workers
-            self._prefetch_factor = budget.prefetch_factor_of(loader)
+            self._prefetch_factor = factor
             if self._prefetch_factor <= 0:
                 raise AssertionError(
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
@@ -99,14 +98,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         # Analysers of traces look for it.
         self._profile_name = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
-    def _most_tasks_of(self, workers: int) -> int:
-        """Returns the most tasks that may be out while ``workers`` get them."""
-        shared = self._transport.joint_tasks
-        return self._prefetch_factor * workers if shared is None else shared(workers)
-
     def _start_workers(self, tells: bool) -> None:
-        for worker in range(self._running):
-            self._workers.append(self._transport.start(self._work_of(worker, self._start_of(worker, tells))))
+        self._all_workers.begin(lambda worker: self._work_of(worker, self._start_of(worker, tells)))
         if self._persistent_workers and hasattr(self, "_register_persistent_workers_atexit"):
             self._register_persistent_workers_atexit()
 
@@ -131,7 +124,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _begin_first(self, loader: TorchLoader) -> None:
         self._plan.begin_again(self, loader)
-        self._scheduler = self._make_scheduler(self._index_source())
+        source, order = self._index_source(), _order(self._in_order)
+        is_iterable = self._dataset_kind == internals.ITERABLE
+        self._scheduler = self._all_workers.schedule(
+            source, order, is_iterable, self._timeout, self._features
+        )
         self._source = self._make_source()
         self._begin_tasks(loader)
 
@@ -165,10 +162,10 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
 
     def _begin_tasks(self, loader: TorchLoader, are_sent: bool = False) -> None:
         """Sends the first tasks of an epoch, unless they have been sent: the last steps of ``iter``."""
-        self._workers_status = [True] * self._num_workers
+        self._workers_status[:] = [True] * self._num_workers
         self._put_stages()
         if not are_sent:
-            for _ in range(self._most_tasks_of(self._running)):
+            for _ in range(self._all_workers.most_tasks()):
                 self._scheduler.put_index(self)
         self._note_begun(loader)
 
@@ -177,8 +174,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         # After the tasks of an abandoned epoch, which still run, as torch's do. Nothing waits for them:
         # their results are told by their epoch.
         self._plan = self._plan._replace(of_tasks=self._scheduler.number_next())
-        for worker in range(self._running):
-            self._transport.send(worker, self._start_of(worker, self._plan.is_named))
+        self._all_workers.begin_epoch(lambda worker: self._start_of(worker, self._plan.is_named))
         return self._index_source()
 
     def _dataset_states(self) -> Any:
@@ -206,25 +202,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if plan.tracked is None:
             return samplers.index_source(self._index_sampler, plan.places)
         return plan.tracked.index_source(self, plan.places)
-
-    def _make_scheduler(self, source: _native.IndexSource) -> Any:
-        made = self._transport.scheduler(
-            self._transport.scheduled,
-            source,
-            self._num_workers,
-            self._prefetch_factor,
-            _order(self._in_order),
-            self._dataset_kind == internals.ITERABLE,
-            self._timeout,
-        )
-        self._transport.schedule(made)
-        if self._transport.joint_tasks is None and not all(feature.in_turn for feature in self._features):
-            made.balance()
-        for feature in self._features:
-            feature.schedule(made)
-        if self._running < self._num_workers:
-            made.use_first(self._running, self._most_tasks_of(self._running))
-        return made
 
     def _make_source(self) -> Callable[[Any], Any]:
         """Returns the function that gives the next batch, from where it is needed."""
@@ -273,7 +250,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 self._shutdown = True
                 for feature in self._features:
                     feature.end()
-                self._transport.end(self._workers, self._is_to_be_told)
+                self._all_workers.end(self._persistent_workers)
         finally:
             try:
                 # Before the memory goes that batches are copied from. After the end of the workers: by then
@@ -284,11 +261,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 if self._shutdown:
                     self._transport.close(may_keep=not self._persistent_workers)
         self._settle()
-
-    def _is_to_be_told(self, worker: int) -> bool:
-        """True for a worker that is still to be told to end, which this notes."""
-        status, self._workers_status[worker] = self._workers_status[worker], False
-        return status or self._persistent_workers
 
     def _seconds_waited(self) -> float | None:
         return self._scheduler.waited()
@@ -302,16 +274,16 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         error = RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
         try:
             overdue.add_notes(error, self._workers, late)
-            for supervisor in self._transport.supervisors:
-                supervisor.late(error, self._workers, late)
+            for feature in self._features:
+                feature.late(error, self._workers, late)
             raise error
         finally:
             # In a local variable the error, and with it this frame, would keep the iterator.
             del error
 
     def _note_wait(self, seconds: float, owing: list[Late]) -> None:
-        for supervisor in self._transport.supervisors:
-            supervisor.waits(seconds, self._workers, owing)
+        for feature in self._features:
+            feature.waits(seconds, self._workers, owing)
 
     def _replace_lost(self, worker_id: int, in_hand: Late | None) -> bool:
         """Starts a successor of a worker that has ended, if there may be one."""
@@ -324,27 +296,22 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         restart = functools.partial(self._transport.start_later, self._work_of(worker_id, start))
         is_iterable = self._dataset_kind == internals.ITERABLE
         lost = LostWorker(worker_id, self._workers[worker_id], in_hand, restart, is_iterable, is_known)
-        self._why_not_replaced = lost.notes
         try:
-            successor = self._transport.lost(lost)
+            is_replaced = self._all_workers.replace(lost)
         except BaseException as error:
             # INVARIANT: no two processes are at the rings of one worker. This one may run unknown. An
             # `Exception` is raised with this text, now too.
             self._stop(f"worker {worker_id} was lost, and no successor could be started: {error!r}")
             self._shutdown_workers()
             raise
-        if successor is None:
-            return False
-        self._workers[worker_id] = successor
-        for feature in self._features:
-            feature.replaced(self, worker_id)
-        return True
+        if is_replaced:
+            for feature in self._features:
+                feature.replaced(self, worker_id)
+        return is_replaced
 
     def _raise_lost(self, worker_id: int, in_hand: Late | None) -> NoReturn:
         """Raises for a worker that has ended, and has no successor."""
-        self._workers_status[worker_id] = False
-        handle = self._workers[worker_id]
-        raise self._transport.error_of_lost(worker_id, handle, in_hand, *self._why_not_replaced)
+        raise self._all_workers.error_of_lost(worker_id, in_hand)
 
     @property
     def _send_idx(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ringloader._log import logger
-from ringloader._transport.supervisor import LostWorker
+from ringloader._transport.overdue import LostWorker
 
 
 class Replacing:

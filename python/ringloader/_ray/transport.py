@@ -19,9 +19,9 @@ from ringloader._ray.crew import Actor, ActorWorker, Crew, wait_until
 from ringloader._ray.replacing import Replacing
 from ringloader._torch import internals
 from ringloader._transport import budget, overdue, registration
+from ringloader._transport.overdue import Late, LostWorker
 from ringloader._transport.protocol import Counters, Transport
 from ringloader._transport.registration import Registrations
-from ringloader._transport.supervisor import Late, LostWorker
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
@@ -67,7 +67,7 @@ class RayTransport(Transport):
         options: Its options.
         worker_options: The options that workers ask.
         device_type: Of the device that batches are moved to.
-        in_turn: False if tasks go to the worker that has the fewest.
+        features: The features that are on.
         pool: The pool of the actors, which ends them when it goes.
         crew: The actors of the pool.
         settings: Arguments of ``Workers``.
@@ -90,7 +90,7 @@ class RayTransport(Transport):
         options: Options,
         worker_options: Sequence[WorkerOption],
         device_type: str | None,
-        in_turn: bool,
+        features: Sequence[Feature],
         pool: object,
         crew: Crew,
         settings: Settings,
@@ -98,11 +98,12 @@ class RayTransport(Transport):
         host = cluster.address_of(settings.host)
         workers = loader.num_workers
         self._record = crew.records.record_of(loader)
+        in_turn = all(feature.in_turn for feature in features)
         self._max_tasks = budget.most_tasks(loader, workers, in_turn)
         share = budget.share_per_worker(workers, options.max_shared_bytes, _native.available_memory())
         with budget.asking(OSError, ValueError):
             engine = _native.Engine(workers, self._max_tasks, share)
-        super().__init__(engine, worker_options)
+        super().__init__(engine, worker_options, features)
         self._replacing = Replacing(settings.retries)
         # Until it is closed.
         self._keeps_alive: object = pool
@@ -330,7 +331,7 @@ class RayTransport(Transport):
         self._handles.clear()
         self._work.clear()
         self._keeps_alive = None
-        self._close_supervisors()
+        self._close_features()
 
 
 class Actors(Lent):
@@ -364,7 +365,6 @@ class Actors(Lent):
     ) -> RayTransport:
         """Makes the transport of one iterator. Its actors begin to start."""
         self._crew.connect()
-        in_turn = all(feature.in_turn for feature in features)
         return RayTransport(
-            loader, options, worker_options, device_type, in_turn, self._pool, self._crew, self._settings
+            loader, options, worker_options, device_type, features, self._pool, self._crew, self._settings
         )

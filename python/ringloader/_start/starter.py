@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch.multiprocessing
 
-from ringloader._start import fallback, guard, pickled, processes, spawn
+from ringloader._start import fallback, guard, processes, spawn
 from ringloader._start.pickled import ForOne, Pickled, for_all
 from ringloader._start.shared_reductions import NotForAllError
 from ringloader._worker import entry
@@ -68,17 +68,13 @@ class NewProcesses:
         processes.preload_fork_server(self.context)
         spawn.prepare(loader)
         # A forked process is sent nothing.
-        self._shared: Shared | None = None
-        if self.context.get_start_method() != "fork":
-            self._finds_main = fallback.main_is_found()
-            self._shared = Shared(self._finds_main)
+        self._shared = None if self.context.get_start_method() == "fork" else Shared()
 
     def worker(self, worker_end: Any, work: Any) -> Any:
         """Returns the process of a worker."""
         args: tuple[Any, Any] = worker_end, work
         if self._shared is not None:
-            sent_end = pickled.ForOne(worker_end, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
-            args = sent_end, SharedWork(self._shared, work)
+            args = self._shared.for_one(worker_end), SharedWork(self._shared, work)
         made = self.context.Process(target=entry.run_worker, args=args)
         made.daemon = True
         return spawn.by_server(made)
@@ -105,13 +101,10 @@ class Shared:
     """The work of all workers of an iterator, pickled when the first of them starts, until :meth:`close`.
 
     So what pickling raises is raised where torch's pickling would.
-
-    Args:
-        finds_main: True if the processes have the main module.
     """
 
-    def __init__(self, finds_main: bool) -> None:
-        self._finds_main = finds_main
+    def __init__(self) -> None:
+        self._finds_main = fallback.main_is_found()
         self._pickled: Pickled | None = None
         # True: what is still to start gets a pickle of its own.
         self._is_closed = False
@@ -123,7 +116,11 @@ class Shared:
                 self._pickled = for_all(work, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
             except NotForAllError:
                 self._is_closed = True
-        return self._pickled or ForOne(work, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
+        return self._pickled or self.for_one(work)
+
+    def for_one(self, thing: object) -> ForOne:
+        """Returns what is pickled for each process."""
+        return ForOne(thing, fallback.WITHOUT_PICKLE, finds_main=self._finds_main)
 
     def close(self) -> None:
         """Gives back what the workers that have started hold themselves."""

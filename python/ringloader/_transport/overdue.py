@@ -2,16 +2,54 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ringloader._common.attributes import shown
-from ringloader._transport.supervisor import Late
+
+# A worker, its task, and that task's index; None where it is not known.
+Late = tuple[int, int, Any]
 
 # Dataset indices, and workers, that a message names at most.
 _MOST_INDICES = 16
 _MOST_WORKERS = 8
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LostWorker:
+    """A worker that has ended and should not have. Its results were taken.
+
+    Attributes:
+        worker: Its number.
+        handle: Its handle.
+        in_hand: What it was in; None if that is not known.
+        restart: Starts a successor, and returns its handle.
+        is_iterable: True for a dataset whose workers cannot continue where they were.
+        state_is_known: True if a successor can have the state of its dataset.
+        notes: Why it got no successor, for the error.
+    """
+
+    worker: int
+    handle: Any
+    in_hand: Late | None
+    restart: Callable[[], Any]
+    is_iterable: bool
+    state_is_known: bool
+    notes: list[str] = dataclasses.field(default_factory=list)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why it may have no successor, however it was lost; None if it may."""
+        if self.is_iterable:
+            return "a worker of an IterableDataset is not restarted, which would begin its part again"
+        if not self.state_is_known:
+            return (
+                "the dataset's state after the worker's last batch is not known: that batch was not handed "
+                "out yet, or has no state (snapshot_every_n_steps)"
+            )
+        return None
 
 
 def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:

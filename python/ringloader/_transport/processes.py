@@ -12,14 +12,15 @@ from typing import Any
 import numpy.random  # noqa: F401
 
 import ringloader._native as _native
+from ringloader._common.protocols import Handle
 from ringloader._start import guard, processes
 from ringloader._start.starter import Starter
 from ringloader._torch import internals
 from ringloader._transport import overdue, registration
+from ringloader._transport.overdue import Late, LostWorker
 from ringloader._transport.protocol import Transport
 from ringloader._transport.registration import Registrations
 from ringloader._transport.segment_cache import SegmentCache
-from ringloader._transport.supervisor import Late, LostWorker
 from ringloader._worker import channel
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
@@ -53,8 +54,9 @@ class ProcessTransport(Transport):
         workers: int,
         cache: SegmentCache,
         options: Sequence[WorkerOption],
+        features: Sequence[Any],
     ) -> None:
-        super().__init__(engine, options)
+        super().__init__(engine, options, features)
         self._registrations = registrations
         self._cache = cache
         self._starter = starter
@@ -123,16 +125,13 @@ class ProcessTransport(Transport):
             processes.kill(process)
         return process
 
-    def has_left(self, worker: int) -> bool:
-        """True once the process of a worker that was told to end has ended, or has left the memory."""
-        process = self._processes[worker]
+    def has_left(self, worker: int, handle: Handle) -> bool:
         # Asked first: one that lives on may end right after.
-        is_alive = process.is_alive()
-        return not is_alive and (self._starter.lives_on(process) or self.engine.has_ended(worker))
+        is_alive = handle.is_alive()
+        return not is_alive and (self._starter.lives_on(handle) or self.engine.has_ended(worker))
 
-    def retire(self, worker: int) -> None:
-        """Notes that a worker has left, and that all its results were taken."""
-        if self._starter.lives_on(self._processes[worker]):
+    def retire(self, worker: int, handle: Handle) -> None:
+        if self._starter.lives_on(handle):
             self.engine.note_left(worker)
 
     def lost(self, lost: LostWorker) -> Any:
@@ -189,11 +188,11 @@ class ProcessTransport(Transport):
             return
         # Processes that an interrupted end has left.
         self._group(list(self._processes.values())).kill()
-        self._close_supervisors()
+        self._close_features()
         registrations, self._registrations = self._registrations, None
         if may_keep and self._ended_well():
-            for worker in self._processes:
-                self.retire(worker)
+            for worker, process in self._processes.items():
+                self.retire(worker, process)
             self._cache.store(self.engine, registrations)
         else:
             self.engine.close()

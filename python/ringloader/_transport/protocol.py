@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
-from ringloader._transport.supervisor import LostWorker, Supervisor
+from ringloader._common.protocols import Handle
+from ringloader._transport.overdue import LostWorker
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption, in_order
 
@@ -51,6 +52,7 @@ class Transport(abc.ABC):
     Args:
         engine: The native end.
         options: The options that workers ask.
+        features: The features that are on. The transport closes them.
 
     Attributes:
         path: The path of its iterators, as a report names it.
@@ -71,20 +73,18 @@ class Transport(abc.ABC):
     about: str
     scheduler: Any
 
-    def __init__(self, engine: Any, options: Sequence[WorkerOption]) -> None:
+    def __init__(self, engine: Any, options: Sequence[WorkerOption], features: Sequence[Any]) -> None:
         self.engine = self.scheduled = engine
         self.options = options
-        self.supervisors: list[Supervisor] = []
+        self._features = features
         self.sound = True
         self._owner = self._process_identity()
         self._ended: set[int] = set()
         self.counters = Counters(engine.counters)
 
-    def add(self, *options: WorkerOption, supervisor: Supervisor | None = None) -> None:
-        """Adds options that workers ask, before they start, and a supervisor, which the transport closes."""
+    def add(self, *options: WorkerOption) -> None:
+        """Adds options that workers ask, before they start."""
         self.options = in_order(*self.options, *options)
-        if supervisor is not None:
-            self.supervisors.append(supervisor)
 
     @abc.abstractmethod
     def start(self, work: Work) -> Any:
@@ -114,6 +114,13 @@ class Transport(abc.ABC):
         """True once a worker was told to end."""
         return worker in self._ended
 
+    def has_left(self, _worker: int, handle: Handle) -> bool:
+        """True once a worker that was told to end has ended, or has left the memory."""
+        return not handle.is_alive()
+
+    def retire(self, worker: int, handle: Handle) -> None:  # noqa: B027
+        """Notes that a worker has left, and that all its results were taken."""
+
     @abc.abstractmethod
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
         """Ends workers, and waits for their ends as long as torch does.
@@ -134,14 +141,12 @@ class Transport(abc.ABC):
             *notes: Notes for the error.
         """
 
-    def schedule(self, scheduler: Any) -> None:
+    def schedule(self, scheduler: Any) -> None:  # noqa: B027
         """Sets up the scheduler, before its first task."""
-        for supervisor in self.supervisors:
-            supervisor.schedule(scheduler)
 
     def lost(self, lost: LostWorker) -> Any:
         """Returns the handle of a lost worker's successor, which runs; None if there may be none."""
-        return next(filter(None, (supervisor.lost(lost) for supervisor in self.supervisors)), None)
+        return next(filter(None, (feature.lost(lost) for feature in self._features)), None)
 
     def is_inherited(self) -> bool:
         """True in a forked child of the process that made it."""
@@ -150,8 +155,6 @@ class Transport(abc.ABC):
     def begin_epoch(self) -> None:
         """Begins another epoch of the same workers, before they are told."""
         self.engine.begin_epoch()
-        for supervisor in self.supervisors:
-            supervisor.begin_epoch()
 
     @abc.abstractmethod
     def close(self, may_keep: bool = False) -> None:
@@ -168,6 +171,6 @@ class Transport(abc.ABC):
         self.counters.finish()
         return True
 
-    def _close_supervisors(self) -> None:
-        for supervisor in self.supervisors:
-            supervisor.close()
+    def _close_features(self) -> None:
+        for feature in self._features:
+            feature.close()

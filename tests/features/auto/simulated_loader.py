@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from ringloader._core.workers import Workers
 from ringloader._features.auto import auto_workers, measuring
 from ringloader._features.auto.auto_workers import AutoWorkers
 from ringloader._features.auto.controller import Controller, Measured
@@ -77,7 +78,6 @@ class SimulatedLoader:
         workers: The number of workers at the beginning.
     """
 
-    _prefetch_factor = PREFETCH_FACTOR
     _shutdown = False
     _features = ()
     # Each task is one worker's.
@@ -92,9 +92,9 @@ class SimulatedLoader:
         self.rng = random.Random(seed)
         self.now = 0.0
         self.others, self.others_until = 0, 0.0
-        self._workers: list[Worker] = []
-        self._workers_status = [True] * 99
-        self.used = self._running = workers
+        self._all_workers = Workers(self, 99, workers, PREFETCH_FACTOR, statuses=[True] * 99, scheduler=self)
+        self._workers: list[Any] = self._all_workers.handles
+        self.used = workers
         self.ready: set[int] = set()
         self.holders: list[Worker] = []
         self.sent = self.returned = 0
@@ -103,7 +103,7 @@ class SimulatedLoader:
         # The worker that was added last, and its first task: -1 if there is none.
         self.added, self.first_of_added = -1, -1.0
         self.history: list[tuple[float, int]] = [(0.0, workers)]
-        self._scheduler = self._transport = self
+        self._scheduler = self
         self.take: Callable[[Any], Any] = SimulatedLoader._take
         if controller is not None:
             self.auto_workers = AutoWorkers(Owner(), Limits(controller.bound, controller.most))
@@ -122,9 +122,6 @@ class SimulatedLoader:
 
     def unanswered(self) -> list[int]:
         return [len(worker.tasks) for worker in self._workers]
-
-    def _most_tasks_of(self, workers: int) -> int:
-        return PREFETCH_FACTOR * workers
 
     def use_first(self, workers: int, most: int) -> None:
         assert most == PREFETCH_FACTOR * workers
@@ -147,7 +144,7 @@ class SimulatedLoader:
     def is_at_end(self) -> bool:
         return False
 
-    def _late_start_of(self, worker: int) -> None:
+    def _start_of(self, worker: int, tells: bool) -> None:
         pass
 
     def _work_of(self, worker: int, start: None) -> None:
@@ -164,13 +161,13 @@ class SimulatedLoader:
     def send(self, worker: int, task: None) -> None:  # noqa: ARG002
         self._workers[worker].is_ending = True
 
-    def has_left(self, worker: int) -> bool:
+    def has_left(self, worker: int, _handle: Worker) -> bool:
         return self._workers[worker].is_ending
 
-    def _take_committed(self) -> None:
+    def take_committed(self) -> None:
         pass
 
-    def retire(self, worker: int) -> bool:  # noqa: ARG002
+    def retire(self, worker: int, _handle: Worker | None = None) -> bool:  # noqa: ARG002
         return True
 
     def _try_put_index(self) -> None:
@@ -322,6 +319,6 @@ def simulated(
     found = SimulatedLoader(workload, seed, controller, workers)
     meter = type("Meter", (SimulatedMeter,), {"simulated": found})
     monkeypatch.setattr(auto_workers, "Meter", meter)
-    monkeypatch.setattr(auto_workers, "_tasks_of", lambda iterator: [0] * len(iterator._workers))
+    monkeypatch.setattr(auto_workers, "_tasks_of", lambda workers: [0] * len(workers.handles))
     monkeypatch.setattr(auto_workers, "_has_memory", lambda *_: True)
     return found

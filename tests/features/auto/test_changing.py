@@ -398,7 +398,7 @@ def test_the_window_of_shared_tasks_follows_the_number(
         Noisy(200), batch_size=1, num_workers="auto", worker_task="sample", prefetch_factor=given
     )
     iterator = iter(loader)
-    assert [iterator._most_tasks_of(workers) for workers in (1, 2, 5)] == most
+    assert [iterator._transport.joint_tasks(workers) for workers in (1, 2, 5)] == most
 
     def under_way() -> int:
         # With those that have come before their turn.

@@ -155,7 +155,7 @@ def test_installed_options_reach_torchs_loaders_and_leave_streams_their_batches(
         assert equal(list(loader), list(DataLoader(Drawing(), 1, seeding="sample", seed=7)))
         iterator = iter(loader)
         # torch's default is not taken for a number of all workers.
-        assert iterator._most_tasks_of(2) == 4
+        assert iterator._all_workers.most_tasks() == 4
         del iterator
         stream = made(Stream())
         assert len(list(stream)) == 16

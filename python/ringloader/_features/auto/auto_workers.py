@@ -21,6 +21,7 @@ from ringloader._log import logger
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator
+    from ringloader._core.workers import Workers
     from ringloader._features.auto.numbers import Limits
     from ringloader._torch.protocols import TorchLoader
 
@@ -58,8 +59,7 @@ class Reported(Feature):
 class AutoWorkers(Feature):
     """Changes how many workers of an iterator run.
 
-    INVARIANT: the first ones run, and the last of them ends first. The iterator lists them, and until it has
-    ended the one that is to end; no worker is added until then. A worker is told to end when it has no task,
+    INVARIANT: no worker is added until the one that is to end has ended. It is told to when it has no task,
     or between two runs of tasks that all workers share.
 
     An interrupt may come anywhere: each step can be taken again, and the next look goes on with it.
@@ -151,7 +151,8 @@ class AutoWorkers(Feature):
         self._left = self._between
         if self._is_fixed or iterator._shutdown:
             return
-        if not all(iterator._workers_status[: len(iterator._workers)]):
+        workers = iterator._all_workers
+        if not all(workers.statuses[: len(workers.handles)]):
             # One was lost, and has no successor.
             self._is_fixed = True
             return
@@ -159,18 +160,21 @@ class AutoWorkers(Feature):
         if self._meter is None:
             # The calls until now have waited for the start.
             if self._counted > 1:
-                self._begin_look(iterator, now, waited)
+                self._begin_look(workers, now, waited)
             return
         # Fewer run if an interrupt came after a decision.
-        self._controller.number = min(self.number, len(iterator._workers))
-        if iterator._running != self.number and not _has_sent_all(iterator):
-            self._use(iterator)
+        self._controller.number = min(self.number, len(workers.handles))
+        if workers.running != self.number and not _has_sent_all(iterator):
+            self._unsent = workers.use(self.number)
         if self._unsent:
             self._fill(iterator)
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
         self._controller.note(self._counted, now, waited)
-        if not self._has_ended(iterator, unanswered) or _has_sent_all(iterator):
+        while len(workers.handles) > workers.running:
+            if not workers.end_last(unanswered):
+                return
+        if _has_sent_all(iterator):
             return
         controller = self._controller
         batches, seconds = self._counted - self._first, now - self._begun
@@ -179,7 +183,7 @@ class AutoWorkers(Feature):
         )
         if not is_settling and not controller.is_due(batches, seconds):
             return
-        tasks = _tasks_of(iterator)
+        tasks = _tasks_of(workers)
         look = self._meter.look(tasks, waited, batches)
         self._first, self._begun = self._counted, now
         if is_settling:
@@ -187,7 +191,7 @@ class AutoWorkers(Feature):
             controller.settle()
             return
         was_ramping = controller.is_ramping
-        decision = controller.decide(look, lambda more: _has_memory(iterator, tasks, more))
+        decision = controller.decide(look, lambda more: _has_memory(workers, tasks, more))
         if was_ramping and not controller.is_ramping and not decision.change:
             bounds = f"at most {controller.bound}, or {controller.most} that wait"
             logger.info("num_workers='auto' stays at %d for now: %s (%s)", self.number, bounds, look)
@@ -199,13 +203,13 @@ class AutoWorkers(Feature):
             if decision.change > 0:
                 self._add(iterator)
             else:
-                self._use(iterator)
+                self._unsent = workers.use(self.number)
                 self._show()
             # Tasks that are out were not shared among the workers of now.
             self._settled_at = iterator._scheduler.positions().sent
             if decision.change < 0:
                 return
-            decision = controller.decide_more(look, lambda more: _has_memory(iterator, tasks, more))
+            decision = controller.decide_more(look, lambda more: _has_memory(workers, tasks, more))
 
     def _pace(self, now: float) -> None:
         """Finds the calls between two looks, by the time that the last ones took."""
@@ -219,8 +223,8 @@ class AutoWorkers(Feature):
             return
         self._looks, self._since = 0, now
 
-    def _begin_look(self, iterator: OurWorkersIterator, now: float, waited: float) -> None:
-        self._meter = Meter(_tasks_of(iterator), waited)
+    def _begin_look(self, workers: Workers, now: float, waited: float) -> None:
+        self._meter = Meter(_tasks_of(workers), waited)
         self._first, self._begun = self._counted, now
         self._controller.begin_epoch()
         self._controller.note(self._counted, now, waited)
@@ -234,7 +238,7 @@ class AutoWorkers(Feature):
         worker = self.number - 1
         try:
             work = iterator._work_of(worker, iterator._start_of(worker, tells=True))
-            iterator._workers.append(iterator._transport.start_later(work))
+            iterator._all_workers.add(work)
         except BaseException as error:
             # INVARIANT: no two processes are at the rings of one worker.
             self._is_fixed = True
@@ -244,18 +248,9 @@ class AutoWorkers(Feature):
             # The batches of the others come all the same.
             logger.warning("num_workers='auto' stays at %d: another could not be started: %s", worker, error)
             return
-        self._use(iterator)
+        self._unsent = iterator._all_workers.use(self.number)
         self._show()
         self._fill(iterator)
-
-    def _use(self, iterator: OurWorkersIterator) -> None:
-        """Makes the scheduler use the workers that run."""
-        number, most = self.number, iterator._most_tasks_of(self.number)
-        for worker in range(iterator._running, number):
-            iterator._scheduler.begin_worker(worker)
-        iterator._scheduler.use_first(number, most)
-        self._unsent = max(most - iterator._most_tasks_of(iterator._running), 0)
-        iterator._running = number
 
     def _fill(self, iterator: OurWorkersIterator) -> None:
         """Sends the tasks that more workers are to have."""
@@ -263,36 +258,15 @@ class AutoWorkers(Feature):
             iterator._try_put_index()
             self._unsent -= 1
 
-    def _has_ended(self, iterator: OurWorkersIterator, unanswered: list[int]) -> bool:
-        """Tells a worker that is to end to do so once it has no task. True if none is left that is to."""
-        shares = iterator._transport.joint_tasks is not None
-        transport = iterator._transport
-        while len(iterator._workers) > iterator._running:
-            last = len(iterator._workers) - 1
-            if not transport.has_been_ended(last):
-                if not shares and last < len(unanswered) and unanswered[last]:
-                    return False
-                transport.send(last, None)
-            if not transport.has_left(last):
-                return False
-            # The worker's results may wait for their turn.
-            iterator._take_committed()
-            if not iterator._scheduler.retire(last):
-                # Lost with a task, for which an error, or a successor, comes where the next batch is taken.
-                return False
-            transport.retire(last)
-            iterator._workers.pop()
-        return True
 
-
-def _tasks_of(iterator: OurWorkersIterator) -> list[int]:
+def _tasks_of(workers: Workers) -> list[Any]:
     """Returns the system's numbers of the workers: of processes, or of threads."""
-    return [getattr(worker, "native_id", None) or worker.pid for worker in iterator._workers]
+    return [getattr(worker, "native_id", None) or worker.pid for worker in workers.handles]
 
 
-def _has_memory(iterator: OurWorkersIterator, tasks: list[int], more: int) -> bool:
+def _has_memory(workers: Workers, tasks: list[int], more: int) -> bool:
     # Threads have the memory of the process.
-    are_threads = isinstance(iterator._workers[0], threading.Thread)
+    are_threads = isinstance(workers.handles[0], threading.Thread)
     return are_threads or measuring.has_memory(tasks, more)
 
 

@@ -94,21 +94,17 @@ def _living(iterators: Iterable[Any]) -> list[_Living]:
     """Returns the workers of iterators."""
     found = []
     for iterator in iterators:
-        transport = getattr(iterator, "_transport", None)
-        if transport is None:
+        workers = getattr(iterator, "_all_workers", None)
+        if workers is None:
             if getattr(iterator, "_workers", None) and not getattr(iterator, "_shutdown", True):
                 raise RuntimeError(
                     "call_workers() cannot reach workers on torch's own path; ringloader.report() says why "
                     "the loader takes it"
                 )
         # In a forked child, they are the parent's.
-        elif not transport.is_inherited() and not iterator._shutdown:
+        elif not workers.transport.is_inherited() and not iterator._shutdown:
             # Workers that were sent the last signal, at the end of an iterable dataset, are about to end.
-            found += [
-                _Living(iterator, number, handle)
-                for number, handle in enumerate(iterator._workers)
-                if not transport.has_been_ended(number)
-            ]
+            found += [_Living(iterator, number, handle) for number, handle in workers.living()]
     return found
 
 
@@ -178,7 +174,9 @@ class _AskedProcesses:
         make = functools.partial(_Call, self._pickled)
         with writer:
             try:
-                is_sent: bool = worker.iterator._transport.call(worker.number, writer.fileno(), make)
+                is_sent: bool = worker.iterator._all_workers.transport.call(
+                    worker.number, writer.fileno(), make
+                )
             except ConnectionError:
                 # The worker has ended, and is found among the lost.
                 is_sent = False
@@ -277,7 +275,7 @@ class _AskedThreads:
         self._function = function
         self._args = args
         for place, worker in enumerate(workers):
-            worker.iterator._transport.call(worker.number, functools.partial(self._answer, place))
+            worker.iterator._all_workers.transport.call(worker.number, functools.partial(self._answer, place))
 
     def _answer(self, place: int) -> None:
         """Calls the function in a worker."""

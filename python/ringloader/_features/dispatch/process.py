@@ -26,7 +26,6 @@ from ringloader._features.dispatch import dataset, stream
 from ringloader._features.dispatch.consumers import WHERE, Consumer
 from ringloader._start import fallback, guard, pickled, processes, spawn
 from ringloader._torch import internals
-from ringloader._transport.supervisor import Supervisor
 from ringloader._worker import entry
 
 if TYPE_CHECKING:
@@ -36,7 +35,7 @@ if TYPE_CHECKING:
 _GRACE_SECONDS = 5.0
 
 
-class Dispatching(Supervisor):
+class Dispatching:
     """The dispatching process of one iterator, and what its workers are given to reach it.
 
     Args:
@@ -115,12 +114,18 @@ class Dispatches(Feature):
             Dispatching, source, context, workers, ends_with_error=ends_with_error
         )
 
+        self._dispatching: Dispatching | None = None
+
     def attach(self, transport: Any) -> None:
-        dispatching = self._start(share=transport.engine.share)
-        transport.add(dispatching.option, supervisor=dispatching)
+        self._dispatching = self._start(share=transport.engine.share)
+        transport.add(self._dispatching.option)
 
     def work(self, work: Any) -> Any:
         return work._replace(dataset=self._without_source)
+
+    def close(self) -> None:
+        if self._dispatching is not None:
+            self._dispatching.close()
 
 
 class _StopError(BaseException):

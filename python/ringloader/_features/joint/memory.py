@@ -11,7 +11,6 @@ from ringloader._features.joint.channel import ProcessJoint
 from ringloader._features.joint.thread_channel import ThreadJoint
 from ringloader._features.table import Options
 from ringloader._transport import budget
-from ringloader._transport.supervisor import Supervisor
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -41,6 +40,8 @@ class JointTasks(Feature):
         self._number = loader.num_workers
         self._sharers = setup.workers
         self._timed = timed
+        # The engine over the memory of these tasks.
+        self._engine: _native.JointEngine | None = None
 
     def memory(self, plan: MemoryPlan) -> MemoryPlan:
         self._sharers = plan.sharers
@@ -59,24 +60,15 @@ class JointTasks(Feature):
         # caller keeps, and of the one on its way to him.
         window = max(self._sharers * engine.share // (2 * places + 1) // _PAGE, 1) * _PAGE
         with budget.asking(OSError, ValueError):
-            joint = _native.JointEngine(engine, workers, places, window, self._whole, self._timed)
+            self._engine = joint = _native.JointEngine(
+                engine, workers, places, window, self._whole, self._timed
+            )
         transport.scheduled, transport.scheduler = joint, _native.JointScheduler
-        transport.add(supervisor=_JointMemory(joint))
         transport.add(ProcessJoint(joint.fds(), places, window, self._whole, self._timed))
 
     def schedule(self, scheduler: Any) -> None:
         scheduler.share_tasks(self._most_tasks(self._setup.workers))
 
-
-class _JointMemory(Supervisor):
-    """Closes the memory of tasks that all workers share.
-
-    Args:
-        engine: The engine over that memory.
-    """
-
-    def __init__(self, engine: _native.JointEngine) -> None:
-        self._engine = engine
-
     def close(self) -> None:
-        self._engine.close()
+        if self._engine is not None:
+            self._engine.close()

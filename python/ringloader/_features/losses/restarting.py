@@ -13,7 +13,7 @@ from ringloader._features.losses.samples import Loss, SampleNotes
 from ringloader._log import logger
 from ringloader._torch import internals
 from ringloader._transport import overdue
-from ringloader._transport.supervisor import LostWorker, Supervisor
+from ringloader._transport.overdue import LostWorker
 
 if TYPE_CHECKING:
     from ringloader._features.table import Options
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 _ORPHANS_END_WITHIN = 2.0
 
 
-def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Restarts | None:
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Restarting | None:
     """Returns the feature of both options; None without workers."""
-    return Restarts(loader, options, setup.workers) if setup.workers else None
+    return Restarting(loader, options, setup.workers) if setup.workers else None
 
 
-class Restarts(Feature):
-    """Adds the restarts of an iterator to its transport.
+class Restarting(Feature):
+    """The restarts of an iterator's workers.
 
     Args:
         loader: The loader.
@@ -37,44 +37,33 @@ class Restarts(Feature):
         workers: The most workers that it may have.
     """
 
+    _engine: _native.Engine
+
     def __init__(self, loader: TorchLoader, options: Options, workers: int) -> None:
-        self._most = options.restart_workers
+        # Restarts in an epoch, of all workers together. Those of samples that took too long do not count.
+        self._most = self._left = options.restart_workers
+        # What a lost worker asked for; None: that is not noted.
+        self._notes: SampleNotes | None = None
         crashes, shares = "on_error" in options.changed, options.worker_task == "sample"
         self._make_notes: Callable[[], SampleNotes] | None = None
         if loader._dataset_kind != internals.ITERABLE:
             self._make_notes = functools.partial(
                 SampleNotes, workers, options.sample_timeout, crashes, loader._auto_collation, shares
             )
-
-    def attach(self, transport: Any) -> None:
-        notes = None if self._make_notes is None else self._make_notes()
-        options = () if notes is None else notes.options
-        transport.add(*options, supervisor=Restarting(self._most, transport.engine, notes))
-
-
-class Restarting(Supervisor):
-    """The restarts of an iterator's epoch.
-
-    Args:
-        most: Restarts in an epoch, of all workers together. Those of samples that took too long do not
-            count.
-        engine: The engine of the workers.
-        notes: What a lost worker asked for; None: that is not noted.
-    """
-
-    def __init__(self, most: int, engine: _native.Engine, notes: SampleNotes | None) -> None:
-        self._most = most
-        self._engine = engine
-        self._notes = notes
-        self._left = most
         # By worker: the last process of it that was lost, and what is known of that.
         self._losses: dict[int, tuple[Any, Loss]] = {}
+
+    def attach(self, transport: Any) -> None:
+        self._engine = transport.engine
+        if self._make_notes is not None:
+            self._notes = self._make_notes()
+            transport.add(*self._notes.options)
 
     def schedule(self, scheduler: Any) -> None:
         """Makes the scheduler keep the indices of tasks that have no answer."""
         scheduler.keep_sent()
 
-    def begin_epoch(self) -> None:
+    def begin_epoch(self, _loader: TorchLoader) -> None:
         """Begins another epoch, which has all restarts again."""
         self._left = self._most
         if self._notes is not None:

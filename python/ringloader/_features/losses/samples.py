@@ -16,7 +16,7 @@ from ringloader._common.attributes import shown
 from ringloader._features.arrays import gather
 from ringloader._features.losses.shared_words import SharedWords
 from ringloader._torch import collating
-from ringloader._transport.supervisor import Late
+from ringloader._transport.overdue import Late
 from ringloader._worker.fetch import SampleFetcher, Turn
 from ringloader._worker.options import Fetcher, Position, WorkerOption
 

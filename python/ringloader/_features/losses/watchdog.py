@@ -16,7 +16,7 @@ from ringloader._features.losses import stacks
 from ringloader._features.losses.samples import Around
 from ringloader._log import logger
 from ringloader._transport import overdue
-from ringloader._transport.supervisor import Late, Supervisor
+from ringloader._transport.overdue import Late
 from ringloader._worker import loop
 from ringloader._worker.options import Fetcher, Position, WorkerOption
 
@@ -28,44 +28,17 @@ if TYPE_CHECKING:
 _MOST_WORKERS = 8
 
 
-def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Watching | None:
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Watchdog | None:
     """Returns the feature of ``watchdog``, and of ``timeout``, whose errors say the same."""
     if not setup.workers:
         return None
     turn_is_known = loader.in_order and options.worker_task != "sample"
-    return Watching(setup.workers, options.watchdog, turn_is_known)
+    if setup.path == "native":
+        return ProcessWatchdog(options.watchdog, turn_is_known, setup.workers)
+    return (ThreadWatchdog if setup.path == "threads" else Watchdog)(options.watchdog, turn_is_known)
 
 
-class Watching(Feature):
-    """Adds the watchdog of an iterator to its transport.
-
-    Args:
-        workers: How many there are.
-        seconds: Seconds without a batch before a warning; None: only timeout errors describe workers.
-        turn_is_known: True if batches come in order.
-    """
-
-    def __init__(self, workers: int, seconds: float | None, turn_is_known: bool) -> None:
-        self._workers = workers
-        self._arguments = seconds, turn_is_known
-
-    def attach(self, transport: Any) -> None:
-        if transport.path == "native":
-            try:
-                made = stacks.Stacks(self._workers, notes=self._arguments[0] is not None)
-                transport.add(made.option, supervisor=ProcessWatchdog(*self._arguments, made))
-                return
-            except OSError as error:
-                # The file of a stack is no reason not to begin.
-                logger.debug("no stacks of workers can be had: %s", error)
-        elif transport.path == "threads":
-            watching = ThreadWatchdog(*self._arguments)
-            transport.add(*watching.options, supervisor=watching)
-            return
-        transport.add(supervisor=Watchdog(*self._arguments))
-
-
-class Watchdog(Supervisor):
+class Watchdog(Feature):
     """The watchdog of one iterator. This one knows of its workers only which batches they owe.
 
     Args:
@@ -129,16 +102,30 @@ class Watchdog(Supervisor):
 class ProcessWatchdog(Watchdog):
     """The watchdog of workers that are processes, which write their stacks when they are asked."""
 
-    def __init__(self, seconds: float | None, turn_is_known: bool, workers_stacks: stacks.Stacks) -> None:
+    def __init__(self, seconds: float | None, turn_is_known: bool, workers: int) -> None:
         super().__init__(seconds, turn_is_known)
-        self._stacks = workers_stacks
+        self._workers = workers
+        # None until the workers start, and where none can be had.
+        self._stacks: stacks.Stacks | None = None
+
+    def attach(self, transport: Any) -> None:
+        try:
+            self._stacks = stacks.Stacks(self._workers, notes=self._seconds is not None)
+            transport.add(self._stacks.option)
+        except OSError as error:
+            # The file of a stack is no reason not to begin.
+            logger.debug("no stacks of workers can be had: %s", error)
 
     def _is_in_batch(self, worker: int, process: Any) -> bool:
-        return not self._stacks.has_begun(worker, process.pid) or (
-            self._stacks.seconds_in_batch(worker, process.pid) is not None
+        return (
+            self._stacks is None
+            or not self._stacks.has_begun(worker, process.pid)
+            or (self._stacks.seconds_in_batch(worker, process.pid) is not None)
         )
 
-    def _describe(self, worker: int, process: Any, until: float) -> str:
+    def _describe(self, worker: int, process: Any, until: float) -> str | None:
+        if self._stacks is None:
+            return None
         pid = process.pid
         parts = [stacks.state_in_words(pid)]
         if self._stacks.notes:
@@ -152,7 +139,8 @@ class ProcessWatchdog(Watchdog):
         return f"{' and '.join(parts)}\n{indent(self._stacks.stack(worker, pid, until), '  ')}"
 
     def close(self) -> None:
-        self._stacks.close()
+        if self._stacks is not None:
+            self._stacks.close()
 
 
 # By thread: since when it is in which batch; None while it is in none.
@@ -183,7 +171,9 @@ class ThreadWatchdog(Watchdog):
     def __init__(self, seconds: float | None, turn_is_known: bool) -> None:
         super().__init__(seconds, turn_is_known)
         self._notes: _Notes = {}
-        self.options = () if seconds is None else (ThreadNotes(self._notes),)
+
+    def workers(self) -> Sequence[WorkerOption]:
+        return () if self._seconds is None else (ThreadNotes(self._notes),)
 
     def _owed(self, late: Late, thread: Any, is_turn: bool) -> str:
         which, number, index = late

@@ -121,7 +121,7 @@ class NextEpoch(Feature):
     def replaced(self, iterator: OurWorkersIterator, worker: int) -> None:
         """Tells a successor that shares all tasks of the epoch that was begun, if there is one."""
         plan = None if self._begun is None else self._begun.plan
-        if plan is not None and iterator._transport.joint_tasks is not None:
+        if plan is not None and iterator._all_workers.shares_tasks:
             iterator._transport.send(worker, iterator._start_of(worker, plan.is_named, plan))
 
     def end(self) -> None:
@@ -203,7 +203,7 @@ class _Begun:
         try:
             iterator._plan, iterator._sampler_iter = plan, plan.drawn["_sampler_iter"]
             iterator._scheduler.follow(iterator._send_start())
-            for _ in range(iterator._most_tasks_of(iterator._running)):
+            for _ in range(iterator._all_workers.most_tasks()):
                 iterator._scheduler.put_following(iterator)
             self.is_whole = True
         finally:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._core.checks import THREAD
-from ringloader._core.feature import Options, Setup
+from ringloader._core.feature import Feature, Options, Setup
 from ringloader._core.make_transport import WorkerKind
 from ringloader._features.threads.thread import WorkerThread, put_worker_info_in_place
 from ringloader._log import logger
@@ -40,10 +40,10 @@ class ThreadTransport(Transport):
     _monotonic = staticmethod(time.monotonic)
     _current_thread = staticmethod(threading.current_thread)
 
-    def __init__(self, workers: int, options: Sequence[WorkerOption]) -> None:
+    def __init__(self, workers: int, options: Sequence[WorkerOption], features: Sequence[Feature]) -> None:
         held_memory.tell_of_forks()
         put_worker_info_in_place()
-        super().__init__(_native.ThreadQueues(workers), options)
+        super().__init__(_native.ThreadQueues(workers), options, features)
         self._threads: dict[int, WorkerThread] = {}
         # When the time is over that the end of an iterator waits for its workers, once it has begun.
         self._until: float | None = None
@@ -63,13 +63,6 @@ class ThreadTransport(Transport):
         self._ended.discard(work.worker)
         self.engine.begin_worker(work.worker, work.start.of_tasks)
         return self.start(work)
-
-    def has_left(self, worker: int) -> bool:
-        """True once the thread of a worker that was told to end has ended."""
-        return not self._threads[worker].is_alive()
-
-    def retire(self, worker: int) -> None:
-        """Does nothing: a thread that has ended is nowhere else."""
 
     def send(self, worker: int, message: EpochStart | None) -> None:
         """Sends a message after the tasks of a worker: None to end it. Never waits."""
@@ -154,9 +147,10 @@ class Threads(WorkerKind):
         _options: Options,
         setup: Setup,
         worker_options: Sequence[WorkerOption],
-        *_: Any,
+        _device_type: str | None,
+        features: Sequence[Feature],
     ) -> ThreadTransport:
-        return ThreadTransport(setup.workers, worker_options)
+        return ThreadTransport(setup.workers, worker_options, features)
 
 
 def kind_for(_loader: TorchLoader, options: Any) -> Threads | None:
