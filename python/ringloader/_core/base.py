@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ringloader._core import epochs, states
-from ringloader._core.epochs import EpochPlan
+from ringloader._core.epochs import Drawn, EpochPlan
 from ringloader._features.pausing.pausing import Pausing
 from ringloader._torch import internals
 
@@ -64,10 +64,10 @@ class LoaderIterator(Pausing, _Declared):
         """Batches that calls of ``next`` have returned; one that still runs does not count."""
         return self._num_yielded
 
-    def _take(self, plan: EpochPlan) -> None:
-        """Begins the epoch of a plan in this process: takes its draws."""
-        vars(self).update(plan.drawn)
-        self._plan = plan.without_draws()
+    def _take(self, plan: EpochPlan, drawn: Drawn) -> None:
+        """Begins the epoch of a plan in this process, with its draws."""
+        vars(self).update(drawn)
+        self._plan = plan
 
     def _note_begun(self, loader: TorchLoader) -> None:
         """Makes the epoch that has begun the loader's: the last step of ``iter``."""

@@ -7,8 +7,6 @@ nothing to undo, and leaves generators where torch's would.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -35,41 +33,32 @@ class Told(NamedTuple):
 
 # On a loader: the number of the epoch that begins next.
 _NEXT = "_ringloader_next_epoch"
-# On a loader: what it has told last; None: nothing.
+# On a loader: what it has told last.
 _TOLD = "_ringloader_told_epoch"
 # By dataset: what any loader has told it last.
 _told_last: WeakRegistry[Told] = WeakRegistry()
 # By loader: the epoch with which its sampler last shuffled.
 _shuffled_last: WeakRegistry[int] = WeakRegistry()
-# No draws.
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-def inherit_told(loader: TorchLoader) -> None:
-    """Gives a new loader what its dataset was told last: frameworks make new loaders."""
-    if _TOLD not in vars(loader):
-        setattr(loader, _TOLD, _last_of(loader))
-
-
-def decide_told(loader: TorchLoader) -> None:
-    """Decides what is told to workers whose dataset may have been told another epoch."""
-    inherit_told(loader)
-    if told_by(loader) is None and _last_of(loader) is not None:
-        # Another loader's epoch, which the dataset may have, is not this one's.
-        setattr(loader, _TOLD, Told(0))
-
-
-def _last_of(loader: TorchLoader) -> Told | None:
-    if not _told_last:
-        return None
-    found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
-    return next((told for told in found if told is not None), None)
+# Attributes of torch's iterator that its base class draws for an epoch: seeds, and the sampler's iterator.
+Drawn = dict[str, Any]
 
 
 def told_by(loader: TorchLoader) -> Told | None:
     """Returns what ``set_epoch`` of a loader has told last; None: it was not called."""
     found: Told | None = vars(loader).get(_TOLD)
     return found
+
+
+def told_to_kept(loader: TorchLoader) -> Told | None:
+    """Returns what workers are told whose dataset may have been told another epoch; None: nothing.
+
+    The dataset of a loader that has told nothing is as other loaders have told it: frameworks make new ones.
+    """
+    told = told_by(loader)
+    if told is None and _told_last:
+        found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
+        told = next((one for one in found if one is not None), None)
+    return told
 
 
 def next_of(loader: TorchLoader) -> int:
@@ -158,7 +147,6 @@ class EpochPlan(NamedTuple):
         is_named: True if it has named this epoch.
         tracked: The epoch as a state knows it; None for a loader without states.
         places: Gives tasks the places of their samples; None if no feature needs them.
-        drawn: The attributes that torch's base class has set: the seeds, and the sampler's iterator.
         of_tasks: The epoch in the numbers of its tasks; None for the first one, and until workers are told.
     """
 
@@ -170,12 +158,7 @@ class EpochPlan(NamedTuple):
     is_named: bool = False
     tracked: states.Epoch | None = None
     places: _native.Places | None = None
-    drawn: Mapping[str, Any] = _NOTHING
     of_tasks: int | None = None
-
-    def without_draws(self) -> EpochPlan:
-        """Returns the plan for an iterator that has taken the draws, and lets go of them with its epoch."""
-        return self._replace(drawn=_NOTHING)
 
     def begin_again(self, iterator: OurIterator, loader: TorchLoader) -> None:
         """Iterates the sampler again, as torch's class for workers does once its first workers run."""
@@ -188,7 +171,7 @@ def plan_epoch(
     previous: EpochPlan | None,
     loaded: Any,
     named: tuple[int, Told | None] | None = None,
-) -> EpochPlan:
+) -> tuple[EpochPlan, Drawn]:
     """Plans an epoch, and makes its draws in torch's order.
 
     Args:
@@ -230,17 +213,12 @@ def plan_epoch(
         )
         places = next((one for one in found if one is not None), None)
     del taken._behind
-    return EpochPlan(
-        number,
-        counts,
-        sampler_epoch,
-        has_moved=previous is None or previous.sampler_epoch != sampler_epoch,
-        told=told,
-        is_named=told is not (None if previous is None else previous.told),
-        tracked=tracked,
-        places=places,
-        drawn=vars(taken),
-    )
+    has_moved, told_before = True, None
+    if previous is not None:
+        has_moved, told_before = previous.sampler_epoch != sampler_epoch, previous.told
+    is_named = told is not told_before
+    plan = EpochPlan(number, counts, sampler_epoch, has_moved, told, is_named, tracked, places)
+    return plan, vars(taken)
 
 
 class _Given(InFront):

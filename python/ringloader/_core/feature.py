@@ -146,7 +146,7 @@ class Feature:
         """Begins another epoch of the same iterator: the first step of ``iter``."""
 
     def begun_plan(self, *_args: Any) -> Any:
-        """Returns the plan of an epoch that has begun before ``iter``, and is the one to begin, or None."""
+        """Returns the plan and draws of an epoch that has begun before ``iter``, if it is the next one."""
         return None
 
     def begin_epoch(self, loader: TorchLoader) -> None:

@@ -162,13 +162,13 @@ def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: Wor
     device_type = None if device is None else device.type
     transport = None
     try:
-        tells = kind.tells(loader)
+        told = kind.told(loader)
         transport = kind.transport(loader, options, setup, worker_options, device_type, features)
         for feature in features:
             feature.attach(transport)
         if setup.history is None and kind.are_here:
             loader.check_worker_number_rationality()
-        made = WorkersIterator(loader, transport, features, setup.workers, setup.running, tells)
+        made = WorkersIterator(loader, transport, features, setup.workers, setup.running, told)
     except BaseException as error:
         if transport is not None:
             # An iterator that was begun has closed it.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import held_memory
+from ringloader._core.epochs import Told
 from ringloader._core.feature import Feature, MemoryPlan, Options, Setup
 from ringloader._start import processes
 from ringloader._start.starter import NewProcesses, Starter
@@ -51,9 +52,9 @@ class WorkerKind:
         """Returns a block in which the iterator is made."""
         return processes.one_start_at_a_time()
 
-    def tells(self, loader: TorchLoader) -> bool:  # noqa: ARG002
-        """True if the workers' dataset may have been told another epoch, and is to be told the loader's."""
-        return False
+    def told(self, loader: TorchLoader) -> Told | None:  # noqa: ARG002
+        """Returns what workers are told whose dataset may have been told another epoch; None: nothing."""
+        return None
 
     def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:  # noqa: ARG002
         """Returns the starter of the workers of one iterator.

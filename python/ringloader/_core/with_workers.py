@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ringloader._native as _native
 from ringloader._core import epochs, states
 from ringloader._core.base import LoaderIterator
-from ringloader._core.epochs import EpochPlan, plan_epoch
+from ringloader._core.epochs import EpochPlan, Told, plan_epoch
 from ringloader._core.feature import Feature, chain, placement_of
 from ringloader._core.workers import Workers
 from ringloader._sources import samplers
@@ -43,7 +43,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: The features that are on.
         workers: The most workers that there may be.
         running: The workers that get tasks at first, the first ones. Features may change it.
-        tells: True if the workers' dataset may have been told another epoch.
+        told: The epoch that workers are told whose dataset may have been told another one; None: none.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -67,7 +67,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: Sequence[Feature],
         workers: int,
         running: int,
-        tells: bool = False,
+        told: Told | None = None,
     ) -> None:
         self._transport = transport
         self._features = features
@@ -77,7 +77,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = self._all_workers.statuses
         self._persistent_workers = loader.persistent_workers
         try:
-            self._take(plan_epoch(loader, self, None, states.loaded_of(loader)))
+            named = None if told is None else (epochs.next_of(loader), told)
+            self._take(*plan_epoch(loader, self, None, states.loaded_of(loader), named))
             if features:
                 self._placement = placement_of(features)
             if self._placement is not None:
@@ -90,7 +91,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 )
             self._in_order = loader.in_order
             self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
-            self._start_workers(tells)
+            self._start_workers(tells=told is not None)
             self._begin_first(loader)
         except BaseException:
             self._shutdown_workers()
@@ -142,11 +143,11 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         begun = next((plan for plan in plans if plan is not None), None)
         source: _native.IndexSource | None = None
         if begun is None:
-            self._take(plan_epoch(loader, self, self._plan, loaded))
+            self._take(*plan_epoch(loader, self, self._plan, loaded))
             self._transport.begin_epoch()
             source = self._send_start()
         else:
-            self._take(begun)
+            self._take(*begun)
         if self._noted is not None:
             self._noted.count.end_epoch(returned)
         for feature in self._features:

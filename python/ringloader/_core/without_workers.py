@@ -90,7 +90,7 @@ class IteratorWithOptions(SingleProcessIterator):
         self, loader: TorchLoader, options: Sequence[WorkerOption], features: Sequence[Feature]
     ) -> None:
         self._features = features
-        self._take(plan_epoch(loader, self, None, states.loaded_of(loader)))
+        self._take(*plan_epoch(loader, self, None, states.loaded_of(loader)))
         self._profile_name = _PROFILE_NAME
         if self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")

@@ -48,7 +48,6 @@ ARGUMENTS = (
 )
 # The modules of options that change a loader which torch's constructor has made, by `complete`.
 COMPLETED = (
-    ("ringloader._features.pools.pool", {"worker_pool"}),
     ("ringloader._features.joint.worker_task", {"worker_task"}),
     ("ringloader.rollover", {"last_batch"}),
 )

@@ -25,7 +25,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common.attributes import stored
 from ringloader._core import epochs, states
-from ringloader._core.epochs import EpochPlan, plan_epoch
+from ringloader._core.epochs import Drawn, EpochPlan, plan_epoch
 from ringloader._core.feature import Feature, Setup, StagePosition
 from ringloader._features.table import Options
 from ringloader._sources import inside
@@ -100,8 +100,10 @@ class NextEpoch(Feature):
         with contextlib.suppress(Exception):
             begun.begin(loader, iterator)
 
-    def begun_plan(self, iterator: OurWorkersIterator, loader: TorchLoader, loaded: Any) -> EpochPlan | None:
-        """Returns the plan of the epoch that was begun. None: ``iter`` must begin one."""
+    def begun_plan(
+        self, iterator: OurWorkersIterator, loader: TorchLoader, loaded: Any
+    ) -> tuple[EpochPlan, Drawn] | None:
+        """Returns the plan of the epoch that was begun, and its draws. None: ``iter`` must begin one."""
         begun, self._begun = self._begun, None
         if begun is None:
             return None
@@ -112,7 +114,7 @@ class NextEpoch(Feature):
             if is_next and iterator._scheduler.take_over():
                 if begun.rest is not None:
                     loader._index_sampler.set_rest(begun.rest)
-                return plan._replace(told=epochs.told_by(loader))
+                return plan._replace(told=epochs.told_by(loader)), begun.drawn
             # If the workers' dataset was told an epoch that did not come, it is told the one that does.
             iterator._plan = iterator._plan._replace(told=plan.told)
         begun.undo()
@@ -157,11 +159,13 @@ class _Begun:
 
     Attributes:
         plan: Its plan; None until workers are told of it.
+        drawn: Its draws, once it has a plan.
         is_whole: True once all its first tasks have been sent.
         rest: The indices that its first tasks have left for the epoch after it; None without ``rollover``.
     """
 
     plan: EpochPlan | None = None
+    drawn: Drawn
     is_whole = False
     rest: list[Any] | None = None
 
@@ -170,7 +174,7 @@ class _Begun:
         found = [torch.default_generator, *(stored(one, "generator") for one in (loader, *samplers))]
         distinct = {id(one): one for one in found if isinstance(one, torch.Generator)}
         # Generators, with their states before and after the draws of the epoch.
-        self._drawn = [(one, state := one.get_state(), state) for one in distinct.values()]
+        self._generators = [(one, state := one.get_state(), state) for one in distinct.values()]
 
     def begin(self, loader: TorchLoader, iterator: OurWorkersIterator) -> None:
         """Plans the epoch, and sends its first tasks. The loader's samplers then are as before.
@@ -188,32 +192,31 @@ class _Begun:
         try:
             if sampler is not None and previous.has_moved and epoch == previous.sampler_epoch:
                 sampler.set_epoch(sampler.epoch + 1)
-            self._send(iterator, plan_epoch(loader, iterator, previous, None, (number, told)))
+            self._send(iterator, *plan_epoch(loader, iterator, previous, None, (number, told)))
         finally:
-            self._drawn = [(one, before, one.get_state()) for one, before, _ in self._drawn]
+            self._generators = [(one, before, one.get_state()) for one, before, _ in self._generators]
             if rest is not None:
                 self.rest = index_sampler.rest()
                 index_sampler.set_rest(rest)
             if sampler is not None and sampler.epoch != epoch:
                 sampler.set_epoch(epoch)
 
-    def _send(self, iterator: OurWorkersIterator, plan: EpochPlan) -> None:
+    def _send(self, iterator: OurWorkersIterator, plan: EpochPlan, drawn: Drawn) -> None:
         """Tells the workers of the epoch, and sends its first tasks. The iterator then is as before."""
         before = iterator._plan, iterator._sampler_iter
         try:
-            iterator._plan, iterator._sampler_iter = plan, plan.drawn["_sampler_iter"]
+            iterator._plan, iterator._sampler_iter = plan, drawn["_sampler_iter"]
             iterator._scheduler.follow(iterator._send_start())
             for _ in range(iterator._all_workers.most_tasks()):
                 iterator._scheduler.put_following(iterator)
             self.is_whole = True
         finally:
-            drawn = {**plan.drawn, "_sampler_iter": iterator._sampler_iter}
-            self.plan = iterator._plan._replace(drawn=drawn)
+            self.plan, self.drawn = iterator._plan, {**drawn, "_sampler_iter": iterator._sampler_iter}
             iterator._plan, iterator._sampler_iter = before
 
     def undo(self) -> None:
         """Puts generators back. Leaves out generators that the program has since set, or drawn from."""
-        for generator, before, after in self._drawn:
+        for generator, before, after in self._generators:
             if torch.equal(generator.get_state(), after):
                 generator.set_state(before)
 

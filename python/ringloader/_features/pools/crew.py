@@ -380,9 +380,8 @@ class Lent(WorkerKind):
                 "out for workers on this machine"
             )
 
-    def tells(self, loader: TorchLoader) -> bool:
-        epochs.decide_told(loader)
-        return True
+    def told(self, loader: TorchLoader) -> epochs.Told | None:
+        return epochs.told_to_kept(loader)
 
     def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:
         with budget.asking(OSError):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._core import epochs
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
@@ -163,9 +162,3 @@ def arguments_for(loader: TorchLoader, options: Options, workers: int) -> dict[s
 
 def _have_cores_elsewhere() -> None:
     """Replaces torch's warning about more workers than cores: remote workers use none here."""
-
-
-def complete(loader: TorchLoader, options: Options, _has_default_prefetch: bool) -> None:
-    """Gives a loader with a pool the epoch that its dataset was told last."""
-    if options.worker_pool is not None and _native.SUPPORTED:
-        epochs.inherit_told(loader)
