@@ -313,6 +313,18 @@ class LentElsewhere(Lent):
         raise budget.RefusedError("shared memory could not be had")
 
 
+@pytest.mark.parametrize("way", ["constructor", "convert"])
+def test_a_loader_of_workers_elsewhere_is_made_without_a_look_at_the_cores_of_this_machine(way):
+    with Elsewhere(len(os.sched_getaffinity(0)) + 1) as pool, warnings.catch_warnings():
+        warnings.simplefilter("error")
+        if way == "constructor":
+            loader = DataLoader(Numbers(4), worker_pool=pool)
+        else:
+            loader = ringloader.convert(torch.utils.data.DataLoader(Numbers(4)), worker_pool=pool)
+        loader.check_worker_number_rationality()
+        assert loader.num_workers == pool.num_workers
+
+
 def test_workers_elsewhere_are_never_replaced_by_workers_here():
     with Elsewhere(2) as pool:
         loader = DataLoader(Numbers(4), worker_pool=pool)
