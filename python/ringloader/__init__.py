@@ -17,7 +17,7 @@ _MODULES = {
     "LoaderReport": "_features.report.report",
     "PathReport": "_features.report.report",
     "Retry": "bad_samples",
-    "RolloverBatchSampler": "rollover",
+    "RolloverBatchSampler": "_sources.rollover",
     "Seeds": "seeds",
     "Sharded": "_data.sharded",
     "SharedArray": "_data.arrays",

@@ -22,6 +22,7 @@ from ringloader._patch.convert import convert as convert
 from ringloader._patch.install import install as install
 from ringloader._patch.install import installed as installed
 from ringloader._patch.install import uninstall as uninstall
+from ringloader._sources.rollover import RolloverBatchSampler as RolloverBatchSampler
 from ringloader._sources.weighted import WeightedRandomSampler as WeightedRandomSampler
 from ringloader._tools.doctor.checks import Finding as Finding
 from ringloader._tools.doctor.doctor import Diagnosis as Diagnosis
@@ -29,7 +30,6 @@ from ringloader._tools.doctor.doctor import doctor as doctor
 from ringloader.bad_samples import BadSample as BadSample
 from ringloader.bad_samples import Retry as Retry
 from ringloader.dataloader import DataLoader as DataLoader
-from ringloader.rollover import RolloverBatchSampler as RolloverBatchSampler
 from ringloader.seeds import Seeds as Seeds
 from ringloader.stateful_dataloader import StatefulDataLoader as StatefulDataLoader
 

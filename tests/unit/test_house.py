@@ -21,7 +21,7 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 GUARDS = {
     "lines of the package": 18_361,
     "modules of the package": 207,
-    "lines of the core": 4_860,
+    "lines of the core": 4_880,
     "lines of `_features/state`": 1_615,
     "lines of another feature": 926,
     "pairs of features": 14,

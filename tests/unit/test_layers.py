@@ -119,6 +119,7 @@ PYTHON_MAY_USE = {
         "_features.main_prefetch",
         "_features.next_epoch",
         "_features.on_error",
+        "_features.options",
         "_features.pools",
         "_features.report",
         "_features.seeding",
@@ -126,7 +127,6 @@ PYTHON_MAY_USE = {
         "_features.table",
         "_features.threads",
         "_torch",
-        "rollover",
     },
     "_features.arrays": {"_data", "_native", "_torch", "_worker"},
     "_features.auto": {
@@ -140,6 +140,15 @@ PYTHON_MAY_USE = {
         "_torch",
     },
     "_features.calls": {"_common", "_torch", "_transport"},
+    "_features.conflicts": {
+        "_core",
+        "_features.about",
+        "_features.rules",
+        "_features.table",
+        "_native",
+        "_torch",
+        "_worker",
+    },
     "_features.constructing": {
         "_features.about",
         "_features.all",
@@ -151,15 +160,6 @@ PYTHON_MAY_USE = {
         "_native",
         "_start",
         "_torch",
-    },
-    "_features.conflicts": {
-        "_core",
-        "_features.about",
-        "_features.rules",
-        "_features.table",
-        "_native",
-        "_torch",
-        "_worker",
     },
     "_features.device": {
         "_common",
@@ -194,9 +194,9 @@ PYTHON_MAY_USE = {
         "_worker",
     },
     "_features.main_prefetch": {"_core", "_native", "_torch", "_transport"},
-    "_features.next_epoch": {"_common", "_core", "_features.table", "_sources", "_torch", "rollover"},
+    "_features.next_epoch": {"_common", "_core", "_features.table", "_sources", "_torch"},
     "_features.on_error": {"_common", "_core", "_features.table", "_log", "_torch", "_worker", "bad_samples"},
-    "_features.options": {"_core", "_features.about", "_features.rules", "bad_samples"},
+    "_features.options": {"_core", "_features.about", "_features.rules", "_sources", "_torch", "bad_samples"},
     "_features.pausing": {"_common", "_native", "_start", "_torch", "_transport"},
     "_features.pools": {
         "_core",
@@ -229,7 +229,6 @@ PYTHON_MAY_USE = {
         "_sources",
         "_torch",
         "_worker",
-        "rollover",
     },
     "_features.stats": {
         "_common",
@@ -321,7 +320,6 @@ PYTHON_MAY_USE = {
         "seeds",
     },
     "ray": {"_ray"},
-    "rollover": {"_torch"},
     "seeds": set(),
     "stateful_dataloader": {
         "_core",
@@ -343,7 +341,6 @@ CORE_NAMES = {
     ("_core.make", "_features.report.report"),
     ("_core.torchs", "_features.pausing.pausing"),
     ("_core.without_workers", "_features.arrays.gather"),
-    ("_sources.samplers", "rollover"),
 }
 # Features that use another feature. The list shrinks, to six at most.
 PAIRS = {

@@ -49,7 +49,7 @@ ARGUMENTS = (
 # The modules of options that change a loader which torch's constructor has made, by `complete`.
 COMPLETED = (
     ("ringloader._features.joint.worker_task", {"worker_task"}),
-    ("ringloader.rollover", {"last_batch"}),
+    ("ringloader._features.rollover", {"last_batch"}),
 )
 
 

@@ -21,8 +21,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._sources import randperm
+from ringloader._sources.rollover import OWN_ITER, RolloverBatchSampler
 from ringloader._torch import internals
-from ringloader.rollover import OWN_ITER, RolloverBatchSampler
 
 _T = TypeVar("_T")
 

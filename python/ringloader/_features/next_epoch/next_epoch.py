@@ -29,8 +29,8 @@ from ringloader._core.epochs import Drawn, EpochPlan, plan_epoch
 from ringloader._core.feature import Feature, Setup, StagePosition
 from ringloader._features.table import Options
 from ringloader._sources import inside
+from ringloader._sources.rollover import RolloverBatchSampler
 from ringloader._torch import internals, select_path
-from ringloader.rollover import RolloverBatchSampler
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator

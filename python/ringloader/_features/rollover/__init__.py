@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ringloader._features.about import option
 from ringloader._features.rules import Conflict, Facts
+
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
 
 
 def _check_last_batch(name: str, value: Any) -> None:
@@ -69,3 +72,20 @@ RULES = (
         value='"rollover"',
     ),
 )
+
+
+def complete(loader: TorchLoader, options: Any, _has_default_prefetch: bool) -> None:
+    """Sets the treatment of last batches in a loader of torch's that was just made and checked."""
+    last_batch = options.last_batch
+    if loader.batch_size is None:
+        # The program's own batch sampler decides that.
+        return
+    if last_batch == "discard":
+        # Past torch's `__setattr__`, which refuses it from now on. The batch sampler is the loader's own.
+        vars(loader)["drop_last"] = True
+        loader.batch_sampler.drop_last = True
+    elif last_batch == "rollover":
+        # Not before a loader asks for it: it needs torch.
+        from ringloader._sources.rollover import RolloverBatchSampler
+
+        vars(loader)["batch_sampler"] = RolloverBatchSampler(loader.sampler, loader.batch_size)

@@ -13,7 +13,7 @@ import ringloader._native as _native
 from ringloader._common.attributes import stored
 from ringloader._features.state.saved import Saved
 from ringloader._sources import inside, samplers
-from ringloader.rollover import RolloverBatchSampler
+from ringloader._sources.rollover import RolloverBatchSampler
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader

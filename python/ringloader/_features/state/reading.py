@@ -15,7 +15,7 @@ from ringloader._features.state.order import Order, other_indices
 from ringloader._features.state.positions import has_state
 from ringloader._features.state.saved import Failed, Saved
 from ringloader._sources import inside, samplers
-from ringloader.rollover import RolloverBatchSampler
+from ringloader._sources.rollover import RolloverBatchSampler
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader

@@ -1,16 +1,11 @@
-"""``last_batch=``: the handling of samples that fill no whole batch at the end of an epoch."""
+"""A batch sampler whose samples that fill no whole batch open its next epoch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 from torch.utils.data import BatchSampler, Sampler
-
-if TYPE_CHECKING:
-    from ringloader._torch.protocols import TorchLoader
-
-LastBatch = Literal["keep", "discard", "rollover"]
 
 
 class RolloverBatchSampler(BatchSampler):
@@ -32,7 +27,7 @@ class RolloverBatchSampler(BatchSampler):
         ValueError: If ``batch_size`` is no positive int, or ``drop_last`` is true.
     """
 
-    last_batch: LastBatch = "rollover"
+    last_batch = "rollover"
 
     def __init__(
         self, sampler: Sampler[Any] | Iterable[Any], batch_size: int, drop_last: bool = False
@@ -75,17 +70,3 @@ class RolloverBatchSampler(BatchSampler):
 
 # The method as it is here: a subclass, and code that replaces it, read in another way.
 OWN_ITER = RolloverBatchSampler.__iter__
-
-
-def complete(loader: TorchLoader, options: Any, _has_default_prefetch: bool) -> None:
-    """Sets the treatment of last batches in a loader of torch's that was just made and checked."""
-    last_batch: LastBatch | None = options.last_batch
-    if loader.batch_size is None:
-        # The program's own batch sampler decides that.
-        return
-    if last_batch == "discard":
-        # Past torch's `__setattr__`, which refuses it from now on. The batch sampler is the loader's own.
-        vars(loader)["drop_last"] = True
-        loader.batch_sampler.drop_last = True
-    elif last_batch == "rollover":
-        vars(loader)["batch_sampler"] = RolloverBatchSampler(loader.sampler, loader.batch_size)
