@@ -218,8 +218,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         TypeError: If a value has the wrong type.
     """
 
-    # A subclass has states. Here, because it takes long to find out that a class has no such attribute.
-    _ringloader_states: ClassVar[Any] = None
+    # Make the features that are on in each iterator of a subclass.
+    _ringloader_always: ClassVar[tuple[Any, ...]] = ()
 
     #: The bad samples of the epoch that began last, from batches that were handed out, in their order.
     errors = _Errors()
@@ -298,7 +298,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     def _get_iterator(self) -> Any:
         beneath = hook.beneath(internals.Loader._get_iterator)
-        here = Hook(beneath, super()._get_iterator, features)
+        here = Hook(beneath, super()._get_iterator, features, self._ringloader_always)
         iterator = make_iterator(self, loader_options.of(self), here)
         if not isinstance(iterator, pausing.Pausing):
             torchs, iterator = iterator, TorchsIterator(iterator)

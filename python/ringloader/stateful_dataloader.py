@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from multiprocessing.context import BaseContext
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 from torch.utils.data import Dataset, Sampler
 
 import ringloader._native as _native
-from ringloader._core.states import States
 from ringloader._features import loader_options
 from ringloader._features.pools.pool import WorkerPool
-from ringloader._features.state import tracked
+from ringloader._features.state import datasets, tracked
 from ringloader._features.table import TABLE
 from ringloader.bad_samples import OnError
 from ringloader.dataloader import DataLoader, make
@@ -43,7 +42,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
         RuntimeError: On other systems than Linux.
     """
 
-    _ringloader_states: ClassVar[States] = tracked
+    _ringloader_always = (tracked.feature_for,)
+    _ringloader_asks_dataset = staticmethod(datasets.is_asked)
 
     def __init__(
         self,

@@ -51,8 +51,8 @@ def instructions_of(make: Callable[[], object]) -> int:
         (ringloader.DataLoader, DATA, {}, 4),
         (ringloader.DataLoader, DATA, {"batch_size": 2, "shuffle": True}, 4),
         (ringloader.DataLoader, DATA, {"batch_size": None}, 4),
-        (ringloader.DataLoader, torch.utils.data.TensorDataset(torch.arange(4)), {}, 4.2),
-        (ringloader.StatefulDataLoader, DATA, {}, 16.5),
+        (ringloader.DataLoader, torch.utils.data.TensorDataset(torch.arange(4)), {}, 4),
+        (ringloader.StatefulDataLoader, DATA, {}, 16.1),
     ],
     ids=["plain", "shuffled", "unbatched", "tensors", "stateful"],
 )

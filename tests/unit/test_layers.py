@@ -322,7 +322,6 @@ PYTHON_MAY_USE = {
     "ray": {"_ray"},
     "seeds": set(),
     "stateful_dataloader": {
-        "_core",
         "_features.loader_options",
         "_features.pools",
         "_features.state",

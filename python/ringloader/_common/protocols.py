@@ -49,6 +49,8 @@ class OurIterator(TorchIterator, Protocol):
 
     # A record of `_features/report`, which is above.
     _noted: Any
+    # An `EpochPlan`, which is above.
+    _plan: Any
     _features: Sequence[Any]
 
     @property
@@ -67,8 +69,6 @@ class OurWorkersIterator(OurIterator, _SchedulerCallbacks, Protocol):
     # A `Transport` and the `Workers`, whose classes are above.
     _transport: Any
     _all_workers: Any
-    # An `EpochPlan`, which is above.
-    _plan: Any
 
     def _work_of(self, worker: int, start: Any) -> Any: ...
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringloader._core import epochs, states
+from ringloader._core import epochs
 from ringloader._core.epochs import Drawn, EpochPlan
 from ringloader._features.pausing.pausing import Pausing
 from ringloader._torch import internals
@@ -50,8 +50,8 @@ class LoaderIterator(Pausing, _Declared):
             else:
                 data = self._take_next(self)
         except BaseException as error:
-            if self._plan.tracked is not None:
-                self._plan.tracked.record_error(self, error)
+            for feature in self._features:
+                feature.raised(self, error)
             raise
         if self._IterableDataset_len_called is not None:
             self._check_length(self._IterableDataset_len_called)
@@ -71,13 +71,10 @@ class LoaderIterator(Pausing, _Declared):
 
     def _note_begun(self, loader: TorchLoader) -> None:
         """Makes the epoch that has begun the loader's: the last step of ``iter``."""
-        plan, kept = self._plan, states.of(loader)
-        if plan.counts:
-            epochs.count(loader, plan.number)
-        if kept is not None and plan.tracked is not None:
-            kept.has_begun(loader, plan.tracked)
-            for feature in self._features:
-                feature.track(plan.tracked)
+        if self._plan.counts:
+            epochs.count(loader, self._plan.number)
+        for feature in self._features:
+            feature.begun(loader, self)
 
     def _next_data(self) -> Any:
         return self._take_next(self)

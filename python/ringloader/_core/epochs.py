@@ -14,7 +14,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common.attributes import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
-from ringloader._core import states
+from ringloader._core.feature import TrackedEpoch, first
 from ringloader._sources import inside
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront, epoch_listeners
@@ -106,28 +106,22 @@ def set_next(loader: TorchLoader, epoch: int) -> None:
         select_path.log_once("set_epoch() does not reach persistent workers on torch's own path")
 
 
-def distributed_sampler(loader: TorchLoader) -> Any:
-    """Returns the ``DistributedSampler`` of a loader, or None."""
+def forget_shuffled(loader: TorchLoader) -> None:
+    """Makes the next epoch of a loader one that may have the number of the epoch before."""
+    _shuffled_last.pop(loader)
+
+
+def log_if_forgotten(loader: TorchLoader) -> None:
+    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch."""
     # Where the program has made a batch sampler, torch makes a sampler that nobody reads, and no batch size.
     holder = loader.batch_sampler if loader.batch_size is None else None
     sampler = loader.sampler if holder is None else stored(holder, "sampler")
-    return sampler if issubclass(type(sampler), DistributedSampler) else None
-
-
-def log_if_forgotten(loader: TorchLoader, is_resumed: bool) -> None:
-    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch.
-
-    Args:
-        loader: The loader.
-        is_resumed: True if the epoch resumes from a loaded state: it has the number of one before.
-    """
-    sampler = distributed_sampler(loader)
-    if sampler is None:
+    if not issubclass(type(sampler), DistributedSampler):
         return
     # A subclass with an order of its own may count epochs in its own way.
     if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
         return
-    if _shuffled_last.get(loader) == sampler.epoch and not is_resumed:
+    if _shuffled_last.get(loader) == sampler.epoch:
         select_path.log_once(
             "a DistributedSampler begins another epoch with the same number, and gives the same order again: "
             "call its set_epoch(epoch) before each epoch"
@@ -156,7 +150,7 @@ class EpochPlan(NamedTuple):
     has_moved: bool = True
     told: Told | None = None
     is_named: bool = False
-    tracked: states.Epoch | None = None
+    tracked: TrackedEpoch | None = None
     places: _native.Places | None = None
     of_tasks: int | None = None
 
@@ -184,10 +178,8 @@ def plan_epoch(
     number, told = named or (next_of(loader), told_by(loader))
     features = iterator._features
     counts = any(feature.counts_epochs for feature in features)
-    kept = states.of(loader)
-    tracked = None
-    if kept is not None:
-        tracked = kept.begin(loader, iterator, number, loaded, previous is not None)
+    are_same = previous is not None
+    tracked = first(feature.track(loader, iterator, number, loaded, are_same) for feature in features)
     sampler_epoch = None
     if counts or any(feature.follows_sampler for feature in features):
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
@@ -208,10 +200,8 @@ def plan_epoch(
     if counts:
         rest = None if tracked is None else tracked.rest
         key_number = number if sampler_epoch is None else sampler_epoch
-        found = (
-            feature.places(taken._index_sampler, taken._base_seed, key_number, rest) for feature in features
-        )
-        places = next((one for one in found if one is not None), None)
+        arguments = taken._index_sampler, taken._base_seed, key_number, rest
+        places = first(feature.places(*arguments) for feature in features)
     del taken._behind
     has_moved, told_before = True, None
     if previous is not None:
@@ -230,7 +220,7 @@ class _Given(InFront):
         has_drawn: True if the epoch has drawn before: torch's draws come from a new generator.
     """
 
-    def __init__(self, loader: TorchLoader, tracked: states.Epoch, has_drawn: bool) -> None:
+    def __init__(self, loader: TorchLoader, tracked: TrackedEpoch, has_drawn: bool) -> None:
         super().__init__(loader)
         if tracked.index_sampler is not None:
             self._index_sampler = tracked.index_sampler
@@ -238,7 +228,7 @@ class _Given(InFront):
             self.generator = torch.Generator()
 
 
-def _given(loader: TorchLoader, tracked: states.Epoch | None, is_first: bool) -> Any:
+def _given(loader: TorchLoader, tracked: TrackedEpoch | None, is_first: bool) -> Any:
     """Returns the loader for torch's base class. ``is_first``: True for its constructor."""
     if tracked is None:
         return loader

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import ringloader._native as _native
-    from ringloader._common.protocols import OurWorkersIterator
-    from ringloader._torch.protocols import TorchLoader
+    from ringloader._common.protocols import OurIterator, OurWorkersIterator
+    from ringloader._torch.protocols import TorchIterator, TorchLoader
     from ringloader._transport.overdue import Late, LostWorker
+
+_T = TypeVar("_T")
 
 # Gives the next batch to the iterator that it is called with.
 Take = Callable[[Any], Any]
@@ -81,6 +83,58 @@ class MemoryPlan(NamedTuple):
     most_tasks: int
     sharers: int
     parts: int = 1
+
+
+class Rest(NamedTuple):
+    """The rest of an epoch that resumes from a state, for the places of its samples.
+
+    Attributes:
+        number: The number by which the samples' keys are made.
+        passed: Ranges of samples that are passed over, each from its first to the one after its last.
+        start: The place where the epoch began for the present number of ranks.
+    """
+
+    number: int
+    passed: Sequence[tuple[int, int]]
+    start: int
+
+
+class TrackedEpoch(Protocol):
+    """An epoch whose state can be asked for, as iterators see it."""
+
+    # The seed of the workers, which the iterator then does not draw.
+    given_seed: int | None
+    # The sampler that the loader gave for this epoch; None: torch's iterator asks the loader.
+    index_sampler: Any
+
+    @property
+    def is_drawn(self) -> bool:
+        """True if the epoch resumes, and has drawn before all that ``iter`` draws."""
+
+    @property
+    def rest(self) -> Rest | None:
+        """The part that is still to be read; None for an epoch that begins."""
+
+    def start_of(self, worker: int) -> Any:
+        """Returns where a worker begins; None: at the beginning of the epoch."""
+
+    def start_after(self, worker: int) -> tuple[bool, Any]:
+        """Returns where the successor of a lost worker begins; False: that is not known."""
+
+    def begin(self, iterator: TorchIterator, drawn: bool) -> None:
+        """Records the seeds of an iterator, and whether this epoch has drawn them."""
+
+    def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        """Returns the source of the tasks of an iterator with workers."""
+
+    def read(self, iterator: TorchIterator, options: Sequence[Any]) -> None:
+        """Makes an iterator without workers, which has these options, read the epoch from where it is."""
+
+    def next_index(self, read: Callable[[], Any]) -> Any:
+        """Returns the index that ``read`` gives an iterator without workers."""
+
+    def count_errors(self, collecting: Any) -> None:
+        """Makes ``Collecting`` count the bad samples from where the epoch begins."""
 
 
 class Feature:
@@ -152,8 +206,39 @@ class Feature:
     def begin_epoch(self, loader: TorchLoader) -> None:
         """Begins another epoch of the same iterator."""
 
-    def track(self, epoch: Any) -> None:
-        """Gets the ``Epoch`` of a state when it has begun."""
+    def loaded(self, loader: TorchLoader) -> Any:
+        """Returns the state from which the next epoch of a loader resumes; None: it begins."""
+
+    def track(
+        self, loader: TorchLoader, iterator: OurIterator, number: int, loaded: Any, are_same: bool
+    ) -> TrackedEpoch | None:
+        """Returns an epoch whose state can be asked for, before anything is drawn for it.
+
+        Args:
+            loader: The loader.
+            iterator: Its iterator, which the epoch does not keep alive.
+            number: The number of the epoch.
+            loaded: The state from which it resumes; None: it begins.
+            are_same: True if the workers are those of the epoch before.
+        """
+
+    def torchs(
+        self, loader: TorchLoader, reason: str, get_iterator: Any, iterator: TorchIterator | None = None
+    ) -> Any:
+        """Makes torch's own iterator, or begins another epoch of it. None: the core does so.
+
+        Args:
+            loader: The loader.
+            reason: The reason why torch's loader runs.
+            get_iterator: What stands in the place of ``DataLoader._get_iterator``, our hook aside.
+            iterator: The iterator with the workers of the epoch before; None for the first one.
+        """
+
+    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:
+        """Notes that an epoch has begun: the last step of ``iter``."""
+
+    def raised(self, iterator: OurIterator, error: BaseException) -> None:
+        """Notes that ``next`` has raised."""
 
     def has_begun(self) -> None:
         """Notes the end of the ``iter`` of another epoch."""
@@ -239,17 +324,34 @@ class Hook(NamedTuple):
         fall_back: Makes torch's iterator. It may come to a hook further down, beneath a wrapper, which takes
             another path and notes that one.
         features: The features that there are.
+        always: Make features that are on in each iterator of the loader's class.
     """
 
     get_iterator: Any
     fall_back: Callable[[], Any]
     features: FeatureList
+    always: tuple[Callable[[TorchLoader, Any, Setup], Feature], ...] = ()
+
+
+def first(found: Iterable[_T | None]) -> _T | None:
+    """Returns the first of some values that is not None."""
+    return next((one for one in found if one is not None), None)
 
 
 def placement_of(features: Iterable[Feature]) -> Any:
     """Returns the placement of the first feature that has one, or None."""
-    placements = (feature.placement() for feature in features)
-    return next((placement for placement in placements if placement is not None), None)
+    return first(feature.placement() for feature in features)
+
+
+def loaded_of(features: Iterable[Feature], loader: TorchLoader) -> Any:
+    """Returns the state from which the next epoch of a loader resumes; None: it begins."""
+    return first(feature.loaded(loader) for feature in features)
+
+
+def asks_dataset(loader: object) -> bool:
+    """True if the dataset of a loader has, or may have, a part in the loader's state."""
+    ask = getattr(type(loader), "_ringloader_asks_dataset", None)
+    return ask is not None and bool(ask(loader))
 
 
 def chain(take: Take, features: Iterable[Feature], gate: Any, *more: Stage) -> Take:

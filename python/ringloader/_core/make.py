@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ringloader._core import epochs, states
-from ringloader._core.feature import Feature, Hook, Options, Setup
+from ringloader._core import epochs
+from ringloader._core.feature import Feature, Hook, Options, Setup, first
 from ringloader._features.arrays import gather
 from ringloader._features.report import asked, report
 from ringloader._torch import devices, internals, select_path
@@ -34,9 +34,8 @@ def make_iterator(loader: TorchLoader, options: Options, hook: Hook) -> Any:
         ValueError: If options do not go with the loader, or ``RINGLOADER`` has a value without a meaning.
         RuntimeError: If an option cannot take effect, because torch's loader must run whole.
     """
-    loaded = states.loaded_of(loader)
     made = _make(loader, options, hook)
-    epochs.log_if_forgotten(loader, loaded is not None)
+    epochs.log_if_forgotten(loader)
     return made
 
 
@@ -78,10 +77,11 @@ def _features_of(
     loader: TorchLoader, options: Options, hook: Hook, path: str, *more: Any
 ) -> tuple[Feature, ...]:
     """Returns the features of an iterator of this path that are on."""
-    needs_none = not options.changed and not loader.timeout and not asked.mode
-    if needs_none and needed_by(loader.dataset) is None:
-        return ()
-    return hook.features.features_of(loader, options, Setup(path, *more))
+    setup = Setup(path, *more)
+    found: tuple[Feature, ...] = ()
+    if options.changed or loader.timeout or asked.mode or needed_by(loader.dataset) is not None:
+        found = hook.features.features_of(loader, options, setup)
+    return (*found, *(make(loader, options, setup) for make in hook.always))
 
 
 def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
@@ -103,9 +103,9 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
     before = report.times(loader)
     left_out = hook.features.without_effect(loader, options, reason.text)
     features = _features_of(loader, options, hook, "torch", loader.num_workers)
-    own_states = states.of(loader)
-    epoch = None if own_states is None else own_states.begin_torchs(loader, reason.text, hook.get_iterator)
-    iterator = hook.fall_back() if epoch is None else epoch.make(loader, hook.get_iterator)
+    iterator = first(feature.torchs(loader, reason.text, hook.get_iterator) for feature in features)
+    if iterator is None:
+        iterator = hook.fall_back()
     if report.times(loader) != before:
         # An inner hook has recorded this iterator.
         return iterator
@@ -113,10 +113,10 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
         select_path.log_once(reason.warning)
     for name in left_out:
         select_path.log_once(f"{name} has no effect where torch's own loader runs")
-    if own_states is not None and epoch is not None:
-        own_states.has_begun(loader, epoch.epoch)
-    if epoch is not None or features:
-        iterator = TorchsIterator(iterator, features, epoch)
+    if features:
+        iterator = TorchsIterator(iterator, features)
+        for feature in features:
+            feature.begun(loader, iterator)
     _record(loader, iterator, "torch", reason.text, features)
     return iterator
 
@@ -125,11 +125,13 @@ def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     # A torch without a private name that it needs has torch's path. In this form an import is cheap.
     import ringloader._core.without_workers as without_workers
 
-    features = _features_of(loader, options, hook, "single-process")
-    if not features and states.of(loader) is None:
+    features: tuple[Feature, ...] = ()
+    if options.changed or asked.mode or hook.always:
+        features = _features_of(loader, options, hook, "single-process")
+    if not features:
         is_gathered = gather.is_gathered(loader.dataset)
-        cls = without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator
-        made = cls(loader)
+        kind = without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator
+        made = kind(loader)
         report.record(loader, made, "single-process", _NO_WORKERS)
         return made
     made = without_workers.IteratorWithOptions(loader, _worker_options_of(loader, features), features)
@@ -142,10 +144,8 @@ _NO_WORKERS = "num_workers is 0"
 
 def _worker_options_of(loader: TorchLoader, features: Iterable[Feature]) -> Sequence[WorkerOption]:
     """Returns the options that take part where batches are made: in workers, or without them here."""
-    own_states = states.of(loader)
-    snapshots = None if own_states is None else own_states.worker_option(loader)
     found = (option for feature in features for option in feature.workers())
-    return in_order(gather.option_for(loader), snapshots, *found)
+    return in_order(gather.option_for(loader), *found)
 
 
 def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: WorkerKind, hook: Hook) -> Any:

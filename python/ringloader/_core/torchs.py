@@ -6,8 +6,7 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ringloader._core import states
-from ringloader._core.feature import Feature, chain
+from ringloader._core.feature import Feature, chain, first
 from ringloader._features.pausing import pausing
 from ringloader._features.pausing.pausing import Pausing
 from ringloader._torch import hook, internals
@@ -22,19 +21,13 @@ class TorchsIterator(Pausing):
     Args:
         iterator: The iterator. ``isinstance`` takes this object for one of its class.
         features: The features that are on.
-        epoch: The epoch, if the loader has a state.
     """
 
-    def __init__(
-        self, iterator: Any, features: Sequence[Feature] = (), epoch: states.TorchsEpoch | None = None
-    ) -> None:
+    def __init__(self, iterator: Any, features: Sequence[Feature] = ()) -> None:
         self._iterator = iterator
         self._features = features
-        self._epoch = epoch
         # Batches that `next` has returned: torch's iterator counts one before it is moved to a device.
         self._batches_returned = 0
-        if epoch is not None:
-            epoch.attach(self)
         self._put_stages()
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
@@ -54,8 +47,8 @@ class TorchsIterator(Pausing):
             self._batches_returned += 1
             return batch
         except BaseException as error:
-            if self._epoch is not None:
-                self._epoch.epoch.record_error(self, error)
+            for feature in self._features:
+                feature.raised(self, error)
             if isinstance(error, Exception):
                 # An iterator of torch's finds the end of its workers, and takes it for a loss.
                 pausing.raise_if_ended(self)
@@ -79,23 +72,17 @@ class TorchsIterator(Pausing):
         self._remove_gate()
         for feature in self._features:
             feature.begin_times()
-        get_iterator = hook.beneath(internals.Loader._get_iterator)
-        own_states = states.of(loader)
-        if own_states is not None:
-            self._epoch = own_states.begin_torchs(loader, "it began the epoch before", get_iterator, True)
         for feature in self._features:
             feature.begin_epoch(loader)
         if self._noted is not None:
             self._noted.count.end_epoch(self._batches_returned)
         self._batches_returned = 0
-        if self._epoch is None:
+        given = loader, "it began the epoch before", hook.beneath(internals.Loader._get_iterator)
+        if first(feature.torchs(*given, self._iterator) for feature in self._features) is None:
             self._iterator._reset(loader, first_iter)
-        else:
-            self._epoch.attach(self)
-            self._epoch.reset(self._iterator, loader)
-            assert own_states is not None
-            own_states.has_begun(loader, self._epoch.epoch)
+        self._put_stages()
         for feature in self._features:
+            feature.begun(loader, self)
             feature.has_begun()
 
     def _stop(self, message: str) -> None:
@@ -114,5 +101,4 @@ def _raise_ended(message: str, *_args: object, **_kwargs: object) -> NoReturn:
 
 
 def _next_of(iterator: TorchsIterator) -> Any:
-    epoch = iterator._epoch
-    return next(iterator._iterator) if epoch is None else epoch.next(iterator._iterator)
+    return next(iterator._iterator)

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import ringloader._native as _native
-from ringloader._core import epochs, states
+from ringloader._core import epochs
 from ringloader._core.base import LoaderIterator
 from ringloader._core.epochs import EpochPlan, Told, plan_epoch
-from ringloader._core.feature import Feature, chain, placement_of
+from ringloader._core.feature import Feature, chain, first, loaded_of, placement_of
 from ringloader._core.workers import Workers
 from ringloader._sources import samplers
 from ringloader._torch import data_pipes, devices, internals
@@ -78,7 +78,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._persistent_workers = loader.persistent_workers
         try:
             named = None if told is None else (epochs.next_of(loader), told)
-            self._take(*plan_epoch(loader, self, None, states.loaded_of(loader), named))
+            self._take(*plan_epoch(loader, self, None, loaded_of(features, loader), named))
             if features:
                 self._placement = placement_of(features)
             if self._placement is not None:
@@ -138,9 +138,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._remove_gate()
         for feature in self._features:
             feature.begin_times()
-        loaded, returned = states.loaded_of(loader), self._batches_returned
-        plans = (feature.begun_plan(self, loader, loaded) for feature in self._features)
-        begun = next((plan for plan in plans if plan is not None), None)
+        loaded, returned = loaded_of(self._features, loader), self._batches_returned
+        begun = first(feature.begun_plan(self, loader, loaded) for feature in self._features)
         source: _native.IndexSource | None = None
         if begun is None:
             self._take(*plan_epoch(loader, self, self._plan, loaded))
@@ -157,7 +156,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         if source is not None:
             self._scheduler.reset(source)
         self._begin_tasks(loader, are_sent=source is None)
-        epochs.log_if_forgotten(loader, loaded is not None)
+        epochs.log_if_forgotten(loader)
         for feature in self._features:
             feature.has_begun()
 
@@ -177,10 +176,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._plan = self._plan._replace(of_tasks=self._scheduler.number_next())
         self._all_workers.begin_epoch(lambda worker: self._start_of(worker, self._plan.is_named))
         return self._index_source()
-
-    def _dataset_states(self) -> Any:
-        """Returns the states of the dataset in this epoch, if it may have any."""
-        return None if self._plan.tracked is None else self._plan.tracked.dataset
 
     def _start_of(self, worker: int, tells: bool, plan: EpochPlan | None = None) -> EpochStart:
         """Returns the beginning of a worker's part of an epoch: this one, or that of a plan.
@@ -216,9 +211,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         return take
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
-        dataset = self._dataset_states()
-        if dataset is not None:
-            return chain(self._source, self._features, gate, dataset)
         # A loader without features does not look for stages.
         return chain(self._source, self._features, gate) if self._features or gate else self._source
 
@@ -290,9 +282,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         """Starts a successor of a worker that has ended, if there may be one."""
         self._transport.sound = False
         start, is_known = self._start_of(worker_id, tells=True), True
-        dataset = self._dataset_states()
-        if dataset is not None:
-            is_known, position = dataset.succeed(worker_id)
+        if self._plan.tracked is not None:
+            is_known, position = self._plan.tracked.start_after(worker_id)
             start = dataclasses.replace(start, position=position)
         restart = functools.partial(self._transport.start_later, self._work_of(worker_id, start))
         is_iterable = self._dataset_kind == internals.ITERABLE

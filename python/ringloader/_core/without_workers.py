@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringloader._core import states
 from ringloader._core.base import LoaderIterator
 from ringloader._core.epochs import plan_epoch
-from ringloader._core.feature import Feature, chain, placement_of
+from ringloader._core.feature import Feature, chain, loaded_of, placement_of
 from ringloader._features.arrays import gather
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
@@ -90,7 +89,7 @@ class IteratorWithOptions(SingleProcessIterator):
         self, loader: TorchLoader, options: Sequence[WorkerOption], features: Sequence[Feature]
     ) -> None:
         self._features = features
-        self._take(*plan_epoch(loader, self, None, states.loaded_of(loader)))
+        self._take(*plan_epoch(loader, self, None, loaded_of(features, loader)))
         self._profile_name = _PROFILE_NAME
         if self._timeout != 0:
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")

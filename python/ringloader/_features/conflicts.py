@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import BatchSampler
 
 import ringloader._native as _native
-from ringloader._core import states
 from ringloader._core.checks import THREAD
+from ringloader._core.feature import asks_dataset
 from ringloader._core.make import needed_by
 from ringloader._features.about import About
 from ringloader._features.rules import broken, checked_when, raise_first
@@ -52,8 +52,7 @@ class _Facts:
 
     @property
     def is_asked_for_states(self) -> bool:
-        own_states = states.of(self.loader)
-        return own_states is not None and own_states.ask_dataset(self.loader)
+        return asks_dataset(self.loader)
 
     @property
     def has_set_epoch(self) -> bool:

@@ -152,7 +152,8 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     from ringloader._features.report import report
     from ringloader._torch import internals
 
-    hook_at = Hook(previous, lambda: previous(loader), features)
+    always = getattr(type(loader), "_ringloader_always", ())
+    hook_at = Hook(previous, lambda: previous(loader), features, always)
     if isinstance(loader, dataloader.DataLoader):
         # This loader found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. So the
         # function that the hook replaced decides, and the options are the loader's own.

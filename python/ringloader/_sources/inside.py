@@ -47,8 +47,9 @@ def epoch_of(outermost: Any) -> int | None:
 def rank_of(outermost: Any) -> tuple[int | None, int | None]:
     """Returns the rank that the first sampler with one reads for, and the number of ranks."""
     for sampler in samplers_in(outermost):
-        for rank, ranks in ((stored(sampler, one), stored(sampler, other)) for one, other in _RANKS):
-            if _is_count(rank) and _is_count(ranks):
+        for one, other in _RANKS:
+            rank = stored(sampler, one)
+            if _is_count(rank) and _is_count(ranks := stored(sampler, other)):
                 return rank, ranks
     return None, None
 

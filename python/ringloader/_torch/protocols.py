@@ -59,9 +59,6 @@ class TorchIterator(Protocol):
     _sampler_iter: Iterator[Any]
     _num_yielded: int
 
-    @property
-    def _rcvd_idx(self) -> int: ...
-
     def __next__(self) -> Any: ...
 
     def _reset(self, loader: TorchLoader, first_iter: bool = False) -> None: ...

@@ -164,10 +164,11 @@ def wrapped(fetcher: Fetcher) -> Fetcher:
 class Gathering:
     """Stands in front of torch's fetcher, and is otherwise like it."""
 
+    fetch: Callable[[Any], Any]
+
     def __init__(self, fetcher: Any, gather: _native.Gather) -> None:
         self.torchs = fetcher
         rows = Rows(fetcher, gather)
-        self.fetch: Callable[[Any], Any]
         if threading.get_ident() == threading.main_thread().ident:
             self.fetch = _native.FirstOf(rows.batch, fetcher.fetch, rows.note_torchs)
         else:

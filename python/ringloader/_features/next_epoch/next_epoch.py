@@ -24,9 +24,9 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._common.attributes import stored
-from ringloader._core import epochs, states
+from ringloader._core import epochs
 from ringloader._core.epochs import Drawn, EpochPlan, plan_epoch
-from ringloader._core.feature import Feature, Setup, StagePosition
+from ringloader._core.feature import Feature, Setup, StagePosition, loaded_of
 from ringloader._features.table import Options
 from ringloader._sources import inside
 from ringloader._sources.rollover import RolloverBatchSampler
@@ -86,7 +86,7 @@ class NextEpoch(Feature):
     def _begin(self, iterator: OurWorkersIterator) -> None:
         loader = self._loader()
         # Another thread may have begun it; a loaded state says where the next epoch begins.
-        if loader is None or self._begun is not None or states.loaded_of(loader) is not None:
+        if loader is None or self._begun is not None or loaded_of(iterator._features, loader) is not None:
             return
         unknown = _unknown(inside.samplers_in(loader._index_sampler))
         if unknown is not None:

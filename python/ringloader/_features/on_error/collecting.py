@@ -23,7 +23,6 @@ from ringloader.bad_samples import BadSample
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-    from ringloader._core.states import Epoch
     from ringloader._torch.protocols import TorchLoader
     from ringloader._worker.options import WorkerOption
 
@@ -72,8 +71,9 @@ class Collecting(Feature):
         self.has_given = False
         _bad_samples_of.put(loader, self._bad)
 
-    def track(self, epoch: Epoch) -> None:
-        epoch.count_errors(self)
+    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:  # noqa: ARG002
+        if iterator._plan.tracked is not None:
+            iterator._plan.tracked.count_errors(self)
 
     def workers(self) -> Iterable[WorkerOption]:
         return (self._handling,)

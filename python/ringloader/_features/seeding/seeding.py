@@ -17,9 +17,8 @@ from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._common import ranks
-from ringloader._core import states
 from ringloader._core.checks import THREAD
-from ringloader._core.feature import Feature, Setup
+from ringloader._core.feature import Feature, Rest, Setup, asks_dataset
 from ringloader._features.arrays import gather
 from ringloader._features.seeding import generators, places
 from ringloader._features.seeding.generators import Global, OfThread
@@ -69,9 +68,7 @@ class Keys(Feature):
     def workers(self) -> Iterable[Seeding]:
         return (self._option,)
 
-    def places(
-        self, index_sampler: Any, base_seed: int, number: int, rest: states.Rest | None
-    ) -> _native.Places:
+    def places(self, index_sampler: Any, base_seed: int, number: int, rest: Rest | None) -> _native.Places:
         """Returns the object that gives tasks their places in the epoch that begins.
 
         Args:
@@ -97,9 +94,7 @@ class Keys(Feature):
 
 def any_may_make(loader: TorchLoader) -> bool:
     """True if any worker may make any batch of a loader that seeds by places."""
-    own_states = states.of(loader)
-    has_state = own_states is not None and own_states.ask_dataset(loader)
-    return loader._dataset_kind != internals.ITERABLE and not has_state
+    return loader._dataset_kind != internals.ITERABLE and not asks_dataset(loader)
 
 
 class Seeding(WorkerOption):

@@ -10,23 +10,13 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._core.feature import StagePosition
 from ringloader._features.state.objects import Sent, read_sent
-from ringloader._features.state.positions import Part, Workers
+from ringloader._features.state.positions import Part, Workers, returned_by
 from ringloader._features.state.snapshots import Asked, ResumePoint, Snapshots
 from ringloader._worker.result import Result
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator, OurWorkersIterator
     from ringloader._torch.protocols import TorchLoader
-
-# More batches than any epoch has.
-_MOST = (1 << 64) - 1
-
-
-def returned_by(iterator: weakref.ref[OurIterator] | None) -> int:
-    """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
-    found = None if iterator is None else iterator()
-    # No call of an iterator that is gone still runs.
-    return _MOST if found is None else found._batches_returned
 
 
 class DatasetState:
@@ -76,7 +66,7 @@ class DatasetState:
         """Returns the point from which a worker resumes; None in an epoch that was not resumed."""
         return ResumePoint(self._begun[worker], 0, self._size) if self._is_resumed else None
 
-    def succeed(self, worker: int) -> tuple[bool, ResumePoint | None]:
+    def start_after(self, worker: int) -> tuple[bool, ResumePoint | None]:
         """Returns where the successor of a lost worker begins: after its last answer.
 
         Returns:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
-from ringloader._core.states import Rest
-from ringloader._features.state.dataset_state import DatasetState, returned_by
+from ringloader._core.feature import Rest, Stage
+from ringloader._features.state.dataset_state import DatasetState
 from ringloader._features.state.order import NativeOrder
+from ringloader._features.state.positions import returned_by
 from ringloader._features.state.reading import ReadOrder
 from ringloader._features.state.saved import Saved
 from ringloader._features.state.snapshots import ResumePoint, Snapshots
@@ -98,6 +99,14 @@ class Epoch:
     def start_of(self, worker: int) -> ResumePoint | None:
         """Returns the point from which a worker resumes; None: it begins with the epoch."""
         return None if self.dataset is None else self.dataset.start_of(worker)
+
+    def start_after(self, worker: int) -> tuple[bool, ResumePoint | None]:
+        """Returns the point from which the successor of a lost worker resumes; False: it is not known."""
+        return (True, None) if self.dataset is None else self.dataset.start_after(worker)
+
+    def stages(self) -> Iterable[Stage]:
+        """Returns the stages that batches of the epoch pass: with workers, states are taken off them."""
+        return () if self.dataset is None or self.dataset.workers == 0 else (self.dataset,)
 
     def indices(self, made: Any) -> Any:
         """Returns an iterator of the epoch's indices; ``made`` is torch's of the loader's index sampler."""

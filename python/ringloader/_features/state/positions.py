@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
+import weakref
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import torch
 
 from ringloader._common.attributes import has_method
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
 
 
 def has_state(thing: object) -> bool:
@@ -20,6 +24,17 @@ def has_state(thing: object) -> bool:
     if issubclass(type(thing), torch.nn.Module):
         return False
     return has_method(thing, "state_dict") and has_method(thing, "load_state_dict")
+
+
+# More batches than any epoch has.
+_MOST = (1 << 64) - 1
+
+
+def returned_by(iterator: weakref.ref[OurIterator] | None) -> int:
+    """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
+    found = None if iterator is None else iterator()
+    # No call of an iterator that is gone still runs.
+    return _MOST if found is None else found._batches_returned
 
 
 def count(value: object) -> int:

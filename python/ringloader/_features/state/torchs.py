@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import ringloader._native as _native
+from ringloader._core.feature import Stage, StagePosition
 from ringloader._features.state import datasets
 from ringloader._features.state.epoch import SampledEpoch
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
 
 if TYPE_CHECKING:
-    from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchIterator, TorchLoader
 
 
-def why_not(loader: TorchLoader, get_iterator: Any) -> str | None:
+def why_not(loader: TorchLoader, get_iterator: TorchIterator) -> str | None:
     """Returns the reason why a loader has no state where torch's own loader runs, or None.
 
     Args:
@@ -37,50 +38,43 @@ def why_not(loader: TorchLoader, get_iterator: Any) -> str | None:
     return "no position of an IterableDataset can be had there" if datasets.decides(loader) else None
 
 
-class TorchsEpoch:
-    """An epoch of an iterator of torch's.
+class TorchsEpoch(SampledEpoch):
+    """An epoch of an iterator of torch's, whose sampler is read through it."""
 
-    Args:
-        loader: The loader.
-        epoch: The epoch.
-    """
-
-    def __init__(self, loader: TorchLoader, epoch: SampledEpoch) -> None:
-        self.epoch = epoch
-        self.ledger = epoch.ledger
-        self._num_workers: int = loader.num_workers
-        # Indices that were read, and those whose batches the caller got.
-        self._read = 0
-        self._got = 0
-
-    def attach(self, iterator: OurIterator) -> None:
-        """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
-        self.epoch.attach(iterator)
+    position = StagePosition.SNAPSHOTS
+    # Indices that were read, and those whose batches the caller got.
+    _read = _got = 0
 
     def make(self, loader: TorchLoader, get_iterator: Callable[[Any], Any]) -> Any:
         """Returns torch's iterator, which reads the sampler through this epoch."""
         given: Any = InFront(loader)
         given._index_sampler = _Sampler(loader._index_sampler, self)
-        seed = self.epoch.given_seed
-        if seed is not None:
+        if self.given_seed is not None:
             # The epoch has drawn before: the seeds of its workers come from its own, and from no draw.
-            given.generator = torch.Generator().manual_seed(seed)
+            given.generator = torch.Generator().manual_seed(self.given_seed)
         iterator = get_iterator(given)
-        self.epoch.begin(iterator, seed is None)
+        self.begin(iterator, self.given_seed is None)
         return iterator
 
-    def reset(self, iterator: TorchIterator, loader: TorchLoader) -> None:
+    def reset(self, loader: TorchLoader, iterator: TorchIterator) -> None:
         """Begins this epoch with the workers of an iterator of torch's that has had one."""
         iterator._index_sampler = _Sampler(loader._index_sampler, self)
         iterator._reset(loader)
-        self.epoch.begin(iterator, False)
+        self.begin(iterator, False)
 
-    def next(self, iterator: TorchIterator) -> Any:
-        """Returns the next batch of an iterator of torch's."""
+    def stages(self) -> Iterable[Stage]:
+        """Returns the stage that records what the caller gets."""
+        return (self,)
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take`` for an iterator of torch's, whose batches are recorded."""
+        return functools.partial(self._next, take)
+
+    def _next(self, take: Callable[[Any], Any], iterator: TorchIterator) -> Any:
         self.ledger.begin_call()
         before = self._consumed(iterator)
         try:
-            found = next(iterator)
+            found = take(iterator)
         except StopIteration:
             raise
         except BaseException:
@@ -93,7 +87,7 @@ class TorchsEpoch:
 
     def _consumed(self, iterator: TorchIterator) -> int:
         """Returns a number that grows with each batch that torch's iterator takes."""
-        return int(iterator._rcvd_idx) if self._num_workers else self._read
+        return int(getattr(iterator, "_rcvd_idx", self._read))
 
     def _record(self) -> None:
         if self._got < self._read:
@@ -102,7 +96,7 @@ class TorchsEpoch:
 
     def indices(self, made: Iterator[Any]) -> Iterator[Any]:
         """Returns the indices of the epoch. torch asks twice with workers, and reads what it gets then."""
-        return map(self._record_read, self.epoch.indices(made))
+        return map(self._record_read, super().indices(made))
 
     def _record_read(self, index: Any) -> Any:
         self.ledger.read(index)

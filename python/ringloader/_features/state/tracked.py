@@ -1,31 +1,29 @@
-"""The epoch of a loader that began last, its state, and the state that was loaded for the next one.
-
-Iterators find this module by the loader's class. MIRRORS _core/states.py::States.
-"""
+"""The feature of states: the epoch of a loader that began last, and the state for the next one."""
 
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ringloader._core import epochs
+from ringloader._core.feature import Feature, Setup, Stage
 from ringloader._features.state import datasets, saved, torchs
 from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch
 from ringloader._features.state.resuming import beginning, check_alike, order_of, resumed
 from ringloader._features.state.saved import Saved
+from ringloader._features.state.snapshots import Snapshots
 from ringloader._features.state.torchs import TorchsEpoch
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-    from ringloader._torch.protocols import TorchLoader
+    from ringloader._torch.protocols import TorchIterator, TorchLoader
 
 # The attribute of a loader with the epoch that began last.
 _EPOCH = "_ringloader_epoch"
 # The attribute of a loader with the state from which its next epoch begins: copies and pickles have it too.
 _LOADED = "_ringloader_loaded_state"
-
-ask_dataset, worker_option = datasets.is_asked, datasets.option_for
 
 
 class _Own:
@@ -48,7 +46,7 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
     """Implements ``StatefulDataLoader.state_dict``."""
     found = loaded_of(loader)
     if found is None:
-        epoch = last_epoch(loader)
+        epoch = _last_epoch(loader)
         if epoch is None:
             found = beginning(loader, order_of(loader))
         elif epoch.why_not is None:
@@ -63,7 +61,7 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
 
 def fingerprint_of(loader: TorchLoader) -> int | None:
     """Implements ``StatefulDataLoader.fingerprint``."""
-    epoch = last_epoch(loader)
+    epoch = _last_epoch(loader)
     return 0 if epoch is None else epoch.fingerprint()
 
 
@@ -81,6 +79,7 @@ def load(loader: TorchLoader, state: object) -> None:
     if found.epoch is not None and order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
+    epochs.forget_shuffled(loader)
     setattr(loader, _LOADED, found)
 
 
@@ -90,16 +89,85 @@ def loaded_of(loader: TorchLoader) -> Saved | None:
     return found
 
 
-def begin(
-    loader: TorchLoader,
-    iterator: OurIterator | None,
-    number: int,
-    loaded: Saved | None,
-    are_same: bool = False,
-) -> SampledEpoch | StreamedEpoch:
-    """Begins an epoch of a loader, before anything is drawn for it.
+class State(Feature):
+    """The state of a loader in one of its iterators.
 
-    Until :func:`has_begun`, the loader's state is that of the epoch before, or the loaded one.
+    Args:
+        option: Takes the states of its dataset, if it may have one.
+    """
+
+    def __init__(self, option: Snapshots | None) -> None:
+        self._option = option
+        # The epoch that was planned last, and the one that has begun.
+        self._planned: SampledEpoch | StreamedEpoch | None = None
+        self._epoch: SampledEpoch | StreamedEpoch | None = None
+
+    def workers(self) -> Iterable[Snapshots]:
+        return () if self._option is None else (self._option,)
+
+    def stages(self) -> Iterable[Stage]:
+        return () if self._planned is None else self._planned.stages()
+
+    def loaded(self, loader: TorchLoader) -> Saved | None:
+        return loaded_of(loader)
+
+    def track(
+        self, loader: TorchLoader, iterator: OurIterator, number: int, loaded: Saved | None, are_same: bool
+    ) -> SampledEpoch | StreamedEpoch:
+        self._planned = _planned(loader, iterator, number, loaded, are_same)
+        return self._planned
+
+    def torchs(
+        self, loader: TorchLoader, reason: str, get_iterator: Any, iterator: TorchIterator | None = None
+    ) -> Any:
+        """Makes torch's own iterator, or begins another epoch of it. None: the epoch has no state.
+
+        Raises:
+            RuntimeError: If the epoch was to go on from a state, and cannot.
+        """
+        self._planned = None
+        loaded, why_not = loaded_of(loader), torchs.why_not(loader, get_iterator)
+        if why_not is not None and loaded is not None:
+            raise RuntimeError(
+                f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
+                f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
+            )
+        if why_not is not None:
+            why_not = f"torch's own loader runs: {reason}; {why_not}"
+            _set_last_epoch(loader, Epoch(Saved("", fingerprint=None), None, why_not=why_not))
+            return None
+        epoch = _planned(loader, None, epochs.next_of(loader), loaded, iterator is not None)
+        assert isinstance(epoch, TorchsEpoch)
+        if iterator is None:
+            iterator = epoch.make(loader, get_iterator)
+        else:
+            epoch.reset(loader, iterator)
+        self._planned = epoch
+        return iterator
+
+    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:
+        """Makes the loader's state that of the epoch, and no loaded one any more."""
+        epoch = self._epoch = self._planned
+        if epoch is not None:
+            epoch.attach(iterator)
+            # In this order: another thread that asks finds the loaded state, or that of this epoch.
+            _set_last_epoch(loader, epoch)
+            vars(loader).pop(_LOADED, None)
+
+    def raised(self, iterator: OurIterator, error: BaseException) -> None:
+        if self._epoch is not None:
+            self._epoch.record_error(iterator, error)
+
+
+def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> State:
+    """Returns the feature of states. torch's own loader takes none of a dataset."""
+    return State(None if setup.path == "torch" else datasets.option_for(loader))
+
+
+def _planned(
+    loader: TorchLoader, iterator: OurIterator | None, number: int, loaded: Saved | None, are_same: bool
+) -> SampledEpoch | StreamedEpoch:
+    """Returns an epoch before anything is drawn for it. Until it has begun, the loader's state is as before.
 
     Args:
         loader: The loader.
@@ -109,7 +177,7 @@ def begin(
         loaded: The state from which it resumes; None: it begins.
         are_same: True if the workers are those of the epoch before.
     """
-    previous = last_epoch(loader)
+    previous = _last_epoch(loader)
     if previous is not None:
         previous.end()
     # Workers that live on keep their iterator, which has asked the loader for its sampler.
@@ -117,47 +185,18 @@ def begin(
     if loaded is None:
         begun, seed = beginning(loader, order, number), None
         if previous is None:
-            set_last_epoch(loader, Epoch(begun, None))
+            _set_last_epoch(loader, Epoch(begun, None))
     else:
         begun, order, seed = resumed(loader, order, loaded, number, are_same, iterator is None)
     is_resumed = loaded is not None
     dataset = None if iterator is None else datasets.state_for(loader, iterator, begun, is_resumed)
-    if order is not None:
-        return SampledEpoch(begun, iterator, order, dataset, seed)
-    return StreamedEpoch(begun, iterator, dataset, seed)
+    if order is None:
+        return StreamedEpoch(begun, iterator, dataset, seed)
+    kind = TorchsEpoch if iterator is None else SampledEpoch
+    return kind(begun, iterator, order, dataset, seed)
 
 
-def begin_torchs(
-    loader: TorchLoader, reason: str, get_iterator: Any, are_same: bool = False
-) -> TorchsEpoch | None:
-    """Begins an epoch that torch's own loader runs whole. None: it has no state.
-
-    Args:
-        loader: The loader.
-        reason: The reason why torch's loader runs.
-        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
-        are_same: True if the workers are those of the epoch before.
-
-    Raises:
-        RuntimeError: If the epoch was to go on from a state, and cannot.
-    """
-    loaded = loaded_of(loader)
-    why_not = torchs.why_not(loader, get_iterator)
-    if why_not is None:
-        epoch = begin(loader, None, epochs.next_of(loader), loaded, are_same)
-        assert isinstance(epoch, SampledEpoch)
-        return TorchsEpoch(loader, epoch)
-    if loaded is not None:
-        raise RuntimeError(
-            f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
-            f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
-        )
-    why_not = f"torch's own loader runs: {reason}; {why_not}"
-    set_last_epoch(loader, Epoch(Saved("", fingerprint=None), None, why_not=why_not))
-    return None
-
-
-def last_epoch(loader: TorchLoader) -> Epoch | None:
+def _last_epoch(loader: TorchLoader) -> Epoch | None:
     """Returns the epoch of a loader that began last."""
     found = vars(loader).get(_EPOCH)
     if type(found) is not _Own or found.owner is None or found.owner() is not loader:
@@ -165,18 +204,6 @@ def last_epoch(loader: TorchLoader) -> Epoch | None:
     return found.epoch
 
 
-def set_last_epoch(loader: TorchLoader, epoch: Epoch) -> None:
+def _set_last_epoch(loader: TorchLoader, epoch: Epoch) -> None:
     """Sets the epoch of a loader that began last."""
     vars(loader)[_EPOCH] = _Own(weakref.ref(loader), epoch)
-
-
-def has_begun(loader: TorchLoader, epoch: Epoch) -> None:
-    """Records that an epoch has begun: the loader's state is its own, and no loaded one any more.
-
-    Args:
-        loader: The loader.
-        epoch: The epoch.
-    """
-    # In this order: another thread that asks for the state finds the loaded one, or that of this epoch.
-    set_last_epoch(loader, epoch)
-    vars(loader).pop(_LOADED, None)
