@@ -177,14 +177,17 @@ def plan_epoch(
     """
     number, told = named or (next_of(loader), told_by(loader))
     features = iterator._features
-    counts = any(feature.counts_epochs for feature in features)
-    are_same = previous is not None
-    tracked = first(feature.track(loader, iterator, number, loaded, are_same) for feature in features)
+    is_first, counts, follows = previous is None, False, False
+    tracked: TrackedEpoch | None = None
+    for feature in features:
+        counts = counts or feature.counts_epochs
+        follows = follows or feature.follows_sampler
+        if tracked is None:
+            tracked = feature.track(loader, iterator, number, loaded, not is_first)
     sampler_epoch = None
-    if counts or any(feature.follows_sampler for feature in features):
+    if follows:
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
         sampler_epoch = inside.epoch_of(loader._index_sampler)
-    is_first = previous is None
     taken: Any = InFront(iterator)
     given = _given(loader, tracked, is_first)
     if is_first:
@@ -197,7 +200,7 @@ def plan_epoch(
             taken._base_seed = tracked.given_seed
         tracked.begin(taken, draws)
     places = None
-    if counts:
+    if follows:
         rest = None if tracked is None else tracked.rest
         key_number = number if sampler_epoch is None else sampler_epoch
         arguments = taken._index_sampler, taken._base_seed, key_number, rest

@@ -145,7 +145,7 @@ class Feature:
     Attributes:
         position: Its place among the stages, if it is one.
         counts_epochs: True if it needs the numbers of epochs.
-        follows_sampler: True if it needs the epochs of the sampler.
+        follows_sampler: True if it needs the epochs of the sampler, as one that gives places does.
         in_turn: False if a task may go to any worker, whose turn it need not be.
         has_begun_next: True once the next epoch has begun, before ``iter`` has asked for it.
         counters: Returns what a report counts, if anything. Leads to nothing of the user's.

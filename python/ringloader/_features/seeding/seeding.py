@@ -56,6 +56,7 @@ class Keys(Feature):
     """
 
     counts_epochs = True
+    follows_sampler = True
 
     def __init__(self, loader: TorchLoader, seed: int | None, option: Seeding) -> None:
         self._seed = seed
