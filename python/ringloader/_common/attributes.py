@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard, TypeVar
-
-_T = TypeVar("_T")
+from typing import Any
 
 
 def attribute(thing: object, name: str, default: Any = None) -> Any:
@@ -32,11 +30,6 @@ def stored(thing: object, name: str, default: Any = None) -> Any:
             # A property, or a slot, would run code.
             return default if hasattr(type(value), "__get__") else value
     return default
-
-
-def is_of(thing: object, cls: type[_T]) -> TypeGuard[_T]:
-    """True if ``thing`` is of a class, or of one below it. Does not read its ``__class__``."""
-    return issubclass(type(thing), cls)
 
 
 def has_method(thing: object, name: str) -> bool:
