@@ -7,6 +7,7 @@ process maps. What would hold for one process only is refused.
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import itertools
 import mmap
@@ -46,11 +47,14 @@ def _close_inherited() -> None:
         fd.close()
 
 
-os.register_at_fork(after_in_child=_close_inherited)
+@functools.cache
+def _close_in_children() -> None:
+    os.register_at_fork(after_in_child=_close_inherited)
 
 
 def own(fd: _native.OwnFd) -> _native.OwnFd:
     """Returns a descriptor that forked children close."""
+    _close_in_children()
     _own.add(fd)
     return fd
 
