@@ -37,8 +37,10 @@ IN_PLAIN = {"arrays/gather", "pausing/pausing", "report/report", "report/tally"}
 
 # The options that a module of the core names, by module. The list shrinks.
 NAMED = {
+    # The sampler's own attribute.
+    "_sources/rollover": {"last_batch"},
     "_start/fallback": {"worker_method"},
-    "_transport/supervisor": {"snapshot_every_n_steps"},
+    "_transport/overdue": {"snapshot_every_n_steps"},
 }
 # torch has a device and seeds too, and the core divides the memory.
 THE_CORES = {"device", "seed", "max_shared_bytes"}
