@@ -92,7 +92,7 @@ mod _native {
         transport::joint_port::JointPort,
         transport::memory::{SlotMemory, WorkerFds},
         transport::port::Port,
-        transport::queues::{ThreadQueues, ThreadRun},
+        transport::queues::ThreadQueues,
         transport::relay::{MainRelay, WorkerRelay},
     };
 

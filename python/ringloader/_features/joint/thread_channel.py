@@ -31,11 +31,11 @@ class JointThreadChannel(ThreadChannel):
     def __init__(self, queues: _native.ThreadQueues, worker: int, joint: ThreadJoint) -> None:
         super().__init__(queues, worker)
         # The run that was taken last, until its samples are made.
-        self._taken: _native.ThreadRun | None = None
+        self._taken: _native.Claimed | None = None
         joint.run_channel = self
 
     def _other(self, call: Any) -> Any:
-        if not isinstance(call, _native.ThreadRun):
+        if not isinstance(call, _native.Claimed):
             return super()._other(call)
         self._taken = call
         return call.seq, call
@@ -52,19 +52,19 @@ class JointThreadChannel(ThreadChannel):
             message = number, first_error(self.parts(taken, data)) or data
         super().put(message)
 
-    def note_time(self, run: _native.ThreadRun, seconds: float) -> None:
+    def note_time(self, run: _native.Claimed, seconds: float) -> None:
         self._queues.note_time(run, seconds)
 
-    def finish(self, run: _native.ThreadRun, samples: Any) -> bool:
+    def finish(self, run: _native.Claimed, samples: Any) -> bool:
         self._taken = None
         return self._queues.finish(self._worker, run, samples)
 
-    def finish_without(self, run: _native.ThreadRun) -> bool:
+    def finish_without(self, run: _native.Claimed) -> bool:
         self._taken = None
         return self._queues.finish(self._worker, run, None)
 
-    def collated(self, run: _native.ThreadRun, own: Any) -> None:
+    def collated(self, run: _native.Claimed, own: Any) -> None:
         """Returns None: samples of threads stay where they are."""
 
-    def parts(self, run: _native.ThreadRun, own: Any) -> list[Any] | None:  # noqa: ARG002
+    def parts(self, run: _native.Claimed, own: Any) -> list[Any] | None:  # noqa: ARG002
         return self._queues.parts(self._worker, run)

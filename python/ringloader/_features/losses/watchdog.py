@@ -180,7 +180,7 @@ class ThreadWatchdog(Watchdog):
         noted = self._notes.get(thread.ident)
         if not is_turn and noted is not None:
             # Batches that it has made wait for their turn, which do not tell which comes next.
-            if isinstance(noted[1], _native.ThreadRun):
+            if isinstance(noted[1], _native.Claimed):
                 return f"worker thread {which} owes samples of {overdue.batch(number, index)}"
             index = noted[1].index if isinstance(noted[1], _native.Placed) else noted[1]
             return f"worker thread {which} owes {overdue.batch(None, index)}"

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ringloader_core::transport::Transport;
 use ringloader_core::transport::joint::Joint;
 use ringloader_core::transport::message::ResultKind;
-use ringloader_core::transport::queues::{Queues, Reply, Request};
+use ringloader_core::transport::queues::{Queues, Reply, Request, TaskRun};
 use ringloader_core::transport::task_number::EPOCH_SHIFT;
 
 use crate::fleet::Backend;
@@ -165,17 +165,17 @@ fn a_worker_begins_an_epoch_once_all_tasks_before_are_answered() {
     let begin = |worker, number| queues.put(worker, Request::Epoch { number, message: () }).unwrap();
     let begins = |worker| matches!(queues.take_request(worker).unwrap(), Some(Request::Epoch { .. }));
     let run = |worker| queues.take_run(worker).unwrap();
-    let seq = |worker| run(worker).map(|run| run.seq());
-    let answer = |worker, run| {
-        assert!(queues.finish(worker, &run, None).unwrap());
-        assert!(queues.reply(worker, batch(run.seq(), ()), true).unwrap().is_none());
+    let seq = |worker| run(worker).map(|run| run.claimed.plan.seq);
+    let answer = |worker, run: TaskRun<()>| {
+        assert!(queues.finish(worker, &run.claimed, None).unwrap());
+        assert!(queues.reply(worker, batch(run.claimed.plan.seq, ()), true).unwrap().is_none());
     };
     (0..2).for_each(|task| queues.put_task(0, task, ()).unwrap());
     (0..2).for_each(|worker| begin(worker, 1));
     (0..2).for_each(|task| queues.put_task(0, of(1, task), ()).unwrap());
     assert!(!begins(0));
     let [first, second] = [0, 1].map(|worker| run(worker).unwrap());
-    assert_eq!([first.seq(), second.seq()], [0, 1]);
+    assert_eq!([first.claimed.plan.seq, second.claimed.plan.seq], [0, 1]);
     assert_eq!([begins(0), begins(1)], [false; 2]);
     assert_eq!([seq(0), seq(1)], [None; 2]);
     answer(1, second);
@@ -189,7 +189,7 @@ fn a_worker_begins_an_epoch_once_all_tasks_before_are_answered() {
     Transport::begin_epoch(&queues, 2);
     assert_eq!([begins(0), begins(1)], [true; 2]);
     let stale = run(1).unwrap();
-    assert_eq!((stale.seq(), stale.is_stale), (of(1, 1), true));
+    assert_eq!((stale.claimed.plan.seq, stale.is_stale), (of(1, 1), true));
     answer(1, stale);
     assert_eq!([seq(1), seq(0)], [Some(of(2, 0)), None]);
     // The end comes past an epoch that cannot begin.
@@ -205,8 +205,8 @@ fn more_tasks_than_places_wait() {
     (0..2).for_each(|task| queues.put_task(0, task, ()).unwrap());
     for seq in 0..2 {
         let run = queues.take_run(0).unwrap().unwrap();
-        assert_eq!(run.seq(), seq);
-        assert!(queues.finish(0, &run, None).unwrap() && queues.take_run(0).unwrap().is_none());
+        assert_eq!(run.claimed.plan.seq, seq);
+        assert!(queues.finish(0, &run.claimed, None).unwrap() && queues.take_run(0).unwrap().is_none());
         assert!(queues.reply(0, batch(seq, ()), true).unwrap().is_none());
         assert!(queues.take_run(0).unwrap().is_none());
         assert!(queues.try_next().unwrap().is_some());
@@ -221,14 +221,14 @@ fn samples_that_a_lost_worker_has_taken_are_made_again() {
     queues.put_task(0, 7, 4).unwrap();
     let take = |worker| queues.take_run(worker).unwrap();
     let (first, second) = (take(0).unwrap(), take(1).unwrap());
-    assert_eq!([first.samples(), second.samples()], [0..2, 2..4]);
-    assert!(!queues.finish(0, &first, Some(1)).unwrap());
-    assert!(queues.finish(1, &second, Some(2)).unwrap());
-    assert_eq!(queues.take_parts(&second).unwrap(), Some(vec![1, 2]));
+    assert_eq!([first.claimed.samples(), second.claimed.samples()], [0..2, 2..4]);
+    assert!(!queues.finish(0, &first.claimed, Some(1)).unwrap());
+    assert!(queues.finish(1, &second.claimed, Some(2)).unwrap());
+    assert_eq!(queues.take_parts(&second.claimed).unwrap(), Some(vec![1, 2]));
     queues.lose(1);
     let again = take(0).unwrap();
-    assert!(again.is_collation() && queues.finish(0, &again, None).unwrap());
-    assert_eq!(queues.take_parts(&again).unwrap(), None);
+    assert!(again.claimed.claim.run.is_none() && queues.finish(0, &again.claimed, None).unwrap());
+    assert_eq!(queues.take_parts(&again.claimed).unwrap(), None);
 }
 
 /// Another worker has the samples of a run that was made, or has answered its task.
@@ -240,16 +240,16 @@ fn a_run_that_was_made_is_not_made_again_when_its_worker_is_lost() {
     let take = |worker| queues.take_run(worker).unwrap();
     let finish = |worker, run, part| queues.finish(worker, run, Some(part)).unwrap();
     let [first, second, third] = [0, 1, 2].map(|worker| take(worker).unwrap());
-    assert!(!finish(0, &first, 1));
+    assert!(!finish(0, &first.claimed, 1));
     queues.lose(0);
     assert!(take(0).is_none(), "its samples are there");
-    assert!(!finish(1, &second, 2));
+    assert!(!finish(1, &second.claimed, 2));
     // Lost before it is made: the one that makes it collates.
     queues.lose(2);
     let again = take(2).unwrap();
-    assert_eq!(again.samples(), third.samples());
-    assert!(finish(2, &again, 3));
-    assert_eq!(queues.take_parts(&again).unwrap(), Some(vec![1, 2, 3]));
+    assert_eq!(again.claimed.samples(), third.claimed.samples());
+    assert!(finish(2, &again.claimed, 3));
+    assert_eq!(queues.take_parts(&again.claimed).unwrap(), Some(vec![1, 2, 3]));
     queues.lose(1);
     assert!(take(1).is_none(), "another worker has taken its samples");
     assert!(queues.reply(2, batch(7, 6), true).unwrap().is_none());
@@ -269,10 +269,10 @@ fn tasks_are_cut_for_the_workers_that_share_them() {
     queues.put_task(0, 1, 8).unwrap();
     assert!(queues.is_open());
     let run = queues.take_run(0).unwrap().unwrap();
-    assert_eq!(run.samples(), 0..8);
+    assert_eq!(run.claimed.samples(), 0..8);
     assert!(queues.has_claim(0) && !queues.has_made(0));
-    assert_eq!(queues.take_run(1).unwrap().unwrap().samples(), 0..4);
-    assert!(queues.finish(0, &run, None).unwrap());
+    assert_eq!(queues.take_run(1).unwrap().unwrap().claimed.samples(), 0..4);
+    assert!(queues.finish(0, &run.claimed, None).unwrap());
     assert!(queues.reply(0, batch(0, 6), true).unwrap().is_none());
     assert!(!queues.has_claim(0), "it is answered");
     assert!(queues.try_next().unwrap().is_some());
@@ -294,7 +294,7 @@ fn a_worker_that_begins_in_a_later_epoch_makes_its_tasks() {
     queues.put(1, Request::End).unwrap();
     assert!(matches!(queues.take_request(1).unwrap(), Some(Request::End)));
     queues.begin_worker(1, 2).unwrap();
-    assert_eq!(queues.take_run(1).unwrap().map(|run| run.seq()), Some(first));
+    assert_eq!(queues.take_run(1).unwrap().map(|run| run.claimed.plan.seq), Some(first));
     Transport::begin_epoch(&queues, 3);
     assert!(queues.take_request(1).unwrap().is_none());
 }

@@ -133,14 +133,14 @@ fn the_end_of_a_worker_that_shares() {
     fleet.fill();
     let take_run = |fleet: &Fleet<ThreadQueues>, worker| fleet.backend.transport().take_run(worker).unwrap();
     let commit = |fleet: &Fleet<ThreadQueues>, worker, run: &TaskRun<()>| {
-        assert!(fleet.backend.transport().finish(worker, run, None).unwrap());
-        fleet.backend.commit(worker, run.seq(), 0);
+        assert!(fleet.backend.transport().finish(worker, &run.claimed, None).unwrap());
+        fleet.backend.commit(worker, run.claimed.plan.seq, 0);
     };
     let unanswered =
         |fleet: &Fleet<ThreadQueues>| fleet.scheduler.unanswered(fleet.backend.transport()).to_vec();
     assert_eq!(unanswered(&fleet), [1, 1, 0], "all but the newest is open");
     let [first, second] = [0, 1].map(|worker| take_run(&fleet, worker).unwrap());
-    assert_eq!([first.seq(), second.seq()], [0, 1]);
+    assert_eq!([first.claimed.plan.seq, second.claimed.plan.seq], [0, 1]);
     assert_eq!(unanswered(&fleet), [1, 1, 0]);
     commit(&fleet, 0, &first);
     assert_eq!(unanswered(&fleet), [0, 1, 0], "the newest one is open, and the first idle");
@@ -155,7 +155,7 @@ fn the_end_of_a_worker_that_shares() {
     fleet.scheduler.begin_worker(1);
     fleet.scheduler.use_first(fleet.backend.transport(), 2, 3);
     assert!(!fleet.scheduler.has_begun(fleet.backend.transport()));
-    assert_eq!(take_run(&fleet, 1).map(|run| run.seq()), Some(2));
+    assert_eq!(take_run(&fleet, 1).map(|run| run.claimed.plan.seq), Some(2));
     assert!(!fleet.scheduler.has_begun(fleet.backend.transport()), "nothing of it is there");
     fleet.scheduler.use_first(fleet.backend.transport(), 1, 3);
     assert!(fleet.scheduler.has_begun(fleet.backend.transport()), "nothing more is awaited of it");
@@ -163,7 +163,7 @@ fn the_end_of_a_worker_that_shares() {
     assert!(!fleet.scheduler.retire(fleet.backend.transport(), 1));
     assert!(matches!(fleet.poll(), Poll::Lost { worker: 1 }));
     fleet.scheduler.leave_to_others(fleet.backend.transport(), 1);
-    assert_eq!(take_run(&fleet, 0).map(|run| run.seq()), Some(2), "what it had is for the others");
+    assert_eq!(take_run(&fleet, 0).map(|run| run.claimed.plan.seq), Some(2), "what it had is for the others");
     // Tasks are counted for workers that do not run. Nobody waits for them when the last one has gone.
     fleet.backend.end(0);
     assert!(matches!(fleet.poll(), Poll::Lost { worker: 0 }));

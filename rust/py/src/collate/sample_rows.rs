@@ -45,7 +45,7 @@ impl SampleRows {
     fn write_rows(&self, port: &JointPort, claimed: &Claimed, samples: &Bound<'_, PyAny>) -> PyResult<bool> {
         let py = samples.py();
         port.note_made(claimed);
-        let (tasks, claimed) = (port.tasks(), claimed.core());
+        let (tasks, claimed) = (port.tasks(), &claimed.core);
         let run = claimed.samples();
         let Ok(samples) = samples.cast_exact::<PyList>() else { return Ok(false) };
         let samples: Vec<_> = items_of(samples).collect();
@@ -75,7 +75,7 @@ impl SampleRows {
         claimed: &Claimed,
         own: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let (tasks, core) = (port.tasks(), claimed.core());
+        let (tasks, core) = (port.tasks(), &claimed.core);
         for run in 0..core.plan.runs() {
             let is_there = match (tasks.claims().part(core, run), own) {
                 (Some(Part::Rows), _) => true,

@@ -29,7 +29,7 @@ impl<E: ParentEnd> Scheduling<E> {
         unpack: impl Fn(DeliveryOf<E>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Due<'py>>> {
         let py = callbacks.py();
-        let engine = E::of(&self.engine).core().ok();
+        let engine = E::core(&self.engine).ok();
         let mut deadline = Deadline::after(self.timeout)?;
         let mut watched = None;
         loop {
@@ -92,7 +92,7 @@ impl<E: ParentEnd> Scheduling<E> {
                 }
                 Poll::Lost { worker } => {
                     // Another thread, or a signal handler, ends the workers.
-                    if E::of(&self.engine).is_done() {
+                    if E::is_done(&self.engine) {
                         return Err(invalid_state());
                     }
                     let Some(core) = &engine else { return Err(invalid_state()) };
@@ -117,7 +117,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     let woken = E::wait(py, engine, worker, limit);
                     self.waited.fetch_add(monotonic().saturating_sub(begun), Ordering::Relaxed);
                     woken?;
-                    if E::of(&self.engine).core().is_err() {
+                    if E::core(&self.engine).is_err() {
                         return Err(invalid_state());
                     }
                 }
@@ -268,7 +268,7 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         if state.reading == Reading::Closed {
             if let Some(following) = &mut state.following
-                && let Ok(engine) = E::of(&self.engine).core()
+                && let Ok(engine) = E::core(&self.engine)
             {
                 following.send_held(&*engine);
             }
@@ -287,7 +287,7 @@ impl<E: ParentEnd> Scheduling<E> {
             recorder.note_main(MainWork::Index, 0, begun);
         }
         // After shutdown there is no worker left, and as in torch the index is lost.
-        let Ok(engine) = E::of(&self.engine).core() else {
+        let Ok(engine) = E::core(&self.engine) else {
             state.source.get().lose_last();
             return Ok(());
         };

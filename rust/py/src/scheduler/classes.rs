@@ -38,9 +38,14 @@ pub(crate) struct Positions {
     pub(super) outstanding: u64,
 }
 
-/// The Python class of a [`Scheduling`]: there is one for each transport, so that none pays for another.
-macro_rules! scheduler_class {
-    ($(#[$about:meta])* $name:ident, $end:ty) => {
+/// The Python classes of a [`Scheduling`]: there is one for each transport, so that none pays for another. They have the
+/// methods of this list, which are those of [`Scheduling`].
+macro_rules! scheduler_classes {
+    ([$($(#[$about:meta])* $name:ident of $end:ty),* $(,)?], $methods:tt) => {
+        $(scheduler_classes!(@one $(#[$about])* $name of $end, $methods);)*
+    };
+    (@one $(#[$about:meta])* $name:ident of $end:ty,
+     { $(fn $method:ident($($argument:ident: $type:ty),*) -> $returned:ty;)* }) => {
         $(#[$about])*
         #[pyclass(frozen, module = "ringloader._native")]
         pub(crate) struct $name(Scheduling<$end>);
@@ -60,73 +65,9 @@ macro_rules! scheduler_class {
                 Self(Scheduling::new(engine, source, workers, prefetch_factor, order, iterable, timeout))
             }
 
-            fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
-                self.0.keep_sent(py)
-            }
-
-            fn balance(&self, py: Python<'_>) -> PyResult<()> {
-                self.0.balance(py)
-            }
-
-            fn use_first(&self, py: Python<'_>, workers: u32, most: u64) -> PyResult<()> {
-                self.0.use_first(py, workers, most)
-            }
-
-            fn begin_worker(&self, py: Python<'_>, worker: u32) -> PyResult<()> {
-                self.0.begin_worker(py, worker)
-            }
-
-            fn has_begun(&self, py: Python<'_>) -> PyResult<bool> {
-                self.0.has_begun(py)
-            }
-
-            fn retire(&self, py: Python<'_>, worker: u32) -> PyResult<bool> {
-                self.0.retire(py, worker)
-            }
-
-            fn unanswered(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
-                self.0.unanswered(py)
-            }
-
-            fn share_tasks(&self, py: Python<'_>, most: u64) -> PyResult<()> {
-                self.0.share_tasks(py, most)
-            }
-
-            fn watch(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
-                self.0.watch(py, seconds)
-            }
-
-            fn record(&self, py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()> {
-                self.0.record(py, recorder, decodes)
-            }
-
-            fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
-                self.0.reset(py, source)
-            }
-
-            fn put_index(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.put_index(callbacks)
-            }
-
-            fn is_at_end(&self, py: Python<'_>) -> PyResult<bool> {
-                self.0.is_at_end(py)
-            }
-
-            fn follow(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
-                self.0.follow(py, source)
-            }
-
-            fn put_following(&self, callbacks: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.put_following(callbacks)
-            }
-
-            fn take_over(&self, py: Python<'_>) -> PyResult<bool> {
-                self.0.take_over(py)
-            }
-
-            fn number_next(&self, py: Python<'_>) -> PyResult<u64> {
-                self.0.number_next(py)
-            }
+            $(fn $method(&self, $($argument: $type),*) -> $returned {
+                self.0.$method($($argument),*)
+            })*
 
             fn next<'py>(&self, callbacks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
                 self.0.next(callbacks)
@@ -141,30 +82,6 @@ macro_rules! scheduler_class {
                 self.0.next_placed(placement, prepare, callbacks)
             }
 
-            fn forget_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.forget_placed(placement)
-            }
-
-            fn close_placed(&self, placement: &Bound<'_, PyAny>) -> PyResult<()> {
-                self.0.close_placed(placement)
-            }
-
-            fn stop(&self, message: String) -> PyResult<()> {
-                self.0.stop(message)
-            }
-
-            fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
-                self.0.take_committed(py)
-            }
-
-            fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
-                self.0.positions(py)
-            }
-
-            fn waited(&self) -> f64 {
-                self.0.waited()
-            }
-
             fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
                 self.0.traverse(&visit)
             }
@@ -172,18 +89,38 @@ macro_rules! scheduler_class {
     };
 }
 
-scheduler_class!(
-    /// Native scheduling over shared-memory rings.
-    Scheduler,
-    Engine
-);
-scheduler_class!(
-    /// Native scheduling of tasks that all workers share, over shared-memory rings.
-    JointScheduler,
-    JointEngine
-);
-scheduler_class!(
-    /// Native scheduling over queues between threads.
-    ThreadScheduler,
-    ThreadQueues
+scheduler_classes!(
+    [
+        /// Native scheduling over shared-memory rings.
+        Scheduler of Engine,
+        /// Native scheduling of tasks that all workers share, over shared-memory rings.
+        JointScheduler of JointEngine,
+        /// Native scheduling over queues between threads.
+        ThreadScheduler of ThreadQueues,
+    ],
+    {
+        fn keep_sent(py: Python<'_>) -> PyResult<()>;
+        fn balance(py: Python<'_>) -> PyResult<()>;
+        fn use_first(py: Python<'_>, workers: u32, most: u64) -> PyResult<()>;
+        fn begin_worker(py: Python<'_>, worker: u32) -> PyResult<()>;
+        fn has_begun(py: Python<'_>) -> PyResult<bool>;
+        fn retire(py: Python<'_>, worker: u32) -> PyResult<bool>;
+        fn unanswered(py: Python<'_>) -> PyResult<Vec<u64>>;
+        fn share_tasks(py: Python<'_>, most: u64) -> PyResult<()>;
+        fn watch(py: Python<'_>, seconds: f64) -> PyResult<()>;
+        fn record(py: Python<'_>, recorder: Py<Recorder>, decodes: bool) -> PyResult<()>;
+        fn reset(py: Python<'_>, source: Py<IndexSource>) -> PyResult<()>;
+        fn put_index(callbacks: &Bound<'_, PyAny>) -> PyResult<()>;
+        fn is_at_end(py: Python<'_>) -> PyResult<bool>;
+        fn follow(py: Python<'_>, source: Py<IndexSource>) -> PyResult<()>;
+        fn put_following(callbacks: &Bound<'_, PyAny>) -> PyResult<()>;
+        fn take_over(py: Python<'_>) -> PyResult<bool>;
+        fn number_next(py: Python<'_>) -> PyResult<u64>;
+        fn forget_placed(placement: &Bound<'_, PyAny>) -> PyResult<()>;
+        fn close_placed(placement: &Bound<'_, PyAny>) -> PyResult<()>;
+        fn stop(message: String) -> PyResult<()>;
+        fn take_committed(py: Python<'_>) -> PyResult<()>;
+        fn positions(py: Python<'_>) -> PyResult<Positions>;
+        fn waited() -> f64;
+    }
 );

@@ -124,7 +124,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let Some(mut following) = state.following.take_if(|following| !following.is_lost) else {
             return Ok(false);
         };
-        if let Ok(engine) = E::of(&self.engine).core() {
+        if let Ok(engine) = E::core(&self.engine) {
             engine.begin_epoch(following.core.epoch());
             while !following.held.is_empty() {
                 following.send_held(&*engine);

@@ -218,7 +218,7 @@ impl<E: ParentEnd> Scheduling<E> {
     fn reset(&self, py: Python<'_>, source: Py<IndexSource>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         state.core.reset();
-        if let Ok(engine) = E::of(&self.engine).core() {
+        if let Ok(engine) = E::core(&self.engine) {
             engine.begin_epoch(state.core.epoch());
         }
         state.core.begin_at(source.get().first_worker());
@@ -261,7 +261,7 @@ impl<E: ParentEnd> Scheduling<E> {
         if let Some((of, data)) = state.interrupted.take() {
             return self.hand_out(state, callbacks, of, data.into_bound(py));
         }
-        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
+        let unpack = |delivery| E::unpack(&self.engine, py, delivery);
         let Some(Due { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
             return Err(invalid_state());
         };
@@ -273,7 +273,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// thread.
     fn stop(&self, message: String) -> PyResult<()> {
         let _ = self.stopped.set(message);
-        E::of(&self.engine).end_wait()
+        E::end_wait(&self.engine)
     }
 
     /// # Errors
@@ -299,7 +299,7 @@ impl<E: ParentEnd> Scheduling<E> {
     fn take_committed(&self, py: Python<'_>) -> PyResult<()> {
         let mut state = self.lock(py)?;
         let state = &mut *state;
-        let Ok(engine) = E::of(&self.engine).core() else { return Ok(()) };
+        let Ok(engine) = E::core(&self.engine) else { return Ok(()) };
         for worker in 0..self.workers {
             while !state.ends_stored.contains(&worker)
                 && let Some(poll) = state.core.poll_of(&*engine, worker).map_err(exception)?
@@ -308,11 +308,11 @@ impl<E: ParentEnd> Scheduling<E> {
                 let (seq, found) = match poll {
                     Poll::Arrived { seq, received: delivery } => {
                         timed = self.begin_timed(&delivery);
-                        (seq, E::of(&self.engine).unpack(py, delivery))
+                        (seq, E::unpack(&self.engine, py, delivery))
                     }
                     Poll::Failed { seq, error } => (seq, Err(exception(error))),
                     Poll::Early { seq, found } => {
-                        let unpack = |delivery| E::of(&self.engine).unpack(py, delivery);
+                        let unpack = |delivery| E::unpack(&self.engine, py, delivery);
                         self.store_early(py, state.following.as_mut(), seq, found, unpack)?;
                         continue;
                     }

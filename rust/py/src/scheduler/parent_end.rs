@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
+use pyo3::PyClass;
 use pyo3::prelude::*;
+use pyo3::pyclass::boolean_struct::True;
 use ringloader_core::batch::Token;
 use ringloader_core::sync::Arc;
 use ringloader_core::timing::Stamps;
@@ -33,31 +35,32 @@ pub(crate) type DeliveryOf<E> = <<E as ParentEnd>::Core as Transport>::Received;
 pub(crate) type IndexOf<E> = <<E as ParentEnd>::Core as Transport>::Index;
 
 /// The parent's end of a transport, as a Python class.
-pub(crate) trait ParentEnd: Sized {
+pub(crate) trait ParentEnd: PyClass<Frozen = True> + Sync {
     /// The transport.
     type Core: Transport<Index: Send>;
 
-    /// Returns the Rust value of a Python object.
-    fn of(this: &Py<Self>) -> &Self;
-
     /// # Errors
     /// Once it is closed.
-    fn core(&self) -> PyResult<Arc<Self::Core>>;
+    fn core(this: &Py<Self>) -> PyResult<Arc<Self::Core>>;
 
     /// Returns true if nothing more is wanted of the workers.
-    fn is_done(&self) -> bool;
+    fn is_done(this: &Py<Self>) -> bool;
 
     /// Ends the wait of a thread that is in [`wait`](Self::wait), or comes there next. Does nothing once it is closed.
     ///
     /// # Errors
     /// In a forked child.
-    fn end_wait(&self) -> PyResult<()>;
+    fn end_wait(this: &Py<Self>) -> PyResult<()>;
 
     /// The object that a delivery carries.
     ///
     /// # Errors
     /// The reason why it is lost.
-    fn unpack<'py>(&self, py: Python<'py>, delivery: DeliveryOf<Self>) -> PyResult<Bound<'py, PyAny>>;
+    fn unpack<'py>(
+        this: &Py<Self>,
+        py: Python<'py>,
+        delivery: DeliveryOf<Self>,
+    ) -> PyResult<Bound<'py, PyAny>>;
 
     /// A delivery as an [`Arrival`], or unpacked; in any case unpacked if it may be the end of an iterable dataset.
     ///
@@ -118,70 +121,50 @@ pub(crate) trait ParentEnd: Sized {
     fn wait(py: Python<'_>, core: &Self::Core, only: Option<u32>, limit: Duration) -> PyResult<()>;
 }
 
-impl ParentEnd for Engine {
-    type Core = CoreEngine;
+/// A [`ParentEnd`] of rings.
+pub(crate) trait RingEnd: PyClass<Frozen = True> + Sync {
+    type Core: Transport<Index = TaskIndex, Received = Received>;
+    /// More than one worker decodes the index of a batch.
+    const DECODES_AGAIN: bool;
 
-    fn of(this: &Py<Self>) -> &Self {
-        this.get()
+    /// Returns the class of the rings.
+    fn engine(this: &Py<Self>) -> &Py<Engine>;
+
+    /// Returns the rings.
+    fn rings(core: &Self::Core) -> &CoreEngine;
+
+    /// # Errors
+    /// Once it is closed.
+    fn core(&self) -> PyResult<Arc<Self::Core>>;
+
+    /// As [`ParentEnd::take_runs`].
+    fn take_runs(_core: &Self::Core, _seq: u64) -> Vec<TimedRun> {
+        Vec::new()
+    }
+
+    /// As [`ParentEnd::in_hand`].
+    fn in_hand(core: &Self::Core, worker: u32) -> Option<(u64, TaskIndex)>;
+
+    /// As [`ParentEnd::all_in_hand`].
+    fn all_in_hand(_core: &Self::Core) -> Option<Vec<(u32, u64, TaskIndex)>> {
+        None
+    }
+}
+
+impl RingEnd for Engine {
+    type Core = CoreEngine;
+    const DECODES_AGAIN: bool = false;
+
+    fn engine(this: &Py<Self>) -> &Py<Engine> {
+        this
+    }
+
+    fn rings(core: &CoreEngine) -> &CoreEngine {
+        core
     }
 
     fn core(&self) -> PyResult<Arc<CoreEngine>> {
         self.core()
-    }
-
-    fn is_done(&self) -> bool {
-        self.is_done()
-    }
-
-    fn end_wait(&self) -> PyResult<()> {
-        if let Ok(core) = self.core() {
-            core.wake();
-        }
-        Ok(())
-    }
-
-    fn unpack<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
-        self.unpack(py, delivery)
-    }
-
-    fn arrival<'py>(
-        this: &Py<Self>,
-        py: Python<'py>,
-        delivery: Received,
-        iterable: bool,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        if iterable {
-            // The end of an iterable dataset is a small pickle.
-            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
-            if root.map_err(exception)? {
-                return this.get().unpack(py, delivery);
-            }
-        }
-        caught(py, || {
-            this.get().log_if_oversize(py, &delivery)?;
-            let arrival = Arrival::of_delivery(this.clone_ref(py), delivery);
-            Ok(Bound::new(py, arrival)?.into_any())
-        })
-    }
-
-    fn stamps(delivery: &Received) -> Option<(u32, Stamps)> {
-        Some((delivery.worker, delivery.stamps()?))
-    }
-
-    fn numbers(index: &TaskIndex) -> Option<&[u8]> {
-        numbers(index)
-    }
-
-    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
-        source.read(callbacks, again)
-    }
-
-    fn clone_index(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
-        index.clone()
-    }
-
-    fn index<'py>(py: Python<'py>, (kind, bytes): &TaskIndex) -> PyResult<Bound<'py, PyAny>> {
-        decode_index(py, *kind, bytes)
     }
 
     fn in_hand(core: &CoreEngine, worker: u32) -> Option<(u64, TaskIndex)> {
@@ -202,13 +185,89 @@ impl ParentEnd for Engine {
             kind == TaskKind::PickledIndex && bytes.windows(REDUCTIONS.len()).any(|part| part == REDUCTIONS);
         (asks && !once).then_some((task.seq, (kind, bytes)))
     }
+}
 
-    fn is_elsewhere(core: &CoreEngine, worker: u32) -> bool {
-        core.is_relayed(worker)
+impl<R: RingEnd> ParentEnd for R {
+    type Core = R::Core;
+
+    fn core(this: &Py<R>) -> PyResult<Arc<R::Core>> {
+        RingEnd::core(this.get())
     }
 
-    fn wait(py: Python<'_>, core: &CoreEngine, only: Option<u32>, limit: Duration) -> PyResult<()> {
-        wait(py, core, only, limit)
+    fn is_done(this: &Py<R>) -> bool {
+        R::engine(this).get().is_done()
+    }
+
+    fn end_wait(this: &Py<R>) -> PyResult<()> {
+        if let Ok(core) = R::engine(this).get().core() {
+            core.wake();
+        }
+        Ok(())
+    }
+
+    fn unpack<'py>(this: &Py<R>, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
+        R::engine(this).get().unpack(py, delivery)
+    }
+
+    fn arrival<'py>(
+        this: &Py<R>,
+        py: Python<'py>,
+        delivery: Received,
+        iterable: bool,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let engine = R::engine(this);
+        if iterable {
+            // The end of an iterable dataset is a small pickle.
+            let root = delivery.meta().and_then(|meta| meta.skeleton().next_token().map(may_be_end));
+            if root.map_err(exception)? {
+                return engine.get().unpack(py, delivery);
+            }
+        }
+        caught(py, || {
+            engine.get().log_if_oversize(py, &delivery)?;
+            let arrival = Arrival::of_delivery(engine.clone_ref(py), delivery);
+            Ok(Bound::new(py, arrival)?.into_any())
+        })
+    }
+
+    fn stamps(delivery: &Received) -> Option<(u32, Stamps)> {
+        Some((delivery.worker, delivery.stamps()?))
+    }
+
+    fn take_runs(core: &R::Core, delivery: &Received) -> Vec<TimedRun> {
+        R::take_runs(core, delivery.seq)
+    }
+
+    fn numbers(index: &TaskIndex) -> Option<&[u8]> {
+        numbers(index)
+    }
+
+    fn read(source: &IndexSource, callbacks: &Callbacks<'_, '_>, again: bool) -> PyResult<Option<TaskIndex>> {
+        source.read(callbacks, again || R::DECODES_AGAIN)
+    }
+
+    fn clone_index(index: &TaskIndex, _py: Python<'_>) -> TaskIndex {
+        index.clone()
+    }
+
+    fn index<'py>(py: Python<'py>, (kind, bytes): &TaskIndex) -> PyResult<Bound<'py, PyAny>> {
+        decode_index(py, *kind, bytes)
+    }
+
+    fn in_hand(core: &R::Core, worker: u32) -> Option<(u64, TaskIndex)> {
+        R::in_hand(core, worker)
+    }
+
+    fn all_in_hand(core: &R::Core, _py: Python<'_>) -> Option<Vec<(u32, u64, TaskIndex)>> {
+        R::all_in_hand(core)
+    }
+
+    fn is_elsewhere(core: &R::Core, worker: u32) -> bool {
+        R::rings(core).is_relayed(worker)
+    }
+
+    fn wait(py: Python<'_>, core: &R::Core, only: Option<u32>, limit: Duration) -> PyResult<()> {
+        wait(py, R::rings(core), only, limit)
     }
 }
 
@@ -233,23 +292,19 @@ fn may_be_end(token: Token<'_>) -> bool {
 impl ParentEnd for ThreadQueues {
     type Core = CoreQueues;
 
-    fn of(this: &Py<Self>) -> &Self {
-        this.get()
+    fn core(this: &Py<Self>) -> PyResult<Arc<CoreQueues>> {
+        this.get().core()
     }
 
-    fn core(&self) -> PyResult<Arc<CoreQueues>> {
-        self.core()
+    fn is_done(this: &Py<Self>) -> bool {
+        this.get().is_done()
     }
 
-    fn is_done(&self) -> bool {
-        self.is_done()
+    fn end_wait(this: &Py<Self>) -> PyResult<()> {
+        this.get().core().map_or(Ok(()), |core| core.wake().map_err(exception))
     }
 
-    fn end_wait(&self) -> PyResult<()> {
-        self.core().map_or(Ok(()), |core| core.wake().map_err(exception))
-    }
-
-    fn unpack<'py>(&self, py: Python<'py>, reply: Reply<Made>) -> PyResult<Bound<'py, PyAny>> {
+    fn unpack<'py>(_this: &Py<Self>, py: Python<'py>, reply: Reply<Made>) -> PyResult<Bound<'py, PyAny>> {
         Ok(reply.content.object.into_bound(py))
     }
 

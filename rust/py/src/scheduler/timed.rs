@@ -43,7 +43,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// whose decoding is of no epoch.
     pub(super) fn moments(&self, delivery: &DeliveryOf<E>) -> Option<Made> {
         self.recorder.get()?;
-        let core = E::of(&self.engine).core();
+        let core = E::core(&self.engine);
         let runs = core.map_or_else(|_| Vec::new(), |core| E::take_runs(&core, delivery));
         Some(Made { stamps: E::stamps(delivery), runs })
     }

@@ -20,7 +20,7 @@ impl<E: ParentEnd> Scheduling<E> {
         if workers == 0 || workers > self.workers {
             return Err(PyValueError::new_err(format!("{workers} is not from 1 to {}", self.workers)));
         }
-        if let Ok(engine) = E::of(&self.engine).core() {
+        if let Ok(engine) = E::core(&self.engine) {
             state.core.use_first(&*engine, workers, most);
         }
         Ok(())
@@ -30,13 +30,13 @@ impl<E: ParentEnd> Scheduling<E> {
     /// were ended.
     pub(super) fn has_begun(&self, py: Python<'_>) -> PyResult<bool> {
         let state = self.lock(py)?;
-        Ok(E::of(&self.engine).core().map_or(true, |engine| state.core.has_begun(&*engine)))
+        Ok(E::core(&self.engine).map_or(true, |engine| state.core.has_begun(&*engine)))
     }
 
     /// Returns true if a worker that was told to end, and has, owes nothing.
     pub(super) fn retire(&self, py: Python<'_>, worker: u32) -> PyResult<bool> {
         let mut state = self.lock(py)?;
-        Ok(E::of(&self.engine).core().map_or(true, |engine| state.core.retire(&*engine, worker)))
+        Ok(E::core(&self.engine).map_or(true, |engine| state.core.retire(&*engine, worker)))
     }
 
     /// A process runs as `worker`, which had none, or whose process was to end and owed nothing.
@@ -48,7 +48,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Returns how many tasks each worker has that it has not answered; nothing once the workers were ended.
     pub(super) fn unanswered(&self, py: Python<'_>) -> PyResult<Vec<u64>> {
         let state = self.lock(py)?;
-        let Ok(engine) = E::of(&self.engine).core() else { return Ok(Vec::new()) };
+        let Ok(engine) = E::core(&self.engine) else { return Ok(Vec::new()) };
         Ok(state.core.unanswered(&*engine).into())
     }
 }

@@ -14,10 +14,12 @@ use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory, Rows};
 use ringloader_core::transport::port::Wake;
+use ringloader_core::transport::queues::TaskRun;
 use ringloader_core::transport::task_number::{epoch_of, is_before};
 
 use super::joint_batch::{Claimed, JointBatch};
 use super::port::Port;
+use super::queues::Index;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
 use crate::batch::{decode, rows};
@@ -94,10 +96,9 @@ impl JointPort {
                 if let Some(clock) = port.clock() {
                     clock.note_task();
                 }
-                let index = self.tasks.index(&claimed).map_err(exception)?;
-                let seq = claimed.plan.seq;
-                let claimed =
-                    Claimed { core: claimed, index, seq, is_stale: self.tasks.claims().is_stale(seq) };
+                let index = Index::of_task(self.tasks.index(&claimed).map_err(exception)?)?;
+                let is_stale = self.tasks.claims().is_stale(claimed.plan.seq);
+                let claimed = Claimed::new(TaskRun { claimed, index: Arc::new(index), is_stale });
                 return Ok(Some(Bound::new(py, claimed)?.into_any()));
             }
             let Some(mut left) = deadline.left().filter(|_| !may_begin()) else { return Ok(None) };

@@ -1,5 +1,6 @@
 //! The transport between threads, as a Python class: the parent's end, and the workers'.
 
+use std::ops::Range;
 use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
@@ -7,15 +8,16 @@ use pyo3::prelude::*;
 use ringloader_core::plan::TaskPlaces;
 use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::timing::Stamps;
-use ringloader_core::transport::message::{ResultKind, TaskIndex};
-use ringloader_core::transport::queues::{Queues, Reply, Request, TaskRun};
+use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
+use ringloader_core::transport::queues::{Queues, Reply, Request};
 use ringloader_core::transport::run_times::TimedRun;
 
+use super::joint_batch::Claimed;
 use crate::gil::{exception, in_thread, wait_for_request};
 use crate::objects;
 use crate::python;
 use crate::sampling::codec::{decode_index, encode_index, pair};
-use crate::sampling::places::{part, placed, without_places};
+use crate::sampling::places::{self, part, placed, without_places};
 use crate::timing::WorkerClock;
 use crate::torch::names::Torch;
 
@@ -95,13 +97,13 @@ impl ThreadQueues {
     }
 
     /// Lets all workers share all tasks from now on, of which `places` are under way at a time. `cuts`: each makes some of
-    /// a task's samples, of which `get` then gives a `ThreadRun`.
+    /// a task's samples, of which `get` then gives a `Claimed`.
     fn share_tasks(&self, places: u32, cuts: bool) -> PyResult<()> {
         self.core()?.share_tasks(places, cuts.then_some(samples_of)).map_err(exception)
     }
 
     /// In a worker: notes the seconds that the samples of a run took.
-    fn note_time(&self, run: &ThreadRun, seconds: f64) -> PyResult<()> {
+    fn note_time(&self, run: &Claimed, seconds: f64) -> PyResult<()> {
         let Ok(core) = self.core() else { return Ok(()) };
         let samples = run.__len__().max(1) as f64;
         core.note_time((seconds * 1e9 / samples) as u64).map_err(exception)
@@ -109,16 +111,16 @@ impl ThreadQueues {
 
     /// In a worker: gives the run's samples to the thread that will collate; None: they are not for others. Returns
     /// whether the caller answers for the batch.
-    fn finish(&self, worker: u32, run: &ThreadRun, samples: Option<Py<PyAny>>) -> PyResult<bool> {
+    fn finish(&self, worker: u32, run: &Claimed, samples: Option<Py<PyAny>>) -> PyResult<bool> {
         // A whole batch has moments of its own.
-        let clock = self.clock(worker).filter(|_| !run.0.is_whole());
+        let clock = self.clock(worker).filter(|_| !run.core.is_whole());
         let made = samples.map(|samples| {
             let stamps = clock.map(|clock| Box::new((worker, clock.run_sent())));
             Made { stamps, ..Made::plain(samples) }
         });
         let is_noted = made.is_some();
         let Ok(core) = self.core() else { return Ok(false) };
-        let is_last = core.finish(worker, &run.0, made).map_err(exception)?;
+        let is_last = core.finish(worker, &run.core, made).map_err(exception)?;
         if let Some(clock) = clock.filter(|_| is_last && is_noted) {
             clock.note_last();
         }
@@ -126,9 +128,9 @@ impl ThreadQueues {
     }
 
     /// In a worker: takes the samples of all runs of a batch, run by run; None if some are not there.
-    fn parts(&self, worker: u32, run: &ThreadRun) -> PyResult<Option<Vec<Py<PyAny>>>> {
+    fn parts(&self, worker: u32, run: &Claimed) -> PyResult<Option<Vec<Py<PyAny>>>> {
         let Ok(core) = self.core() else { return Ok(None) };
-        let Some(made) = core.take_parts(&run.0).map_err(exception)? else { return Ok(None) };
+        let Some(made) = core.take_parts(&run.core).map_err(exception)? else { return Ok(None) };
         let mut runs = Vec::new();
         let mut parts = Vec::new();
         for (number, Made { object, stamps, .. }) in (0..).zip(made) {
@@ -136,7 +138,7 @@ impl ThreadQueues {
             runs.extend(stamps.map(|made| TimedRun {
                 worker: made.0,
                 stamps: made.1,
-                samples: run.0.samples_of(number),
+                samples: run.core.samples_of(number),
             }));
         }
         if !runs.is_empty() {
@@ -199,7 +201,7 @@ impl ThreadQueues {
                     if let Some(clock) = self.clock(worker) {
                         clock.note_task();
                     }
-                    return in_thread(py, || Ok(Some(Bound::new(py, ThreadRun(run))?.into_any())));
+                    return in_thread(py, || Ok(Some(Bound::new(py, Claimed::new(run))?.into_any())));
                 }
                 None => wait_for_request(py, &core, worker)?,
             }
@@ -248,65 +250,41 @@ fn samples_of(index: &Index) -> u64 {
     }
 }
 
-/// A thread's claim of a task: a run of samples, or the collation.
-#[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct ThreadRun(TaskRun<Index>);
-
-#[pymethods]
-impl ThreadRun {
-    /// True for a task of an epoch that was given up: nobody wants it.
-    #[getter]
-    fn is_stale(&self) -> bool {
-        self.0.is_stale
-    }
-
-    /// True for the collation of a task whose samples others have made.
-    #[getter]
-    fn is_collation(&self) -> bool {
-        self.0.is_collation()
-    }
-
-    /// The number of the task.
-    #[getter]
-    fn seq(&self) -> u64 {
-        self.0.seq()
-    }
-
-    /// True if the run is the whole batch.
-    #[getter]
-    fn is_whole(&self) -> bool {
-        self.0.is_whole()
-    }
-
-    fn __len__(&self) -> usize {
-        let samples = self.0.samples();
-        (samples.end - samples.start) as usize
-    }
-
-    /// The index of the whole batch, with the places of its samples, as a task has it.
-    fn whole_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.0.index.decode(py)
-    }
-
-    /// The index of the run, as that of a batch.
-    fn run_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if self.0.is_whole() {
-            return self.whole_index(py);
+impl Index {
+    /// The index of a task as it is sent.
+    ///
+    /// # Errors
+    /// `RuntimeError` for places that cannot be read.
+    pub(super) fn of_task((kind, bytes): TaskIndex) -> PyResult<Self> {
+        if kind != TaskKind::Seeded {
+            return Ok(Self::Plain((kind, bytes)));
         }
-        let Index::Placed(index, places) = &*self.0.index else { return Err(without_places()) };
-        part(index.plain(py)?, places, self.0.samples())
+        let (places, kind, bytes) = places::split(&bytes)?;
+        Ok(Self::Placed(Box::new(Self::Plain((kind, bytes.to_vec()))), places))
     }
 
-    /// The samples of the batch in place of its index, with their places.
-    fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let Index::Placed(_, places) = &*self.0.index else { return Err(without_places()) };
+    /// The index of `samples` of a batch, with their places.
+    ///
+    /// # Errors
+    /// The error that the index raises where it is iterated.
+    pub(super) fn part<'py>(&self, py: Python<'py>, samples: Range<u64>) -> PyResult<Bound<'py, PyAny>> {
+        let Self::Placed(index, places) = self else { return Err(without_places()) };
+        if let Self::Plain((TaskKind::Indices, bytes)) = &**index {
+            let of_part = bytes.get(8 * samples.start as usize..8 * samples.end as usize);
+            let index = decode_index(py, TaskKind::Indices, of_part.ok_or_else(without_places)?)?;
+            return placed(index, &places.part(samples));
+        }
+        part(index.plain(py)?, places, samples)
+    }
+
+    /// `samples` of the batch in place of its index, with its places.
+    pub(super) fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let Self::Placed(_, places) = self else { return Err(without_places()) };
         placed(samples, places)
     }
-}
 
-impl Index {
     /// Returns the index as the worker gets it.
-    fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+    pub(super) fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         match self {
             Self::Placed(index, places) => placed(index.plain(py)?, places),
             _ => self.plain(py),

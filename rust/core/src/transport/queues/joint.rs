@@ -1,7 +1,6 @@
 //! Tasks that all threads share: their claims lie in memory of this process, and samples stay where they are.
 
 use std::collections::VecDeque;
-use std::ops::Range;
 use std::sync::Condvar;
 
 use super::Queues;
@@ -28,43 +27,12 @@ type Task<I, R> = LaidOut<Arc<I>, Vec<Option<R>>>;
 /// A thread's claim of a task: a run of its samples, or the collation.
 #[derive(Debug)]
 pub struct TaskRun<I> {
-    pub(super) claimed: Claimed,
+    /// What is claimed.
+    pub claimed: Claimed,
     /// The index that the task asks for.
     pub index: Arc<I>,
     /// True if nobody wants the batch any more: its epoch was given up.
     pub is_stale: bool,
-}
-
-impl<I> TaskRun<I> {
-    /// Returns the number of the task.
-    #[must_use]
-    pub fn seq(&self) -> u64 {
-        self.claimed.plan.seq
-    }
-
-    /// The samples of the run, as a range of the task's; all for the collation.
-    #[must_use]
-    pub fn samples(&self) -> Range<u64> {
-        self.claimed.samples()
-    }
-
-    /// The samples of another run.
-    #[must_use]
-    pub fn samples_of(&self, run: u32) -> Range<u64> {
-        self.claimed.samples_of(run)
-    }
-
-    /// Returns true if the task has one run.
-    #[must_use]
-    pub fn is_whole(&self) -> bool {
-        self.claimed.is_whole()
-    }
-
-    /// Returns true for the collation of a task whose samples others have made.
-    #[must_use]
-    pub fn is_collation(&self) -> bool {
-        self.claimed.claim.run.is_none()
-    }
 }
 
 impl<I, R> ThreadTasks<I, R> {
@@ -149,12 +117,12 @@ impl<I, R> Queues<I, R> {
     ///
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
-    pub fn finish(&self, worker: u32, run: &TaskRun<I>, part: Option<R>) -> Result<bool> {
+    pub fn finish(&self, worker: u32, run: &Claimed, part: Option<R>) -> Result<bool> {
         let mut state = self.lock()?;
         let Some(joint) = &mut state.joint else { return Ok(false) };
-        let (unused, is_last) = joint.finish(&run.claimed, part);
+        let (unused, is_last) = joint.finish(run, part);
         if is_last {
-            state.workers[worker as usize].collating = Some(run.claimed);
+            state.workers[worker as usize].collating = Some(*run);
         }
         drop(state);
         drop(unused);
@@ -166,12 +134,12 @@ impl<I, R> Queues<I, R> {
     ///
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
-    pub fn take_parts(&self, run: &TaskRun<I>) -> Result<Option<Vec<R>>> {
+    pub fn take_parts(&self, run: &Claimed) -> Result<Option<Vec<R>>> {
         let mut state = self.lock()?;
-        let task = state.joint.as_mut().and_then(|joint| joint.tasks.of(&run.claimed));
+        let task = state.joint.as_mut().and_then(|joint| joint.tasks.of(run));
         let parts = task.map(|task| std::mem::take(&mut task.kept)).unwrap_or_default();
         drop(state);
-        if parts.len() != run.claimed.plan.runs() as usize {
+        if parts.len() != run.plan.runs() as usize {
             return Ok(None);
         }
         Ok(parts.into_iter().collect())
