@@ -5,7 +5,7 @@ use std::sync::MutexGuard;
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{IntoPyDict, PyDict};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::os::clock::{monotonic, thread_cpu};
 use ringloader_core::sync::{AtomicU64, Lock, Ordering};
@@ -138,39 +138,38 @@ impl Recorder {
     fn note_place(&self, begun: u64) {
         let ended = monotonic();
         let mut core = self.core();
-        let (batch, _) = core.returned();
+        let batch = core.returned;
         core.record_main(MainWork::Place, batch, begun, ended);
     }
 
     /// Returns the figures of the epoch, in nanoseconds of the monotonic clock.
     fn read<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let core = self.core();
-        let (begun, first, last) = core.moments();
-        let (batches, waiting) = core.returned();
-        let first_made = core.first_made().unwrap_or(0);
-        let [decode, place, index] = core.main();
         let workers: Vec<_> = core
-            .workers()
+            .workers
             .iter()
             .map(|sums| [sums.batches, sums.idle, sums.dataset, sums.collate, sums.send, sums.room, sums.cpu])
             .collect();
         let slowest: Vec<_> = core
-            .slowest()
+            .slowest
             .iter()
             .map(|(fetch, index)| {
                 let index = index.as_ref().map(|index| index.clone_ref(py));
                 (fetch.stamps.dataset(), fetch.worker, fetch.batch, index)
             })
             .collect();
+        let figures = [
+            ("begun", core.begun),
+            ("last", core.last),
+            ("batches", core.returned),
+            ("waiting", core.waiting),
+        ];
+        let (first, first_made, main) = (core.first, core.first_made.unwrap_or(0), core.main);
         drop(core);
-        let read = PyDict::new(py);
-        read.set_item("begun", begun)?;
+        let read = figures.into_py_dict(py)?;
         read.set_item("first", first)?;
-        read.set_item("last", last)?;
-        read.set_item("batches", batches)?;
-        read.set_item("waiting", waiting)?;
         read.set_item("first_made", first_made)?;
-        read.set_item("main", (decode, place, index))?;
+        read.set_item("main", main)?;
         read.set_item("workers", workers)?;
         read.set_item("slowest", slowest)?;
         Ok(read)
@@ -179,9 +178,8 @@ impl Recorder {
     /// Returns the last events of the epoch.
     fn trace(&self) -> Trace {
         let core = self.core();
-        let (begun, first, _) = core.moments();
-        let fetches = core.fetches().cloned().collect();
-        Trace { begun, first, fetches, events: core.events().copied().collect() }
+        let fetches = core.fetches.iter().cloned().collect();
+        Trace { begun: core.begun, first: core.first, fetches, events: core.events.iter().copied().collect() }
     }
 }
 
@@ -235,7 +233,7 @@ impl Recorder {
     fn note_index(&self, begun: u64, ended: u64) -> u64 {
         let mut core = self.core();
         core.record_main(MainWork::Index, 0, begun, ended);
-        core.workers().first().map_or(0, |sums| sums.batches)
+        core.workers.first().map_or(0, |sums| sums.batches)
     }
 
     /// As [`EpochTimes::record_main`], for work that ends now.
@@ -243,32 +241,20 @@ impl Recorder {
         self.core().record_main(work, batch, begun, monotonic());
     }
 
-    /// As [`EpochTimes::record_fetch`].
+    /// As [`EpochTimes::record_fetch`], or `record_run` of a run, whose indices `bytes` are then.
     pub(crate) fn note_fetch(
         &self,
         batch: u64,
         (worker, stamps): (u32, Stamps),
+        is_run: bool,
         bytes: &[u8],
         index: impl FnOnce() -> Option<Py<PyAny>>,
     ) {
         // Without the lock: a new object may set off the collector, and that any code.
         let is_long = self.core().is_long(stamps.dataset());
         let index = is_long.then(index);
-        let dropped = self.core().record_fetch(batch, worker, stamps, bytes, index);
-        drop(dropped);
-    }
-
-    /// As [`EpochTimes::record_run`]. `bytes`: the indices of the run.
-    pub(crate) fn note_run(
-        &self,
-        batch: u64,
-        (worker, stamps): (u32, Stamps),
-        bytes: &[u8],
-        index: impl FnOnce() -> Option<Py<PyAny>>,
-    ) {
-        let is_long = self.core().is_long(stamps.dataset());
-        let index = is_long.then(index);
-        let dropped = self.core().record_run(batch, worker, stamps, bytes, index);
+        let record = if is_run { Core::record_run } else { Core::record_fetch };
+        let dropped = record(&mut self.core(), batch, worker, stamps, bytes, index);
         drop(dropped);
     }
 }
@@ -300,7 +286,7 @@ impl TimedNext {
         let known = recorder.known.load(Ordering::Relaxed);
         // On torch's own path no fetch is seen, so the time after a fetch is not known.
         if self.places && taken.is_ok() && known != begun {
-            let (batch, _) = core.returned();
+            let batch = core.returned;
             core.record_main(MainWork::Place, batch, known, ended);
         }
         core.record_next(begun, ended, taken.is_ok());
@@ -342,7 +328,8 @@ impl TimedFetch {
         let stamps = clock.made_here();
         let known = recorder.known.swap(stamps.sent, Ordering::Relaxed);
         let batch = recorder.note_index(known, begun);
-        recorder.note_fetch(batch, (0, stamps), &[], || (!self.iterable).then(|| index.clone().unbind()));
+        recorder
+            .note_fetch(batch, (0, stamps), false, &[], || (!self.iterable).then(|| index.clone().unbind()));
         made
     }
 

@@ -66,21 +66,30 @@ pub struct Event {
 /// The epoch that runs, or ran last. `I` is what is kept of the indices of the longest fetches.
 #[derive(Debug)]
 pub struct EpochTimes<I> {
-    begun: u64,
-    first: Option<u64>,
-    last: u64,
-    returned: u64,
-    waiting: u64,
-    /// The time from the task to the end of the first batch that arrived.
-    first_made: Option<u64>,
+    /// When the epoch began.
+    pub begun: u64,
+    /// When its first batch was returned.
+    pub first: Option<u64>,
+    /// When the last call of `next` ended.
+    pub last: u64,
+    /// The number of batches returned.
+    pub returned: u64,
+    /// The time in `next` after the first batch.
+    pub waiting: u64,
+    /// How long a worker had the task of the first batch that arrived, until it was sent.
+    pub first_made: Option<u64>,
     /// The moment at which a worker had the first run of a batch.
     first_run: Option<u64>,
-    main: [u64; 3],
-    workers: Vec<WorkerSums>,
-    fetches: VecDeque<Fetch>,
-    events: VecDeque<Event>,
-    /// The longest first.
-    slowest: Vec<(Fetch, I)>,
+    /// The time of each [`MainWork`].
+    pub main: [u64; 3],
+    /// The sums of each worker.
+    pub workers: Vec<WorkerSums>,
+    /// The last batches that workers have made.
+    pub fetches: VecDeque<Fetch>,
+    /// The last events of the main process.
+    pub events: VecDeque<Event>,
+    /// The longest fetches, the longest first.
+    pub slowest: Vec<(Fetch, I)>,
 }
 
 impl<I> EpochTimes<I> {
@@ -192,52 +201,6 @@ impl<I> EpochTimes<I> {
         self.fetches.push_back(fetch);
         dropped.map(|(_, index)| index)
     }
-
-    /// Returns when the epoch began, when its first batch was returned, and when the last call of `next` ended.
-    #[must_use]
-    pub fn moments(&self) -> (u64, Option<u64>, u64) {
-        (self.begun, self.first, self.last)
-    }
-
-    /// Returns the number of batches returned, and the time in `next` after the first.
-    #[must_use]
-    pub fn returned(&self) -> (u64, u64) {
-        (self.returned, self.waiting)
-    }
-
-    /// Returns how long a worker had the task of the first batch that arrived; `None` before.
-    #[must_use]
-    pub fn first_made(&self) -> Option<u64> {
-        self.first_made
-    }
-
-    /// Returns the time of each [`MainWork`].
-    #[must_use]
-    pub fn main(&self) -> [u64; 3] {
-        self.main
-    }
-
-    /// Returns the sums of each worker.
-    #[must_use]
-    pub fn workers(&self) -> &[WorkerSums] {
-        &self.workers
-    }
-
-    /// Returns the longest fetches, the longest first.
-    #[must_use]
-    pub fn slowest(&self) -> &[(Fetch, I)] {
-        &self.slowest
-    }
-
-    /// Returns the last batches that workers have made.
-    pub fn fetches(&self) -> impl ExactSizeIterator<Item = &Fetch> {
-        self.fetches.iter()
-    }
-
-    /// Returns the last events of the main process.
-    pub fn events(&self) -> impl ExactSizeIterator<Item = &Event> {
-        self.events.iter()
-    }
 }
 
 #[cfg(test)]
@@ -254,16 +217,16 @@ mod tests {
         epoch.record_next(110, 150, true);
         epoch.record_next(160, 165, true);
         epoch.record_next(185, 186, false);
-        assert_eq!(epoch.moments(), (100, Some(150), 186));
-        assert_eq!(epoch.returned(), (2, 6));
+        assert_eq!((epoch.begun, epoch.first, epoch.last), (100, Some(150), 186));
+        assert_eq!((epoch.returned, epoch.waiting), (2, 6));
     }
 
     #[test]
     fn an_epoch_without_a_batch_is_all_start() {
         let mut epoch = EpochTimes::<()>::new(1, 100);
         epoch.record_next(110, 150, false);
-        assert_eq!(epoch.moments(), (100, None, 150));
-        assert_eq!(epoch.returned(), (0, 0));
+        assert_eq!((epoch.begun, epoch.first, epoch.last), (100, None, 150));
+        assert_eq!((epoch.returned, epoch.waiting), (0, 0));
     }
 
     #[test]
@@ -281,17 +244,17 @@ mod tests {
                 epoch.is_long(time).then_some(batch),
             ));
         }
-        let times: Vec<u64> = epoch.slowest().iter().map(|(fetch, _)| fetch.stamps.dataset()).collect();
+        let times: Vec<u64> = epoch.slowest.iter().map(|(fetch, _)| fetch.stamps.dataset()).collect();
         assert_eq!(times, (30..40).rev().collect::<Vec<_>>());
-        for (fetch, index) in epoch.slowest() {
+        for (fetch, index) in &epoch.slowest {
             assert_eq!((fetch.batch, &fetch.indices[..]), (*index, &[*index as i64][..]));
         }
         assert!(dropped.iter().all(|batch| batch * 7 % 40 < 30));
-        let sums = epoch.workers();
+        let sums = &epoch.workers;
         assert_eq!((sums[0].batches, sums[1].batches), (20, 20));
         assert_eq!(sums[0].dataset + sums[1].dataset, (0..40).sum());
         assert_eq!((sums[0].idle, sums[0].send), (100, 40));
-        assert_eq!(epoch.first_made(), Some(2));
+        assert_eq!(epoch.first_made, Some(2));
     }
 
     #[test]
@@ -299,8 +262,8 @@ mod tests {
         let mut epoch = EpochTimes::<()>::new(2, 0);
         epoch.record_run(0, 1, Stamps { got: 3, made: 9, sent: 9, ..Stamps::default() }, &[], None);
         epoch.record_fetch(0, 0, Stamps { got: 8, made: 10, sent: 11, ..Stamps::default() }, &[], None);
-        assert_eq!(epoch.first_made(), Some(8));
-        let sums = epoch.workers();
+        assert_eq!(epoch.first_made, Some(8));
+        let sums = &epoch.workers;
         assert_eq!((sums[0].batches, sums[1].batches), (1, 0));
         assert_eq!((sums[0].dataset, sums[1].dataset), (2, 6));
     }
@@ -311,7 +274,7 @@ mod tests {
         let stamps = Stamps { asked: 10, got: 130, made: 140, sent: 140, ..Stamps::default() };
         epoch.record_fetch(0, 0, stamps, &[], None);
         epoch.record_fetch(1, 0, Stamps { asked: 20, got: 90, ..stamps }, &[], None);
-        assert_eq!(epoch.workers()[0].idle, 30);
+        assert_eq!(epoch.workers[0].idle, 30);
     }
 
     #[test]
@@ -319,11 +282,11 @@ mod tests {
         let mut epoch = EpochTimes::<()>::new(1, 100);
         let stamps = Stamps { asked: 10, got: 20, made: 50, room: 60, sent: 115, ..Stamps::default() };
         epoch.record_fetch(0, 0, stamps, &[], None);
-        assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (10, 5));
+        assert_eq!((epoch.workers[0].room, epoch.workers[0].send), (10, 5));
         epoch.record_fetch(1, 0, Stamps { room: 20, ..stamps }, &[], None);
-        assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (10, 50));
+        assert_eq!((epoch.workers[0].room, epoch.workers[0].send), (10, 50));
         epoch.record_fetch(2, 0, Stamps { got: 110, made: 120, sent: 190, ..stamps }, &[], None);
-        assert_eq!((epoch.workers()[0].room, epoch.workers()[0].send), (70, 60));
+        assert_eq!((epoch.workers[0].room, epoch.workers[0].send), (70, 60));
     }
 
     #[test]
@@ -336,12 +299,9 @@ mod tests {
             }
             epoch.record_next(0, 1, true);
         }
-        assert_eq!(epoch.fetches().len(), KEPT);
-        assert_eq!(
-            epoch.fetches().next().map(|fetch| (fetch.batch, fetch.indices.len())),
-            Some((5, INDICES))
-        );
-        assert_eq!(epoch.events().len(), 3 * KEPT);
-        assert_eq!(epoch.main(), [KEPT as u64 + 5; 3]);
+        assert_eq!(epoch.fetches.len(), KEPT);
+        assert_eq!(epoch.fetches.front().map(|fetch| (fetch.batch, fetch.indices.len())), Some((5, INDICES)));
+        assert_eq!(epoch.events.len(), 3 * KEPT);
+        assert_eq!(epoch.main, [KEPT as u64 + 5; 3]);
     }
 }

@@ -13,6 +13,9 @@
 //! Free-threaded, other threads always run. There what is copied is held, of whatever size, and looked at once more
 //! ([`Groups::hold`]), and each object that may be met again is held too, so that no other gets its address.
 
+use std::ops::Range;
+
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::MetaWriter;
@@ -27,6 +30,9 @@ use crate::torch::names::Torch;
 
 /// Trees that are deeper are pickled, which has a limit and an error of its own.
 const MOST_DEPTH_WRITTEN: u32 = 100;
+
+/// The number of times that an object is read if others change it meanwhile.
+const MOST_LOOKS: u32 = 100;
 
 /// Longer `bytes` are leaves, shorter ones lie in the skeleton.
 const INLINE_BYTES: usize = 4096;
@@ -111,6 +117,41 @@ impl Encoded {
         Ok(false)
     }
 
+    /// Forms the groups of leaves. `filled`: memory in which leaves may lie where they are to be.
+    ///
+    /// # Errors
+    /// As [`Groups::form`].
+    pub(crate) fn form(&mut self, py: Python<'_>, filled: Range<usize>) -> PyResult<()> {
+        self.groups.form(py, &mut self.drafts, filled, &mut self.meta)
+    }
+
+    /// As [`Groups::lay_out`].
+    pub(crate) fn lay_out(&mut self, bump: Option<u64>) -> u64 {
+        self.groups.lay_out(&mut self.meta, bump)
+    }
+
+    /// Lets `place` form the groups and find memory for them, and looks at `object` after that, until nobody has changed
+    /// it meanwhile. `None` once `place` gives none. `what`: the object and its verb, for the error.
+    ///
+    /// # Errors
+    /// Those of `place` and of [`verify`](Self::verify); `RuntimeError` when it is changed each time.
+    pub(crate) fn settle<T>(
+        &mut self,
+        object: &Bound<'_, PyAny>,
+        what: &str,
+        mut place: impl FnMut(&mut Self) -> PyResult<Option<T>>,
+    ) -> PyResult<Option<T>> {
+        for _ in 0..MOST_LOOKS {
+            let Some(placed) = place(self)? else { return Ok(None) };
+            if self.verify(object)? {
+                return Ok(Some(placed));
+            }
+        }
+        let text =
+            format!("the {what} changed by another thread each time that it was read, {MOST_LOOKS} times");
+        Err(PyRuntimeError::new_err(text))
+    }
+
     /// Lets go of the batch and keeps the memory, so that a steady stream of similar batches allocates nothing. Returns
     /// true if the memory is worth keeping: the memory of one huge batch would otherwise never be freed.
     pub(crate) fn clear(&mut self) -> bool {
@@ -121,6 +162,31 @@ impl Encoded {
         self.memo.clear();
         self.pickled = None;
         bytes <= LONGEST_TABLE_KEPT
+    }
+}
+
+/// The memory in which the last object was encoded, empty. A thread that encodes has it meanwhile.
+#[derive(Default)]
+pub(crate) struct Spare(Lock<Option<Box<Encoded>>>);
+
+impl Spare {
+    /// Encodes with this memory, or with a `new` one. A fork may have come while another thread had the lock, so nobody
+    /// waits for it.
+    pub(crate) fn with<T>(&self, new: fn() -> Encoded, encode: impl FnOnce(&mut Encoded) -> T) -> T {
+        let spare = self.0.try_lock().and_then(|mut spare| spare.take());
+        let mut encoded = spare.unwrap_or_else(|| Box::new(new()));
+        let made = encode(&mut encoded);
+        if encoded.clear()
+            && let Some(mut spare) = self.0.try_lock()
+        {
+            *spare = Some(encoded);
+        }
+        made
+    }
+
+    /// Frees the memory.
+    pub(crate) fn free(&self) {
+        drop(self.0.lock().take());
     }
 }
 

@@ -11,7 +11,8 @@ use pyo3::exceptions::{PyIndexError, PyValueError};
 use pyo3::prelude::*;
 use ringloader_core::samples::{Bound as Limit, Samples, Stored};
 
-use self::record::{Record, Spare};
+use self::record::Record;
+use crate::batch::encode::Spare;
 use crate::gil::{exception, without_interpreter};
 use crate::process::duplicate;
 

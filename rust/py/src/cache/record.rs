@@ -9,17 +9,15 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use ringloader_core::batch::Meta;
 use ringloader_core::samples::{Samples, record};
-use ringloader_core::sync::{Arc, Lock};
+use ringloader_core::sync::Arc;
 
 use crate::batch::decode;
-use crate::batch::encode::Encoded;
+use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
 use crate::gil::{DETACH, exception, without_interpreter};
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
 
-/// The number of times that a sample is read if others change it meanwhile.
-const MOST_LOOKS: u32 = 100;
 /// The table of a record is compared with no slot's generation.
 const GENERATION: u64 = 0;
 
@@ -30,26 +28,6 @@ pub(super) struct Record {
     memory: Arc<Memory>,
     /// Start of the table.
     table: usize,
-}
-
-/// The memory in which the last sample was encoded, empty. A thread that encodes has it meanwhile.
-#[derive(Default)]
-pub(super) struct Spare(Lock<Option<Box<Encoded>>>);
-
-impl Spare {
-    /// A fork may have come while another thread had the lock, so nobody waits for it.
-    fn take(&self) -> Box<Encoded> {
-        let spare = self.0.try_lock().and_then(|mut spare| spare.take());
-        spare.unwrap_or_else(|| Box::new(Encoded::exact()))
-    }
-
-    fn put(&self, mut encoded: Box<Encoded>) {
-        if encoded.clear()
-            && let Some(mut spare) = self.0.try_lock()
-        {
-            *spare = Some(encoded);
-        }
-    }
 }
 
 impl Record {
@@ -63,10 +41,10 @@ impl Record {
         samples: &Samples,
         spare: &Spare,
     ) -> PyResult<Self> {
-        let mut encoded = spare.take();
-        let made = encoded.encode(sample).and_then(|()| Self::written(sample, &mut encoded));
-        spare.put(encoded);
-        let mut made = made?;
+        let mut made = spare.with(Encoded::exact, |encoded| {
+            encoded.encode(sample)?;
+            Self::written(sample, encoded)
+        })?;
         let table = made.table;
         let memory = Arc::get_mut(&mut made.memory).ok_or_else(|| PyRuntimeError::new_err("in use"))?;
         // SAFETY: all bytes were written (the invariant).
@@ -81,32 +59,25 @@ impl Record {
 
     fn written(sample: &Bound<'_, PyAny>, encoded: &mut Encoded) -> PyResult<Self> {
         let py = sample.py();
-        for _ in 0..MOST_LOOKS {
-            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
-            groups.form(py, drafts, 0..0, meta)?;
-            let table = groups.lay_out(meta, Some(record::HEADER as u64)) as usize;
-            let len = table + meta.encoded_len();
+        let found = encoded.settle(sample, "sample was", |encoded| {
+            encoded.form(py, 0..0)?;
+            let table = encoded.lay_out(Some(record::HEADER as u64)) as usize;
             // Before the last look at the addresses: nothing of Python's may be made after it.
-            let mut memory = new_memory(len)?;
-            if !encoded.verify(sample)? {
-                continue;
-            }
-            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
-            let uninit = memory.uninit();
-            uninit[..record::HEADER].fill(MaybeUninit::new(0));
-            for piece in groups.copies() {
-                // The gap after a storage.
-                let end = (piece.to + piece.len) as usize;
-                uninit[end..end.next_multiple_of(64).min(len)].fill(MaybeUninit::new(0));
-            }
-            let block = meta.finish(GENERATION);
-            Target::Private(&memory).write(py, groups.copies(), &drafts.held, table as u64, block)?;
-            return Ok(Self { memory: Arc::new(memory), table });
+            new_memory(table + encoded.meta.encoded_len()).map(|memory| Some((memory, table)))
+        })?;
+        let (mut memory, table) = found.ok_or_else(|| PyRuntimeError::new_err("no memory"))?;
+        let Encoded { meta, drafts, groups, .. } = encoded;
+        let uninit = memory.uninit();
+        let len = uninit.len();
+        uninit[..record::HEADER].fill(MaybeUninit::new(0));
+        for piece in groups.copies() {
+            // The gap after a storage.
+            let end = (piece.to + piece.len) as usize;
+            uninit[end..end.next_multiple_of(64).min(len)].fill(MaybeUninit::new(0));
         }
-        let text = format!(
-            "the sample was changed by another thread each time that it was read, {MOST_LOOKS} times"
-        );
-        Err(PyRuntimeError::new_err(text))
+        let block = meta.finish(GENERATION);
+        Target::Private(&memory).write(py, groups.copies(), &drafts.held, table as u64, block)?;
+        Ok(Self { memory: Arc::new(memory), table })
     }
 
     /// The record that is kept of an index; `None` if none is.

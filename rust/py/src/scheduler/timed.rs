@@ -1,5 +1,7 @@
 //! Tells the recorder of the batches that arrive.
 
+use std::ops::Range;
+
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::timing::{MainWork, Stamps};
@@ -57,10 +59,10 @@ impl<E: ParentEnd> Scheduling<E> {
 
     fn note_made(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, made: Made) {
         for run in made.runs {
-            self.note_run(py, state, batch, run);
+            self.note_fetch(py, state, batch, (run.worker, run.stamps), Some(run.samples));
         }
         if let Some(stamps) = made.stamps {
-            self.note_fetch(py, state, batch, stamps);
+            self.note_fetch(py, state, batch, stamps, None);
         }
     }
 
@@ -71,25 +73,25 @@ impl<E: ParentEnd> Scheduling<E> {
         }
     }
 
-    fn note_fetch(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, made: (u32, Stamps)) {
+    /// Notes a batch that a worker has made, or the samples of a run of it.
+    fn note_fetch(
+        &self,
+        py: Python<'_>,
+        state: &State<IndexOf<E>>,
+        batch: u64,
+        made: (u32, Stamps),
+        run: Option<Range<u64>>,
+    ) {
         let Some((recorder, _)) = self.recorder.get() else { return };
         let index = state.sent.get(batch);
-        let bytes = index.and_then(E::numbers).unwrap_or_default();
-        recorder.get().note_fetch(batch, made, bytes, || {
-            let index = index.filter(|_| !self.iterable);
-            index.and_then(|index| E::index(py, index).ok()).map(Bound::unbind)
-        });
-    }
-
-    fn note_run(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, run: TimedRun) {
-        let Some((recorder, _)) = self.recorder.get() else { return };
-        let index = state.sent.get(batch);
-        let samples = 8 * run.samples.start as usize..8 * run.samples.end as usize;
-        let bytes = index.and_then(E::numbers).and_then(|bytes| bytes.get(samples));
-        recorder.get().note_run(batch, (run.worker, run.stamps), bytes.unwrap_or_default(), || {
-            let index = match bytes {
+        let numbers = index.and_then(E::numbers);
+        let is_run = run.is_some();
+        let of_run = run.and_then(|run| numbers?.get(8 * run.start as usize..8 * run.end as usize));
+        let bytes = if is_run { of_run } else { numbers };
+        recorder.get().note_fetch(batch, made, is_run, bytes.unwrap_or_default(), || {
+            let index = match of_run {
                 Some(bytes) => decode_index(py, TaskKind::Indices, bytes).ok(),
-                None => index.and_then(|index| E::index(py, index).ok()),
+                None => index.filter(|_| !self.iterable).and_then(|index| E::index(py, index).ok()),
             };
             index.map(Bound::unbind)
         });

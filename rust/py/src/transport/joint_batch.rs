@@ -107,13 +107,12 @@ impl<'a> JointBatch<'a> {
     /// # Errors
     /// `MemoryError` when the machine or the control group has not enough left.
     pub(super) fn reserve(&self, encoded: &mut Encoded, extra: u64) -> PyResult<Option<Reserved>> {
-        let Encoded { meta, groups, .. } = encoded;
-        let table = meta.encoded_len() as u64;
-        let len = groups.lay_out(meta, Some(0)) + table + extra;
+        let table = encoded.meta.encoded_len() as u64;
+        let len = encoded.lay_out(Some(0)) + table + extra;
         let start = self.tasks.after_rows(self.claimed, self.end, len, self.probe).map_err(exception)?;
         let Some(start) = start else { return Ok(None) };
         // INVARIANT: as long as at 0, since `start` is a multiple of every alignment.
-        let meta_at = groups.lay_out(meta, Some(start));
+        let meta_at = encoded.lay_out(Some(start));
         let meta_end = meta_at + table;
         Ok(Some(Reserved { own: None, meta_at, meta_end, end: meta_end + extra }))
     }

@@ -20,7 +20,7 @@ use ringloader_core::transport::task_number::{epoch_of, is_before};
 use super::joint_batch::{Claimed, JointBatch};
 use super::port::Port;
 use super::queues::Index;
-use crate::batch::encode::Encoded;
+use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
 use crate::batch::{decode, rows};
 use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
@@ -30,8 +30,6 @@ use crate::timing::WorkerClock;
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
 
-/// The number of times that samples are read if others change them meanwhile.
-const MOST_LOOKS: u32 = 100;
 /// The table of a part is compared with no slot's generation.
 const GENERATION: u64 = 0;
 /// Bytes at the start of a part, of which the first eight say where its table begins.
@@ -46,7 +44,7 @@ pub(crate) struct JointPort {
     port: Py<Port>,
     tasks: JointMemory,
     probe: MemoryProbe,
-    spare: Lock<Option<Box<Encoded>>>,
+    spare: Spare,
     /// The batch of rows that was collated last, until it is sent, and where its rows end.
     joint: Lock<Option<(CoreClaimed, u64)>>,
 }
@@ -66,7 +64,7 @@ impl JointPort {
         let bytes = duplicate(bytes)?;
         let tasks = JointMemory::attach(duplicate(words)?, bytes.as_fd(), places, window, timed)
             .map_err(exception)?;
-        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Lock::default(), joint: Lock::default() })
+        Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Spare::default(), joint: Lock::default() })
     }
 
     /// As `Port.get`, for messages, and for tasks of `epoch` and those before, of which a `Claimed` comes. `next`: the
@@ -149,17 +147,13 @@ impl JointPort {
         }
         let begun = monotonic();
         self.note_made(claimed);
-        let spare = self.spare.lock().take();
-        let mut encoded = spare.unwrap_or_else(|| Box::new(Encoded::exact()));
-        let written = encoded.encode(samples).and_then(|()| self.written(claimed, samples, &mut encoded));
-        if encoded.clear() {
-            *self.spare.lock() = Some(encoded);
-        }
-        let written = written?;
+        let (offset, len) = self.spare.with(Encoded::exact, |encoded| {
+            encoded.encode(samples)?;
+            self.written(claimed, samples, encoded)
+        })?;
         // To read them takes about as long.
         let each = 2 * monotonic().saturating_sub(begun) / (claimed.__len__().max(1) as u64);
         self.tasks.claims().note_sending(each);
-        let (offset, len) = written;
         Ok(self.finish(claimed, Part::Bytes { offset, len }))
     }
 
@@ -317,36 +311,29 @@ impl JointPort {
     ) -> PyResult<(u64, u64)> {
         let py = samples.py();
         let mut reserved = None;
-        for _ in 0..MOST_LOOKS {
-            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
-            groups.form(py, drafts, 0..0, meta)?;
-            let table = groups.lay_out(meta, Some(HEADER));
-            let len = table + meta.encoded_len() as u64;
-            let (start, room) = match reserved {
-                Some((start, room)) if room >= len => (start, room),
-                _ => {
+        let found = encoded.settle(samples, "list of samples was", |encoded| {
+            encoded.form(py, 0..0)?;
+            let table = encoded.lay_out(Some(HEADER));
+            let len = table + encoded.meta.encoded_len() as u64;
+            let (start, _) = match reserved.filter(|&(_, room)| room >= len) {
+                Some(reserved) => reserved,
+                None => {
                     let start = self.tasks.reserve(&claimed.core, len, &self.probe).map_err(exception)?;
                     let start = start.ok_or_else(|| {
                         PyMemoryError::new_err(format!("no room for samples of {len} bytes"))
                     })?;
-                    (start, len)
+                    *reserved.insert((start, len))
                 }
             };
-            reserved = Some((start, room));
-            if !encoded.verify(samples)? {
-                continue;
-            }
-            let Encoded { meta, drafts, groups, .. } = &mut *encoded;
-            let block = meta.finish(GENERATION);
-            let target = Target::Part { tasks: &self.tasks, claimed: &claimed.core, start };
-            target.write(py, &[], &[], 0, &table.to_le_bytes())?;
-            target.write(py, groups.copies(), &drafts.held, table, block)?;
-            return Ok((start, len));
-        }
-        let text = format!(
-            "the samples were changed by another thread each time that they were read, {MOST_LOOKS} times"
-        );
-        Err(PyRuntimeError::new_err(text))
+            Ok(Some((start, table, len)))
+        })?;
+        let (start, table, len) = found.ok_or_else(|| PyRuntimeError::new_err("no room"))?;
+        let Encoded { meta, drafts, groups, .. } = encoded;
+        let block = meta.finish(GENERATION);
+        let target = Target::Part { tasks: &self.tasks, claimed: &claimed.core, start };
+        target.write(py, &[], &[], 0, &table.to_le_bytes())?;
+        target.write(py, groups.copies(), &drafts.held, table, block)?;
+        Ok((start, len))
     }
 
     /// The samples of a part, in private memory.

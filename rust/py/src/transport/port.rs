@@ -9,14 +9,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
-use ringloader_core::sync::{Arc, AtomicBool, Lock, Ordering};
+use ringloader_core::sync::{Arc, AtomicBool, Ordering};
 use ringloader_core::transport::message::TaskKind;
 use ringloader_core::transport::port::{Chunk, Port as Core, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
 use super::memory::WorkerFds;
-use crate::batch::encode::Encoded;
+use crate::batch::encode::Spare;
 use crate::gil::{Deadline, detached, exception};
 use crate::process::{GRACE, duplicate};
 use crate::sampling::codec::decode_task;
@@ -32,7 +32,7 @@ pub(crate) struct Port {
     /// True once this worker has warned that the limit of descriptors in flight keeps it waiting.
     warned: AtomicBool,
     /// The last batch's memory, empty. A thread that puts a batch has it meanwhile.
-    spare: Lock<Option<Box<Encoded>>>,
+    spare: Spare,
     /// Notes the moments of each batch, where that is wanted.
     clock: OnceLock<Py<WorkerClock>>,
 }
@@ -133,7 +133,7 @@ impl Port {
     /// for as long as the process lives. Else it is unmapped as soon as this object goes.
     fn leave(&self) -> bool {
         // The spare is empty, and goes together with what it may still refer to.
-        self.spare.lock().take();
+        self.spare.free();
         self.core.detach()
     }
 
@@ -167,7 +167,7 @@ impl Port {
 
     pub(super) fn of(core: Core) -> Self {
         let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { core, parent_ended, warned, spare: Lock::default(), clock: OnceLock::new() }
+        Self { core, parent_ended, warned, spare: Spare::default(), clock: OnceLock::new() }
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.

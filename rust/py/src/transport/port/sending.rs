@@ -1,9 +1,10 @@
 //! A batch on its way from a worker: encoded, laid out, copied and committed.
 
 use std::ffi::CString;
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
-use pyo3::exceptions::{PyRuntimeError, PyRuntimeWarning};
+use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::fd_passing::{SendOutcome, most_in_flight};
@@ -21,9 +22,6 @@ use crate::gil::{detached, exception};
 use crate::sampling::codec::pair;
 use crate::timing::WorkerClock;
 use crate::torch::names::Torch;
-
-/// The number of times that a batch is read if others change it meanwhile.
-const MOST_LOOKS: u32 = 100;
 
 /// The time for which a worker waits in silence for a limit that other processes may have filled.
 const SILENT: Duration = Duration::from_secs(5);
@@ -50,13 +48,10 @@ impl Port {
         if let Some(clock) = clock {
             clock.note_made();
         }
-        let mut encoded = self.spare.lock().take().unwrap_or_default();
-        encoded.encode(&object)?;
-        let committed = self.commit(&object, (kind, seq as u64), &mut encoded, clock, joint);
-        if encoded.clear() {
-            *self.spare.lock() = Some(encoded);
-        }
-        committed
+        self.spare.with(Encoded::default, |encoded| {
+            encoded.encode(&object)?;
+            self.commit(&object, (kind, seq as u64), encoded, clock, joint)
+        })
     }
 
     fn commit(
@@ -72,35 +67,21 @@ impl Port {
         let extra = if clock.is_some() { Stamps::BYTES } else { 0 };
         let mut commit = self.core.begin_commit();
         let generation = commit.generation();
-        let mut found = None;
-        for _ in 0..MOST_LOOKS {
-            let Encoded { meta, drafts, groups, .. } = encoded;
-            let filled = joint.map_or_else(|| Ok(commit.filled()), JointBatch::filled)?;
-            groups.form(py, drafts, filled, meta)?;
-            let reserved = match joint {
-                Some(batch) => batch.reserve(encoded, extra)?,
-                None => self.reserve(py, &mut commit, encoded, extra)?,
-            };
-            let Some(reserved) = reserved else {
-                if joint.take().is_some() {
-                    // The window has no room for the rest: all goes to a slot.
-                    encoded.clear();
-                    encoded.encode(object)?;
-                    continue;
+        let found = encoded.settle(object, "batch was", |encoded| {
+            if let Some(batch) = joint {
+                encoded.form(py, batch.filled()?)?;
+                if let Some(reserved) = batch.reserve(encoded, extra)? {
+                    return Ok(Some(reserved));
                 }
-                return Ok(());
-            };
-            if encoded.verify(object)? {
-                found = Some(reserved);
-                break;
+                // The window has no room for the rest: all goes to a slot.
+                joint = None;
+                encoded.clear();
+                encoded.encode(object)?;
             }
-        }
-        let Some(Reserved { own, meta_at, meta_end, end }) = found else {
-            let text = format!(
-                "the batch was changed by another thread each time that it was read, {MOST_LOOKS} times"
-            );
-            return Err(PyRuntimeError::new_err(text));
-        };
+            encoded.form(py, commit.filled())?;
+            self.reserve(py, &mut commit, encoded, extra)
+        })?;
+        let Some(Reserved { own, meta_at, meta_end, end }) = found else { return Ok(()) };
         let Encoded { meta, drafts, groups, pickled, .. } = encoded;
         let block = meta.finish(generation);
         let target = match (&own, joint) {
@@ -115,20 +96,10 @@ impl Port {
             _ => {}
         }
         target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
-        if let Some((_, fd)) = &own {
-            let begun = Instant::now();
-            loop {
-                match commit.send(fd).map_err(exception)? {
-                    SendOutcome::Yes => break,
-                    SendOutcome::TooManyInFlight if begun.elapsed() > SILENT => {
-                        self.warn_of_many_in_flight(py)?
-                    }
-                    SendOutcome::TooManyInFlight | SendOutcome::Full => {}
-                }
-                if self.rest(py)? {
-                    return Ok(());
-                }
-            }
+        if let Some((_, fd)) = &own
+            && !self.send_segment(py, &commit, fd)?
+        {
+            return Ok(());
         }
         if let Some(clock) = clock {
             target.write(py, &[], &[], meta_end, &clock.note_sent().to_bytes(generation))?;
@@ -143,6 +114,23 @@ impl Port {
             }
         }
         Ok(())
+    }
+
+    /// Sends the batch's own segment. Returns false when the parent wants nothing more.
+    fn send_segment(&self, py: Python<'_>, commit: &Commit<&Core>, fd: &OwnedFd) -> PyResult<bool> {
+        let begun = Instant::now();
+        loop {
+            match commit.send(fd).map_err(exception)? {
+                SendOutcome::Yes => return Ok(true),
+                SendOutcome::TooManyInFlight if begun.elapsed() > SILENT => {
+                    self.warn_of_many_in_flight(py)?
+                }
+                SendOutcome::TooManyInFlight | SendOutcome::Full => {}
+            }
+            if self.rest(py)? {
+                return Ok(false);
+            }
+        }
     }
 
     /// Counts a batch.
@@ -164,33 +152,29 @@ impl Port {
         encoded: &mut Encoded,
         extra: u64,
     ) -> PyResult<Option<Reserved>> {
-        let Encoded { meta, drafts, groups, .. } = encoded;
-        let len = meta.encoded_len() as u64;
+        let len = encoded.meta.encoded_len() as u64;
         loop {
-            let meta_at = groups.lay_out(meta, Some(commit.bump()));
-            let meta_end = meta_at + len;
-            let end = meta_end + extra;
-            match commit.reserve(end).map_err(exception)? {
-                Room::Ready => return Ok(Some(Reserved { own: None, meta_at, meta_end, end })),
-                Room::Later => {
-                    drafts.disturb();
-                    if self.rest(py)? {
-                        return Ok(None);
-                    }
-                }
+            let bump = commit.bump();
+            let mut lay_out = |bump| {
+                let meta_at = encoded.lay_out(bump);
+                let meta_end = meta_at + len;
+                Reserved { own: None, meta_at, meta_end, end: meta_end + extra }
+            };
+            let mut reserved = lay_out(Some(bump));
+            match commit.reserve(reserved.end).map_err(exception)? {
+                Room::Ready => return Ok(Some(reserved)),
+                Room::Later => {}
                 Room::Oversize => {
-                    let meta_at = groups.lay_out(meta, None);
-                    let meta_end = meta_at + len;
-                    let end = meta_end + extra;
-                    let own = commit.own_segment(end).map_err(exception)?;
-                    if own.is_some() {
-                        return Ok(Some(Reserved { own, meta_at, meta_end, end }));
-                    }
-                    drafts.disturb();
-                    if self.rest(py)? {
-                        return Ok(None);
+                    reserved = lay_out(None);
+                    reserved.own = commit.own_segment(reserved.end).map_err(exception)?;
+                    if reserved.own.is_some() {
+                        return Ok(Some(reserved));
                     }
                 }
+            }
+            encoded.drafts.disturb();
+            if self.rest(py)? {
+                return Ok(None);
             }
         }
     }
