@@ -26,7 +26,7 @@ const REFUSED: u64 = 1;
 
 /// The state of an index, as its word says it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum SampleState {
     /// Nothing is kept.
     Missing,
     /// The record begins there.
@@ -61,20 +61,20 @@ pub struct Table<'a> {
 impl Table<'_> {
     /// Returns the state of an index, and what says it.
     #[must_use]
-    pub fn look(&self, index: usize) -> (State, Seen) {
+    pub fn look(&self, index: usize) -> (SampleState, Seen) {
         // ORDERING there: a record that the word names is whole.
         let word = self.words[index].load(acquire_unless("there_load_relaxed"));
         (self.state_of(word), Seen { index, word })
     }
 
-    fn state_of(&self, word: u64) -> State {
+    fn state_of(&self, word: u64) -> SampleState {
         let place = word & !(ALIGN - 1);
         if place < self.floor() || word == 0 {
-            State::Missing
+            SampleState::Missing
         } else if word & REFUSED != 0 {
-            State::Refused
+            SampleState::Refused
         } else {
-            State::At(place)
+            SampleState::At(place)
         }
     }
 
@@ -196,7 +196,7 @@ impl Table<'_> {
     #[must_use]
     pub fn items(&self, range: std::ops::Range<usize>) -> usize {
         let words = self.words[range].iter().map(|word| self.state_of(word.load(Ordering::Relaxed)));
-        words.filter(|state| matches!(state, State::At(_))).count()
+        words.filter(|state| matches!(state, SampleState::At(_))).count()
     }
 
     fn floor(&self) -> u64 {

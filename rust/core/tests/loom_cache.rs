@@ -6,7 +6,7 @@ mod support;
 
 use loom::sync::Mutex;
 use ringloader_core::{
-    cache::{ALIGN, State, Table},
+    cache::{ALIGN, SampleState, Table},
     sync::{Arc, AtomicU64, Ordering, thread},
     testing::crash::killed_after,
 };
@@ -55,7 +55,7 @@ impl Shared {
     /// Makes the record of an index. Returns whether it is kept; `false` too where one is there.
     fn store(&self, index: usize) -> bool {
         let (state, seen) = self.table().look(index);
-        if matches!(state, State::At(_)) {
+        if matches!(state, SampleState::At(_)) {
             return false;
         }
         let at = self.table().reserve(ALIGN, u64::MAX).expect("there is room");
@@ -84,7 +84,7 @@ impl Shared {
 
     /// The place of the record that is found, which is whole.
     fn read(&self, index: usize) -> Option<u64> {
-        let State::At(at) = self.table().look(index).0 else { return None };
+        let SampleState::At(at) = self.table().look(index).0 else { return None };
         assert_eq!(self.records[number(at)].read(), at, "a torn record");
         Some(at)
     }
@@ -132,7 +132,7 @@ fn clearing_leaves_no_bytes_and_no_sample_of_before() {
         let is_kept = maker.join().expect("no panic");
         let blocks = *shared.blocks.lock().unwrap();
         match shared.table().look(0).0 {
-            State::At(at) => {
+            SampleState::At(at) => {
                 assert!(at >= cleared.end, "a sample of before is there");
                 assert!(blocks[number(at)], "a kept sample has no bytes");
                 assert!(is_kept, "a sample is there that is not kept");
@@ -151,7 +151,7 @@ fn a_record_that_is_cleared_while_it_is_read_is_not_taken() {
     explore_all("a_record_that_is_cleared_while_it_is_read_is_not_taken", &situations, |seen| {
         let shared = Shared::new();
         assert!(shared.store(0));
-        let State::At(at) = shared.table().look(0).0 else { panic!("it is kept") };
+        let SampleState::At(at) = shared.table().look(0).0 else { panic!("it is kept") };
         // A part of the record: two pages, of one word each.
         let part = at..at + 16;
         shared.bytes_in(part.clone()).iter().for_each(|word| word.store(7, Ordering::Relaxed));

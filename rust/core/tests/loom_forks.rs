@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use ringloader_core::{
     Result,
-    forks::{Child, Clock, Forks, Moment},
+    forks::{Child, ForkClock, Forks, Moment},
     pool::{Growth, Leases, Limits, Pages, SlotId, WorkerSlots},
     sync::{
         Arc, AtomicU32, Ordering,
@@ -65,7 +65,7 @@ struct World {
     heap: HeapWords,
     leases: Leases,
     payload: Vec<Payload>,
-    clock: Clock,
+    clock: ForkClock,
     forks: Forks<Processes>,
     /// References to the object.
     references: AtomicU32,
@@ -73,7 +73,7 @@ struct World {
 
 impl World {
     fn new() -> Arc<Self> {
-        let clock = Clock::default();
+        let clock = ForkClock::default();
         clock.start(1);
         Arc::new(Self {
             heap: HeapWords::new(1),

@@ -5,7 +5,7 @@
 mod support;
 
 use ringloader_core::{
-    joint::{Batch, Claim, Part, Pending, Plan, Room, WORDS},
+    joint::{Batch, Claim, JointPlan, Part, Pending, Room, WORDS},
     sync::{Arc, AtomicU64, Ordering, thread},
     testing::{crash::killed_after, fault::fault},
 };
@@ -55,7 +55,7 @@ impl Shared {
 
     fn lay_out(&self, seq: u64) {
         self.index.write(seq);
-        self.batch().lay_out(&Plan { seq, samples: RUNS, per_run: 1, kind: 0, len: 0, window: 0 }, ROOM);
+        self.batch().lay_out(&JointPlan { seq, samples: RUNS, per_run: 1, kind: 0, len: 0, window: 0 }, ROOM);
     }
 
     fn reserve(&self) -> u64 {
@@ -173,7 +173,9 @@ fn a_worker_claims_what_it_wants_where_another_batch_is_laid_out() {
         let shared = Shared::new();
         let lay_out = |seq| {
             shared.index.write(seq);
-            shared.batch().lay_out(&Plan { seq, samples: 1, per_run: 1, kind: 0, len: 0, window: 0 }, ROOM);
+            shared
+                .batch()
+                .lay_out(&JointPlan { seq, samples: 1, per_run: 1, kind: 0, len: 0, window: 0 }, ROOM);
         };
         lay_out(1);
         let peer = Arc::clone(&shared);

@@ -15,11 +15,11 @@ use crate::gil::{LOOK, come_back, detached};
 /// Takes its value out while it is held. The thread that holds it cannot take it again: below a signal handler, or a
 /// finaliser, that is an error.
 pub(crate) struct DetachedLock<T> {
-    state: Lock<State<T>>,
+    state: Lock<LockState<T>>,
     released: Condvar,
 }
 
-enum State<T> {
+enum LockState<T> {
     Free(Box<T>),
     /// `awaited`: another thread waits for it. To wake takes a system call, also where no thread waits.
     Held {
@@ -36,7 +36,7 @@ pub(crate) struct Guard<'a, T> {
 
 impl<T> DetachedLock<T> {
     pub(crate) fn new(value: T) -> Self {
-        Self { state: Lock::new(State::Free(Box::new(value))), released: Condvar::new() }
+        Self { state: Lock::new(LockState::Free(Box::new(value))), released: Condvar::new() }
     }
 
     /// # Errors
@@ -78,11 +78,11 @@ impl<T> DetachedLock<T> {
         loop {
             {
                 let mut state = self.state.lock();
-                match std::mem::replace(&mut *state, State::Held { by: me, awaited: false }) {
-                    State::Free(value) => return Ok(Some(Guard { lock: self, value: Some(value) })),
+                match std::mem::replace(&mut *state, LockState::Held { by: me, awaited: false }) {
+                    LockState::Free(value) => return Ok(Some(Guard { lock: self, value: Some(value) })),
                     held => *state = held,
                 }
-                if matches!(*state, State::Held { by, .. } if by == me) {
+                if matches!(*state, LockState::Held { by, .. } if by == me) {
                     return Ok(None);
                 }
             }
@@ -110,15 +110,15 @@ impl<T> DetachedLock<T> {
         show: impl FnOnce(&T) -> Result<(), PyTraverseError>,
     ) -> Result<(), PyTraverseError> {
         match &*self.state.lock() {
-            State::Free(value) => show(value),
-            State::Held { .. } => Ok(()),
+            LockState::Free(value) => show(value),
+            LockState::Held { .. } => Ok(()),
         }
     }
 
     /// Until it is free, or for [`LOOK`].
     fn wait(&self) {
         let mut state = self.state.lock();
-        if let State::Held { awaited, .. } = &mut *state {
+        if let LockState::Held { awaited, .. } = &mut *state {
             *awaited = true;
             drop(self.released.wait_timeout(state, LOOK));
         }
@@ -142,8 +142,8 @@ impl<T> DerefMut for Guard<'_, T> {
 impl<T> Drop for Guard<'_, T> {
     fn drop(&mut self) {
         if let Some(value) = self.value.take() {
-            let held = std::mem::replace(&mut *self.lock.state.lock(), State::Free(value));
-            if matches!(held, State::Held { awaited: true, .. }) {
+            let held = std::mem::replace(&mut *self.lock.state.lock(), LockState::Free(value));
+            if matches!(held, LockState::Held { awaited: true, .. }) {
                 self.lock.released.notify_all();
             }
         }

@@ -21,15 +21,15 @@ const FIRST_COLUMN: u8 = 3;
 
 /// The form of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Form {
+pub enum SampleForm {
     /// A leaf.
     Column(Column),
     /// A list.
-    List(Vec<Form>),
+    List(Vec<SampleForm>),
     /// A tuple.
-    Tuple(Vec<Form>),
+    Tuple(Vec<SampleForm>),
     /// A dict, with names in its order.
-    Dict(Vec<(String, Form)>),
+    Dict(Vec<(String, SampleForm)>),
 }
 
 /// The objects of a column.
@@ -75,7 +75,7 @@ pub struct Place {
     pub row_len: u64,
 }
 
-impl Form {
+impl SampleForm {
     /// The columns, in their order.
     #[must_use]
     pub fn columns(&self) -> Vec<&Column> {
@@ -185,14 +185,20 @@ fn number(rest: &mut &[u8]) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn column(kind: ColumnKind, dtype: Dtype, shape: &[i64]) -> Form {
-        Form::Column(Column { kind, dtype, shape: shape.to_vec() })
+    fn column(kind: ColumnKind, dtype: Dtype, shape: &[i64]) -> SampleForm {
+        SampleForm::Column(Column { kind, dtype, shape: shape.to_vec() })
     }
 
-    fn form() -> Form {
-        Form::Dict(vec![
+    fn form() -> SampleForm {
+        SampleForm::Dict(vec![
             ("image".into(), column(ColumnKind::Array, Dtype::F32, &[3, 2])),
-            ("".into(), Form::Tuple(vec![column(ColumnKind::Number, Dtype::I64, &[]), Form::List(vec![])])),
+            (
+                "".into(),
+                SampleForm::Tuple(vec![
+                    column(ColumnKind::Number, Dtype::I64, &[]),
+                    SampleForm::List(vec![]),
+                ]),
+            ),
             ("scalar".into(), column(ColumnKind::Scalar, Dtype::Bool, &[])),
             ("läbel".into(), column(ColumnKind::Tensor, Dtype::U8, &[5])),
         ])
@@ -202,12 +208,12 @@ mod tests {
     fn a_form_is_read_as_it_was_written() {
         let mut bytes = Vec::new();
         form().write(&mut bytes);
-        assert_eq!(Form::read(&bytes), Ok(form()));
+        assert_eq!(SampleForm::read(&bytes), Ok(form()));
         for len in 0..bytes.len() {
-            assert!(Form::read(&bytes[..len]).is_err(), "{len}");
+            assert!(SampleForm::read(&bytes[..len]).is_err(), "{len}");
         }
         bytes.push(0);
-        assert!(Form::read(&bytes).is_err());
+        assert!(SampleForm::read(&bytes).is_err());
     }
 
     #[test]
@@ -218,10 +224,10 @@ mod tests {
             for value in 0..=u8::MAX {
                 let mut changed = bytes.clone();
                 changed[at] = value;
-                let _ = Form::read(&changed).map(|form| form.places(0, u64::MAX));
+                let _ = SampleForm::read(&changed).map(|form| form.places(0, u64::MAX));
             }
         }
-        assert!(Form::read(&[LIST, 1, 0, 0, 0].repeat(1000)).is_err());
+        assert!(SampleForm::read(&[LIST, 1, 0, 0, 0].repeat(1000)).is_err());
     }
 
     #[test]

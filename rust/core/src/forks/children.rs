@@ -1,6 +1,6 @@
 //! The forked children that live, and what is kept for them.
 
-use super::{Clock, Moment};
+use super::{ForkClock, Moment};
 use crate::sync::{AtomicU64, Lock, Ordering};
 use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
@@ -27,12 +27,12 @@ pub struct Forks<C> {
 struct Children<C> {
     /// The number of forks that have begun.
     begun: u64,
-    records: Vec<Record<C>>,
+    records: Vec<ChildRecord<C>>,
     retained: Vec<Retained>,
 }
 
 /// One fork.
-struct Record<C> {
+struct ChildRecord<C> {
     number: u64,
     /// `None` while it is under way.
     ended: Option<Moment>,
@@ -46,7 +46,7 @@ struct Retained {
     thing: Thing,
 }
 
-impl<C> Record<C> {
+impl<C> ChildRecord<C> {
     /// Returns true if the child may have a thing that was lent at the moment `lent`, and came back when `begun` forks
     /// had begun.
     fn may_have(&self, lent: Moment, begun: u64) -> bool {
@@ -64,19 +64,19 @@ impl<C: Child> Forks<C> {
     }
 
     /// A fork is about to happen, which `child` tells the end of. Returns its number.
-    pub fn begin(&self, clock: &Clock, child: C) -> u64 {
+    pub fn begin(&self, clock: &ForkClock, child: C) -> u64 {
         // Without this, the handles of children that have gone, and for which nothing is kept, would pile up.
         self.look();
         let mut children = self.children.lock();
         let number = children.begun;
         children.begun += 1;
-        children.records.push(Record { number, ended: None, child });
+        children.records.push(ChildRecord { number, ended: None, child });
         clock.begin();
         number
     }
 
     /// The fork with this number has happened, or failed. `anything`: whether anything is lent.
-    pub fn end(&self, clock: &Clock, number: u64, anything: bool) {
+    pub fn end(&self, clock: &ForkClock, number: u64, anything: bool) {
         let mut children = self.children.lock();
         let ended = clock.end();
         let Some(at) = children.records.iter().position(|record| record.number == number) else { return };
@@ -87,7 +87,7 @@ impl<C: Child> Forks<C> {
         }
     }
 
-    /// Drops `thing`, which was lent at a moment that is not [still](Clock::is_still), once no child may have it.
+    /// Drops `thing`, which was lent at a moment that is not [still](ForkClock::is_still), once no child may have it.
     /// From any thread.
     pub fn give_back(&self, lent: Moment, thing: Thing) {
         failpoint("given-back");
@@ -180,13 +180,13 @@ mod tests {
     }
 
     struct World {
-        clock: Clock,
+        clock: ForkClock,
         forks: Forks<Flag>,
     }
 
     impl World {
         fn new() -> Self {
-            let clock = Clock::default();
+            let clock = ForkClock::default();
             clock.start(9);
             Self { clock, forks: Forks::new() }
         }

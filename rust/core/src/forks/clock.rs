@@ -1,7 +1,7 @@
 //! A clock that forks move on. Whether something was lent before a fork and comes back after it is one comparison.
 //!
 //! The clock is one word: the number of forks that have ended, and how many are under way, for threads may fork at
-//! once. Between [`begin`](Clock::begin) and [`end`](Clock::end) it is not known whether the child exists yet. What
+//! once. Between [`begin`](ForkClock::begin) and [`end`](ForkClock::end) it is not known whether the child exists yet. What
 //! is lent or returned in that time counts as if the fork came in between.
 //!
 //! INVARIANT: what was lent before a fork finds another time on the clock when it comes back after it. The thread that
@@ -23,13 +23,13 @@ const TICK: u64 = 1 << 16;
 
 /// The clock of one process. Zero is no time of any process.
 #[derive(Debug, Default)]
-pub struct Clock(AtomicU64);
+pub struct ForkClock(AtomicU64);
 
 /// When something was lent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Moment(u64);
 
-impl Clock {
+impl ForkClock {
     /// Sets a clock that stands at zero. Each process begins at another time, so that a child that goes by its own
     /// clock finds none of its parent's moments on it.
     pub fn start(&self, random: u64) {
@@ -68,7 +68,7 @@ impl Clock {
 }
 
 impl Moment {
-    /// This moment, for a process that cannot rely on its clock: it is never [still](Clock::is_still) now.
+    /// This moment, for a process that cannot rely on its clock: it is never [still](ForkClock::is_still) now.
     #[must_use]
     pub fn unsure(self) -> Self {
         Self(self.0 | UNSURE)
@@ -85,8 +85,8 @@ impl Moment {
 mod tests {
     use super::*;
 
-    fn clock(random: u64) -> Clock {
-        let clock = Clock::default();
+    fn clock(random: u64) -> ForkClock {
+        let clock = ForkClock::default();
         clock.start(random);
         clock
     }
@@ -134,7 +134,7 @@ mod tests {
     fn no_time_is_that_of_a_wiped_clock() {
         for random in [0, u64::MAX] {
             let moment = clock(random).now();
-            assert!(!Clock::default().is_still(moment));
+            assert!(!ForkClock::default().is_still(moment));
         }
     }
 }

@@ -26,4 +26,4 @@ pub mod children;
 pub mod clock;
 
 pub use children::{Child, Forks};
-pub use clock::{Clock, Moment};
+pub use clock::{ForkClock, Moment};

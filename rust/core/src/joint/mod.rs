@@ -70,7 +70,7 @@ mod room;
 
 pub use self::cost::{Cost, mean, per_run};
 pub use self::pending::Pending;
-pub use self::plan::Plan;
+pub use self::plan::JointPlan;
 pub use self::room::Room;
 
 use crate::sync::{AtomicU64, Ordering, acq_rel_unless, acquire_unless, release_unless};
@@ -180,8 +180,8 @@ impl Batch {
 
     /// The batch as it was laid out. Without a claim, a reader may see parts of two batches.
     #[must_use]
-    pub fn plan(&self) -> Plan {
-        Plan {
+    pub fn plan(&self) -> JointPlan {
+        JointPlan {
             seq: get(&self.seq),
             samples: get(&self.samples),
             per_run: get(&self.per_run),
@@ -199,7 +199,7 @@ impl Batch {
 
     /// Lays a batch out, in the main process. Nothing is laid out here, or the batch here was [closed](Self::close).
     /// Its index is written. The window has `room` bytes.
-    pub fn lay_out(&self, plan: &Plan, room: u64) {
+    pub fn lay_out(&self, plan: &JointPlan, room: u64) {
         set(&self.seq, plan.seq);
         set(&self.samples, plan.samples);
         set(&self.per_run, plan.per_run);

@@ -4,7 +4,7 @@ use super::MOST_RUNS;
 
 /// A batch as it is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Plan {
+pub struct JointPlan {
     /// The number of its task.
     pub seq: u64,
     /// The number of its samples.
@@ -19,7 +19,7 @@ pub struct Plan {
     pub window: u32,
 }
 
-impl Plan {
+impl JointPlan {
     /// Returns the number of runs. A batch without samples has one.
     #[must_use]
     pub fn runs(&self) -> u32 {

@@ -4,8 +4,8 @@ fn words() -> Vec<AtomicU64> {
     (0..WORDS).map(|_| AtomicU64::new(0)).collect()
 }
 
-fn plan(seq: u64, samples: u64, per_run: u64) -> Plan {
-    Plan { seq, samples, per_run, kind: 3, len: 10, window: 5 }
+fn plan(seq: u64, samples: u64, per_run: u64) -> JointPlan {
+    JointPlan { seq, samples, per_run, kind: 3, len: 10, window: 5 }
 }
 
 fn claim(batch: &Batch, worker: u32) -> Option<Claim> {

@@ -1,6 +1,6 @@
 //! Facts about one process alone, on a page that the system wipes at a fork; and places of what stays for good.
 
-use crate::forks::Clock;
+use crate::forks::ForkClock;
 use crate::os::segment::page_wiped_at_fork;
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ pub(super) struct OwnPage {
     /// The number that tells this process from others.
     pub(super) identity: AtomicU64,
     /// The clock of the process's forks.
-    pub(super) clock: Clock,
+    pub(super) clock: ForkClock,
     /// The id of the process of which a thread makes, or has made, the [`Process`](super::Process).
     pub(super) maker: AtomicU32,
 }

@@ -39,7 +39,7 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use self::named::NamedFile;
-use crate::cache::{Seen, State, Table};
+use crate::cache::{SampleState, Seen, Table};
 use crate::error::{Error, Result};
 use crate::os::page::page_size;
 use crate::os::record_lock;
@@ -177,7 +177,7 @@ impl Samples {
             let (at, len) = named.find(index)?;
             return Some(RecordRef { index, seen: None, at, len });
         }
-        let (State::At(at), seen) = self.table().look(index) else { return None };
+        let (SampleState::At(at), seen) = self.table().look(index) else { return None };
         let mut header = [MaybeUninit::uninit(); record::HEADER];
         // An error says nothing of the record, which others may be able to read.
         let header = self.memory.read_at(&mut header, at).ok()?;
@@ -244,7 +244,7 @@ impl Samples {
     /// [`release`](Self::release).
     #[must_use]
     pub fn claim(&self, index: usize) -> Option<bool> {
-        if !self.is_on_disk() && matches!(self.table().look(index).0, State::Refused) {
+        if !self.is_on_disk() && matches!(self.table().look(index).0, SampleState::Refused) {
             return None;
         }
         Some(self.file().fd().is_ok_and(|fd| record_lock::try_lock(fd, index as u64)))
@@ -279,7 +279,7 @@ impl Samples {
     fn store_in_memory(&self, index: usize, record: &[u8]) -> Stored {
         let (table, file, len) = (self.table(), self.memory.file(), record.len() as u64);
         let (state, seen) = table.look(index);
-        if matches!(state, State::At(_)) {
+        if matches!(state, SampleState::At(_)) {
             return Stored::There;
         }
         let Some(at) = table.reserve(len, self.allowed(table.used(), len)) else { return Stored::Full };

@@ -61,29 +61,29 @@ struct Work {
 /// In a forked child a job of its parent is never touched.
 #[derive(Debug)]
 pub struct CopyJob {
-    shared: Arc<Shared>,
+    shared: Arc<SharedJob>,
     process: &'static Process,
 }
 
 #[derive(Debug)]
-struct Shared {
-    state: Lock<State>,
+struct SharedJob {
+    state: Lock<JobState>,
     over: Condvar,
 }
 
 #[derive(Debug)]
-enum State {
+enum JobState {
     Waiting(Work),
     Running,
     Over,
 }
 
-impl Shared {
+impl SharedJob {
     /// Does the work if it still waits. Returns the state after it.
-    fn run(&self) -> MutexGuard<'_, State> {
+    fn run(&self) -> MutexGuard<'_, JobState> {
         let mut state = self.state.lock();
-        if matches!(*state, State::Waiting(_))
-            && let State::Waiting(work) = std::mem::replace(&mut *state, State::Running)
+        if matches!(*state, JobState::Waiting(_))
+            && let JobState::Waiting(work) = std::mem::replace(&mut *state, JobState::Running)
         {
             drop(state);
             for part in &work.parts {
@@ -91,7 +91,7 @@ impl Shared {
             }
             drop(work);
             state = self.state.lock();
-            *state = State::Over;
+            *state = JobState::Over;
             self.over.notify_all();
         }
         state
@@ -102,7 +102,7 @@ impl CopyJob {
     /// Returns true if everything is copied.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.process.is_current() && matches!(*self.shared.state.lock(), State::Over)
+        self.process.is_current() && matches!(*self.shared.state.lock(), JobState::Over)
     }
 
     /// Returns once everything is copied: copies it here, if the thread has not begun.
@@ -111,7 +111,7 @@ impl CopyJob {
             return;
         }
         let mut state = self.shared.run();
-        while matches!(*state, State::Running) {
+        while matches!(*state, JobState::Running) {
             state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
@@ -125,10 +125,10 @@ impl Drop for CopyJob {
             return;
         }
         let mut state = self.shared.state.lock();
-        while matches!(*state, State::Running) {
+        while matches!(*state, JobState::Running) {
             state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
-        let work = std::mem::replace(&mut *state, State::Over);
+        let work = std::mem::replace(&mut *state, JobState::Over);
         drop(state);
         drop(work);
     }
@@ -150,7 +150,7 @@ struct Queue {
 
 #[derive(Debug, Default)]
 struct Jobs {
-    waiting: VecDeque<Arc<Shared>>,
+    waiting: VecDeque<Arc<SharedJob>>,
     closed: bool,
 }
 
@@ -168,8 +168,8 @@ impl Copier {
     /// Begins to copy. `backing` keeps what the parts read until they are copied.
     #[must_use]
     pub fn copy(&self, parts: Vec<CopyPart>, backing: Arc<Backing>) -> CopyJob {
-        let state = Lock::new(State::Waiting(Work { parts, _backing: backing }));
-        let shared = Arc::new(Shared { state, over: Condvar::new() });
+        let state = Lock::new(JobState::Waiting(Work { parts, _backing: backing }));
+        let shared = Arc::new(SharedJob { state, over: Condvar::new() });
         if self.thread.is_some() && self.process.is_current() {
             self.queue.jobs.lock().waiting.push_back(shared.clone());
             self.queue.changed.notify_one();

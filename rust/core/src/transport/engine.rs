@@ -25,7 +25,7 @@ use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
 use crate::sync::{Arc, Lock};
-use crate::transport::joint::windows::Windows;
+use crate::transport::joint::windows::JointWindows;
 use crate::transport::layout::{Control, Geometry};
 use crate::transport::message::{ResultKind, Task, TaskIndex};
 use crate::transport::received::Received;
@@ -54,7 +54,7 @@ pub struct Engine {
     worker_ends: Lock<Vec<Option<Arc<OwnedFd>>>>,
     state: Lock<EngineState>,
     /// The windows of batches that all workers make, if they do.
-    windows: OnceLock<Arc<Windows>>,
+    windows: OnceLock<Arc<JointWindows>>,
     spin: AdaptiveSpin,
     /// The process that made it. A forked child has all of it too.
     process: &'static Process,

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 pub use self::joint::TaskRun;
 
 use self::joint::ThreadTasks;
-use self::state::{State, Worker};
+use self::state::{QueueState, Worker};
 use super::message::ResultKind;
 use crate::error::{Error, Result};
 use crate::process::{self, Process};
@@ -61,7 +61,7 @@ pub struct Reply<R> {
 /// Both ends: `I` goes to the workers, `R` comes back.
 #[derive(Debug)]
 pub struct Queues<I, R> {
-    state: Lock<State<I, R>>,
+    state: Lock<QueueState<I, R>>,
     /// True once all workers share all tasks. Spares others a look under the lock.
     shares: AtomicBool,
     /// For each worker, says that it has a request, or that all is closed.
@@ -85,7 +85,7 @@ impl<I, R> Queues<I, R> {
     #[must_use]
     pub fn new(workers: u32) -> Self {
         Self {
-            state: Lock::new(State::new(workers)),
+            state: Lock::new(QueueState::new(workers)),
             shares: AtomicBool::new(false),
             requested: (0..workers).map(|_| Condvar::new()).collect(),
             replied: Condvar::new(),
@@ -93,7 +93,7 @@ impl<I, R> Queues<I, R> {
         }
     }
 
-    fn lock(&self) -> Result<MutexGuard<'_, State<I, R>>> {
+    fn lock(&self) -> Result<MutexGuard<'_, QueueState<I, R>>> {
         if !self.process.is_current() {
             return Err(Error::Inherited { owner: self.process.pid() });
         }
@@ -213,7 +213,7 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
-    fn notify_of(&self, worker: u32, state: MutexGuard<'_, State<I, R>>) {
+    fn notify_of(&self, worker: u32, state: MutexGuard<'_, QueueState<I, R>>) {
         let is_awaited = state.is_awaited(worker);
         drop(state);
         if is_awaited {

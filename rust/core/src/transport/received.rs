@@ -13,7 +13,7 @@ use crate::sync::Arc;
 use crate::timing::Stamps;
 use crate::transport::joint::windows::HeldJointWindow;
 use crate::transport::message::ResultKind;
-use crate::transport::slot_memory::Window;
+use crate::transport::slot_memory::SlotWindow;
 use crate::transport::worker_handle::WorkerHandle;
 
 /// Keeps the bytes of one batch where they are. Dropping it, on any thread, gives them back.
@@ -67,9 +67,9 @@ impl Backing {
 
     /// The window of the slot that the batch lies in; `None` of a batch that lies in none.
     #[must_use]
-    pub fn window(&self) -> Option<Window> {
+    pub fn window(&self) -> Option<SlotWindow> {
         match self {
-            Self::Slot(HeldSlot { handle, slot, .. }) => Some(Window::of(handle, *slot)),
+            Self::Slot(HeldSlot { handle, slot, .. }) => Some(SlotWindow::of(handle, *slot)),
             Self::Shared(_) | Self::Own(_) => None,
         }
     }

@@ -6,7 +6,7 @@ use crate::transport::worker_handle::WorkerHandle;
 
 /// The window of one slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Window {
+pub struct SlotWindow {
     /// Address of the window in this process: the same as long as the memory lives.
     pub address: usize,
     /// Bytes from there that are backed by memory. As long as the slot is held, they do not get fewer.
@@ -15,7 +15,7 @@ pub struct Window {
     pub registered: u64,
 }
 
-impl Window {
+impl SlotWindow {
     pub(super) fn of(handle: &WorkerHandle, slot: SlotId) -> Self {
         let WorkerHandle { control, worker, .. } = handle;
         let words = control.worker(*worker).slots;
@@ -49,8 +49,8 @@ impl SlotMemory {
 
     /// The window that `address` lies in.
     #[must_use]
-    pub fn window_of(&self, address: usize) -> Option<Window> {
-        self.find(address).map(|(handle, slot)| Window::of(handle, slot))
+    pub fn window_of(&self, address: usize) -> Option<SlotWindow> {
+        self.find(address).map(|(handle, slot)| SlotWindow::of(handle, slot))
     }
 
     /// Says how many bytes of the window that `address` lies in are registered, from the window's start; see
@@ -67,9 +67,9 @@ impl SlotMemory {
 
     /// The windows of which any bytes are registered.
     #[must_use]
-    pub fn registered_windows(&self) -> Vec<Window> {
+    pub fn registered_windows(&self) -> Vec<SlotWindow> {
         let slots = |handle: &Arc<WorkerHandle>| (0..handle.control.geometry().slots).map(SlotId::new);
-        let windows = self.0.iter().flat_map(|handle| slots(handle).map(|slot| Window::of(handle, slot)));
+        let windows = self.0.iter().flat_map(|handle| slots(handle).map(|slot| SlotWindow::of(handle, slot)));
         windows.filter(|window| window.registered > 0).collect()
     }
 

@@ -9,7 +9,7 @@ use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Port, Room};
 use ringloader_core::transport::received::Received;
-use ringloader_core::transport::slot_memory::{SlotMemory, Window};
+use ringloader_core::transport::slot_memory::{SlotMemory, SlotWindow};
 
 use crate::both_ends::{
     LEAF, SHARE, answer, answer_oversize, check, content, describe, engine, kept, memfd, port, send_own,
@@ -60,7 +60,7 @@ fn windows_are_found_by_their_addresses() {
     assert!(!memory.set_registered(base, 1) && !memory.set_registered(window.address, window.touched + 1));
     assert!(memory.set_registered(window.address + 100, 1));
     let page = rustix::param::page_size() as u64;
-    assert_eq!(memory.registered_windows(), [Window { registered: page, ..window }]);
+    assert_eq!(memory.registered_windows(), [SlotWindow { registered: page, ..window }]);
     assert_eq!(bytes(&memory), page);
     clear(&memory);
     assert_eq!((memory.registered_windows(), bytes(&memory)), (vec![], 0));

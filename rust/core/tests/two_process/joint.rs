@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use ringloader_core::joint::{Batch, MOST_RUNS, Part, Plan, WORDS};
+use ringloader_core::joint::{Batch, JointPlan, MOST_RUNS, Part, WORDS};
 use ringloader_core::os::word_file::WordFile;
 use ringloader_core::sync::AtomicU64;
 
@@ -112,7 +112,7 @@ impl Parent {
         let samples = 1 + self.random.below(100);
         let least = samples.div_ceil(MOST_RUNS.into());
         let per_run = least + self.random.below(samples);
-        let plan = Plan { seq: self.next, samples, per_run, kind: 0, len: 0, window: 0 };
+        let plan = JointPlan { seq: self.next, samples, per_run, kind: 0, len: 0, window: 0 };
         self.memory.batch(place).lay_out(&plan, 0);
         self.next += 1;
     }

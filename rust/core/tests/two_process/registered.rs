@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use ringloader_core::transport::Control;
-use ringloader_core::transport::slot_memory::{SlotMemory, Window};
+use ringloader_core::transport::slot_memory::{SlotMemory, SlotWindow};
 use rustix::io::{pread, read};
 use rustix::param::page_size;
 use rustix::pipe::{SpliceFlags, pipe, splice};
@@ -98,7 +98,7 @@ impl Driver {
 
     /// Looks at the slot of a batch that is held, and now and then registers more of it, or none any more.
     fn see(&mut self, batch: &Kept) {
-        let Some(Window { address, touched, registered }) = batch.backing().window() else { return };
+        let Some(SlotWindow { address, touched, registered }) = batch.backing().window() else { return };
         if let Some(pages) = self.registered.get(&address) {
             self.look(pages);
             self.looks += 1;
@@ -218,7 +218,7 @@ fn keeps_pages(is_registered: bool) -> bool {
             assert!(start.elapsed() < PATIENCE);
         }
     };
-    let (Window { address, touched, .. }, batch, driver) = next();
+    let (SlotWindow { address, touched, .. }, batch, driver) = next();
     assert!(!is_registered || driver.memory.set_registered(address, touched));
     let pages = Pages::lock(&driver.control, &driver.memfd, address, touched);
     assert!(pages.are_those_of_the_window(&driver.control, &driver.memfd));

@@ -20,7 +20,7 @@ use crate::torch::header::cost;
 use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
 use crate::torch::source::{Bytes, Span};
-use crate::torch::tensor::{Form, flat};
+use crate::torch::tensor::{TensorForm, flat};
 
 /// The outcome of decoding a delivery.
 pub(crate) struct Decoded<'py> {
@@ -131,7 +131,7 @@ impl<'py> LeafReader<'_, 'py> {
         let is_shared = self.shared[leaf.storage() as usize] > 1;
         if record.nbytes > 0
             && !is_shared
-            && let Some(form) = Form::of(&leaf)
+            && let Some(form) = TensorForm::of(&leaf)
         {
             return form.tensor(py, self.bytes, copy);
         }

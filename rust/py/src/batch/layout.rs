@@ -15,7 +15,7 @@ use super::template::{Template, TemplateCache};
 use crate::objects;
 use crate::torch::names::Torch;
 use crate::torch::source::pinned_copy;
-use crate::torch::tensor::Form;
+use crate::torch::tensor::TensorForm;
 
 /// Tensors up to this size go to a device with others, in one copy.
 const PACKED: u64 = 64 << 10;
@@ -28,7 +28,7 @@ const LARGEST_BLOCK: u64 = 1 << 20;
 const BLOCK_ALIGNMENT: u64 = 32;
 
 /// The plan that batches with the same table share. Each tensor's bytes lie in one piece.
-pub(crate) struct Plan {
+pub(crate) struct DevicePlan {
     pub(crate) template: Arc<Template>,
     /// By tensor, in the template's order.
     pub(crate) routes: Vec<Route>,
@@ -62,13 +62,13 @@ pub(crate) struct Shape {
 }
 
 impl Shape {
-    fn of(form: &Form<'_>) -> Self {
+    fn of(form: &TensorForm<'_>) -> Self {
         let (shape, strides) = form.shape_and_strides();
         Self { dtype: form.dtype(), shape, strides }
     }
 }
 
-impl Plan {
+impl DevicePlan {
     /// `None` if there are gaps in a tensor.
     pub(crate) fn of(template: &Arc<Template>) -> Option<Self> {
         let mut blocks = vec![0];
@@ -134,7 +134,7 @@ impl Plan {
             Route::Alone(shape) => Some((form, shape)),
         };
         let pairs = self.template.forms().into_iter().zip(&self.routes).filter_map(alone);
-        let one = |(form, shape): (&Form<'_>, &Shape)| match form.dense_bytes(delivery)? {
+        let one = |(form, shape): (&TensorForm<'_>, &Shape)| match form.dense_bytes(delivery)? {
             Some(span) if pinned => {
                 pinned_copy(py, shape.dtype, shape.shape.clone(), shape.strides.clone(), &[(span, 0)])
             }
@@ -147,7 +147,7 @@ impl Plan {
 /// Says how the tensors of a batch travel to a device. Consecutive batches with the same table share one object.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Layout {
-    plan: Plan,
+    plan: DevicePlan,
 }
 
 /// Shape, strides and element type, as torch's functions take them.
@@ -186,7 +186,7 @@ impl LayoutCache {
         {
             return Ok(copy(&known.layout));
         }
-        let plan = if template.is_moved_by_leaves { Plan::of(&template) } else { None };
+        let plan = if template.is_moved_by_leaves { DevicePlan::of(&template) } else { None };
         let layout = plan.map(|plan| Py::new(py, Layout { plan })).transpose()?;
         let before = self.0.lock().replace(Known { template, layout: copy(&layout) });
         // After the lock is released: `before` may hold objects whose end runs any code.
@@ -196,7 +196,7 @@ impl LayoutCache {
 }
 
 impl Layout {
-    pub(crate) fn plan(&self) -> &Plan {
+    pub(crate) fn plan(&self) -> &DevicePlan {
         &self.plan
     }
 
@@ -267,7 +267,7 @@ impl Layout {
         };
         let tensors: Option<Vec<_>> = self.plan.routes.iter().map(of).collect();
         let tensors = RefCell::new(tensors.ok_or_else(other_tensors)?.into_iter());
-        let tensor = |_: &Form<'_>| tensors.borrow_mut().next().ok_or_else(other_tensors);
+        let tensor = |_: &TensorForm<'_>| tensors.borrow_mut().next().ok_or_else(other_tensors);
         self.plan.template.make_of(py, &tensor)
     }
 }

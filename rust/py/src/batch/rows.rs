@@ -3,7 +3,7 @@
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use ringloader_core::batch::rows::{Column, ColumnKind, Form, Place};
+use ringloader_core::batch::rows::{Column, ColumnKind, Place, SampleForm};
 use ringloader_core::sync::Arc;
 
 use crate::objects;
@@ -15,26 +15,26 @@ use crate::torch::tensor::contiguous_tensor;
 /// Makes an object of a form, whose columns `leaf` makes.
 fn made<'py>(
     py: Python<'py>,
-    form: &Form,
+    form: &SampleForm,
     is_batch: bool,
     leaf: &mut impl FnMut(&Column) -> PyResult<Bound<'py, PyAny>>,
 ) -> PyResult<Bound<'py, PyAny>> {
     match form {
-        Form::Column(column) => leaf(column),
-        Form::List(items) | Form::Tuple(items) => {
+        SampleForm::Column(column) => leaf(column),
+        SampleForm::List(items) | SampleForm::Tuple(items) => {
             let mut values = Vec::with_capacity(items.len());
             for item in items {
                 values.push(made(py, item, is_batch, leaf)?);
             }
             let values = values.into_iter().map(Ok::<_, PyErr>);
             // torch makes lists of tuples.
-            if is_batch || matches!(form, Form::List(_)) {
+            if is_batch || matches!(form, SampleForm::List(_)) {
                 objects::list(py, values).map(Bound::into_any)
             } else {
                 objects::tuple(py, values).map(Bound::into_any)
             }
         }
-        Form::Dict(items) => {
+        SampleForm::Dict(items) => {
             let dict = objects::dict(py)?;
             for (name, item) in items {
                 dict.set_item(objects::text(py, name)?, made(py, item, is_batch, leaf)?)?;
@@ -50,7 +50,7 @@ fn made<'py>(
 /// `RuntimeError` when they do not; what torch raises.
 pub(crate) fn batch<'py>(
     py: Python<'py>,
-    form: &Form,
+    form: &SampleForm,
     places: &[Place],
     samples: u64,
     bytes: Bytes<'_>,
@@ -69,7 +69,7 @@ pub(crate) fn batch<'py>(
 /// `RuntimeError` when they do not lie there; what torch and numpy raise.
 pub(crate) fn samples<'py>(
     py: Python<'py>,
-    form: &Form,
+    form: &SampleForm,
     places: &[Place],
     count: u64,
     memory: &Arc<Memory>,
@@ -101,7 +101,7 @@ pub(crate) fn samples<'py>(
 ///
 /// # Errors
 /// `MemoryError`.
-pub(crate) fn memory_for(form: &Form, count: u64) -> PyResult<(Memory, Vec<Place>)> {
+pub(crate) fn memory_for(form: &SampleForm, count: u64) -> PyResult<(Memory, Vec<Place>)> {
     let (places, len) = form.places(0, count).ok_or_else(corrupt)?;
     let memory = Memory::new(len as usize);
     let memory =

@@ -18,7 +18,7 @@ use crate::objects;
 use crate::torch::header::cost;
 use crate::torch::memory::Copies;
 use crate::torch::names::Torch;
-use crate::torch::tensor::Form;
+use crate::torch::tensor::TensorForm;
 
 /// The last batch of one engine, kept to compare the next one with it.
 #[derive(Default)]
@@ -125,7 +125,7 @@ pub(crate) type Prototypes = Vec<Option<Py<PyAny>>>;
 enum Node {
     /// An immutable object, the same for all batches.
     Value(Py<PyAny>),
-    Tensor(Form<'static>),
+    Tensor(TensorForm<'static>),
     List(Vec<Node>),
     Tuple(Vec<Node>),
     /// A named tuple, by module and name of its class. The class is looked up each time: the program may have defined
@@ -172,7 +172,7 @@ impl Template {
         leased: bool,
     ) -> PyResult<Bound<'py, PyAny>> {
         let copies = Copies::new(self.small);
-        self.make_of(py, &|form: &Form<'_>| {
+        self.make_of(py, &|form: &TensorForm<'_>| {
             let copied = !leased || form.nbytes() <= SMALL;
             form.tensor(py, delivery, copied.then_some(&copies))
         })
@@ -184,7 +184,7 @@ impl Template {
     /// The errors of `make`.
     pub(crate) fn prototypes(
         &self,
-        make: impl Fn(&Form<'_>) -> PyResult<Option<Py<PyAny>>>,
+        make: impl Fn(&TensorForm<'_>) -> PyResult<Option<Py<PyAny>>>,
     ) -> PyResult<Option<&Prototypes>> {
         let Some(made) = self.prototypes.get() else {
             self.prototypes.get_or_init(OnceLock::new);
@@ -208,13 +208,13 @@ impl Template {
     pub(crate) fn make_of<'py>(
         &self,
         py: Python<'py>,
-        tensor: &impl Fn(&Form<'_>) -> PyResult<Bound<'py, PyAny>>,
+        tensor: &impl Fn(&TensorForm<'_>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         self.root.make(py, tensor)
     }
 
     /// Returns the template's tensors, in the order in which [`make_of`](Self::make_of) asks for them.
-    pub(crate) fn forms(&self) -> Vec<&Form<'static>> {
+    pub(crate) fn forms(&self) -> Vec<&TensorForm<'static>> {
         let mut forms = Vec::new();
         let _ = self.root.each_form(&mut |form| {
             forms.push(form);
@@ -319,7 +319,7 @@ impl TemplateReader<'_> {
 
     fn tensor(&mut self, number: u32) -> Option<Node> {
         let leaf = self.meta.leaf(number)?;
-        let form = Form::of(&leaf)?;
+        let form = TensorForm::of(&leaf)?;
         let nbytes = leaf.storage_record().nbytes;
         if nbytes == 0 {
             return None;
@@ -375,7 +375,10 @@ impl Node {
     }
 
     /// Calls `visit` with the form of each tensor, in the order in which they are made.
-    fn each_form<'a>(&'a self, visit: &mut impl FnMut(&'a Form<'static>) -> PyResult<()>) -> PyResult<()> {
+    fn each_form<'a>(
+        &'a self,
+        visit: &mut impl FnMut(&'a TensorForm<'static>) -> PyResult<()>,
+    ) -> PyResult<()> {
         match self {
             Self::Value(_) => Ok(()),
             Self::Tensor(form) => visit(form),
@@ -392,7 +395,7 @@ impl Node {
     fn make<'py>(
         &self,
         py: Python<'py>,
-        tensor: &impl Fn(&Form<'_>) -> PyResult<Bound<'py, PyAny>>,
+        tensor: &impl Fn(&TensorForm<'_>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let each = |nodes: &[Node]| {
             let mut made = objects::vector(py, nodes.len())?;

@@ -107,9 +107,9 @@ impl Collate {
     fn native<'py>(&self, batch: &Bound<'py, PyAny>) -> Collated<'py> {
         let py = batch.py();
         let (samples, form): (Vec<_>, _) = if let Ok(list) = batch.cast_exact::<PyList>() {
-            (list.iter().collect(), Form::List)
+            (list.iter().collect(), Container::List)
         } else if let Ok(tuple) = batch.cast_exact::<PyTuple>() {
-            (tuple.iter().collect(), Form::Tuple)
+            (tuple.iter().collect(), Container::Tuple)
         } else {
             return Ok(None);
         };
@@ -172,7 +172,7 @@ fn is_found_by_type(torch: &Torch, sample: &Bound<'_, PyAny>) -> bool {
 /// The container in which torch collects the values in one place of all samples: it shows where they come out as they
 /// are.
 #[derive(Clone, Copy)]
-enum Form {
+enum Container {
     List,
     Tuple,
 }
@@ -190,7 +190,7 @@ struct Work<'a> {
 
 impl Work<'_> {
     /// Collates the values in one place of all samples. `None` where torch must do the whole batch.
-    fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Form) -> Collated<'py> {
+    fn column<'py>(&self, items: &[Bound<'py, PyAny>], form: Container) -> Collated<'py> {
         let first = &items[0];
         if self.collate.is_others(self.torch, first)? {
             return Ok(None);
@@ -238,7 +238,7 @@ impl Work<'_> {
                 let Some(value) = dict.get_item(&name)? else { return Ok(None) };
                 values.push(value);
             }
-            let Some(column) = self.column(&values, Form::List)? else { return Ok(None) };
+            let Some(column) = self.column(&values, Container::List)? else { return Ok(None) };
             made.set_item(name, column)?;
             values.clear();
         }
@@ -264,7 +264,7 @@ impl Work<'_> {
             for item in items {
                 values.push(get(item.cast()?, place)?);
             }
-            let Some(column) = self.column(&values, Form::Tuple)? else { return Ok(None) };
+            let Some(column) = self.column(&values, Container::Tuple)? else { return Ok(None) };
             made.append(column)?;
             values.clear();
         }
@@ -439,10 +439,10 @@ pub(super) fn dtype_of_scalars(kind: &Bound<'_, PyType>) -> PyResult<Option<Dtyp
     })
 }
 
-fn collected<'py>(items: &[Bound<'py, PyAny>], form: Form) -> PyResult<Bound<'py, PyAny>> {
+fn collected<'py>(items: &[Bound<'py, PyAny>], form: Container) -> PyResult<Bound<'py, PyAny>> {
     let py = items[0].py();
     Ok(match form {
-        Form::List => PyList::new(py, items)?.into_any(),
-        Form::Tuple => PyTuple::new(py, items)?.into_any(),
+        Container::List => PyList::new(py, items)?.into_any(),
+        Container::Tuple => PyTuple::new(py, items)?.into_any(),
     })
 }

@@ -9,7 +9,7 @@ use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::Dtype;
-use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, Form};
+use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, SampleForm};
 use ringloader_core::joint::Part;
 use ringloader_core::transport::joint::Rows as JointRows;
 
@@ -103,7 +103,7 @@ impl SampleRows {
 ///
 /// # Errors
 /// An error that is no `Exception`.
-fn form_of(collate: &Collate, sample: &Bound<'_, PyAny>) -> PyResult<Option<Form>> {
+fn form_of(collate: &Collate, sample: &Bound<'_, PyAny>) -> PyResult<Option<SampleForm>> {
     let py = sample.py();
     match (Look { torch: Torch::get(py)?, collate }).form(sample, 0) {
         // torch raises it again.
@@ -118,22 +118,22 @@ struct Look<'a> {
 }
 
 impl Look<'_> {
-    fn form(&self, object: &Bound<'_, PyAny>, depth: u32) -> PyResult<Option<Form>> {
+    fn form(&self, object: &Bound<'_, PyAny>, depth: u32) -> PyResult<Option<SampleForm>> {
         if depth == DEEPEST || self.collate.is_others(self.torch, object)? {
             return Ok(None);
         }
         let leaf = self.torch.column(object)?;
         if leaf.is_some() {
-            return Ok(leaf.map(Form::Column));
+            return Ok(leaf.map(SampleForm::Column));
         }
         let forms = |items: &mut dyn Iterator<Item = Bound<'_, PyAny>>| {
             items.map(|item| self.form(&item, depth + 1)).collect::<PyResult<Option<Vec<_>>>>()
         };
         if let Ok(list) = object.cast_exact::<PyList>() {
-            return Ok(forms(&mut items_of(list))?.map(Form::List));
+            return Ok(forms(&mut items_of(list))?.map(SampleForm::List));
         }
         if let Ok(tuple) = object.cast_exact::<PyTuple>() {
-            return Ok(forms(&mut tuple.iter())?.map(Form::Tuple));
+            return Ok(forms(&mut tuple.iter())?.map(SampleForm::Tuple));
         }
         let Ok(dict) = object.cast_exact::<PyDict>() else { return Ok(None) };
         let mut items = Vec::with_capacity(dict.len());
@@ -145,7 +145,7 @@ impl Look<'_> {
             let Some(form) = self.form(&item, depth + 1)? else { return Ok(None) };
             items.push((name.to_owned(), form));
         }
-        Ok(Some(Form::Dict(items)))
+        Ok(Some(SampleForm::Dict(items)))
     }
 }
 
@@ -237,18 +237,18 @@ fn number(object: &Bound<'_, PyAny>) -> Option<(Dtype, [u8; 8])> {
 /// `RuntimeError` if a tensor is larger than its storage; what torch raises.
 fn write<'a>(
     torch: &Torch,
-    form: &Form,
+    form: &SampleForm,
     samples: &[Bound<'_, PyAny>],
     columns: &mut impl Iterator<Item = Destination<'a>>,
 ) -> PyResult<bool> {
     let mut values = Vec::with_capacity(samples.len());
     match form {
-        Form::Column(column) => {
+        SampleForm::Column(column) => {
             let Some(to) = columns.next() else { return Ok(false) };
             write_column(torch, column, samples, &to)
         }
-        Form::List(items) | Form::Tuple(items) => {
-            let is_list = matches!(form, Form::List(_));
+        SampleForm::List(items) | SampleForm::Tuple(items) => {
+            let is_list = matches!(form, SampleForm::List(_));
             let is_it = |sample: &Bound<'_, PyAny>| {
                 let is_kind = if is_list {
                     sample.is_exact_instance_of::<PyList>()
@@ -271,7 +271,7 @@ fn write<'a>(
             }
             Ok(true)
         }
-        Form::Dict(items) => {
+        SampleForm::Dict(items) => {
             // torch takes names, and their order, from the batch's first sample, which may be another worker's.
             if !samples.iter().all(|sample| has_names(sample, items)) {
                 return Ok(false);
@@ -293,7 +293,7 @@ fn write<'a>(
     }
 }
 
-fn has_names(sample: &Bound<'_, PyAny>, items: &[(String, Form)]) -> bool {
+fn has_names(sample: &Bound<'_, PyAny>, items: &[(String, SampleForm)]) -> bool {
     let Ok(dict) = sample.cast_exact::<PyDict>() else { return false };
     let is_it = |(name, _): (Bound<'_, PyAny>, _), expected: &str| {
         name.cast_exact::<PyString>().is_ok_and(|name| name.to_str().is_ok_and(|name| name == expected))

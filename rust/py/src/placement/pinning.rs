@@ -17,7 +17,7 @@ use crate::caught::caught;
 use crate::strings;
 use crate::torch::names::Torch;
 use crate::torch::source::Span;
-use crate::torch::tensor::Form;
+use crate::torch::tensor::TensorForm;
 
 /// Copies batches to torch's pinned memory; large tensors on a thread of its own, which begins with the first of them.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -109,7 +109,7 @@ fn prototype(
     py: Python<'_>,
     torch: &Torch,
     delivery: &Received,
-    form: &Form<'_>,
+    form: &TensorForm<'_>,
 ) -> PyResult<Option<Py<PyAny>>> {
     if form.nbytes() >= LARGE || form.dense_bytes(delivery)?.is_none() {
         return Ok(None);

@@ -11,7 +11,7 @@ use ringloader_core::transport::Transport;
 use super::following::Reading;
 use super::late::Watched;
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
-use super::{Core, Due, End, Scheduling, State, invalid_state, is_end};
+use super::{Core, Due, End, EpochState, Scheduling, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
 use crate::python::Callbacks;
 use crate::strings;
@@ -23,7 +23,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// given. Without `wait`, anything that must be raised in its turn is left for its turn.
     pub(super) fn advance<'py>(
         &self,
-        state: &mut State<IndexOf<E>>,
+        state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, 'py>,
         wait: bool,
         unpack: impl Fn(DeliveryOf<E>) -> PyResult<Bound<'py, PyAny>>,
@@ -131,7 +131,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// The error for a lost worker, where it has no successor.
     fn replace_lost(
         &self,
-        state: &mut State<IndexOf<E>>,
+        state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
         core: &E::Core,
         worker: u32,
@@ -163,7 +163,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// A worker has nothing more of its iterable dataset.
     pub(super) fn end_worker(
         &self,
-        state: &mut State<IndexOf<E>>,
+        state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
         end: End,
     ) -> PyResult<()> {
@@ -215,7 +215,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// next one comes when the batch is no longer ours and not yet the caller's.
     pub(super) fn hand_out<'py>(
         &self,
-        state: &mut State<IndexOf<E>>,
+        state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, 'py>,
         of: (u64, u32),
         data: Bound<'py, PyAny>,
@@ -245,7 +245,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// MIRRORS torch dataloader.py::_try_put_index.
     pub(super) fn send_one(
         &self,
-        state: &mut State<IndexOf<E>>,
+        state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
     ) -> PyResult<()> {
         self.send_one_by(state, callbacks, |engine, worker, seq, index| engine.put_task(worker, seq, index))
@@ -254,7 +254,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// As [`send_one`](Self::send_one), with a way to send the task to a worker.
     pub(super) fn send_one_by(
         &self,
-        state: &mut State<IndexOf<E>>,
+        state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
         put: impl FnOnce(&E::Core, u32, u64, IndexOf<E>) -> ringloader_core::Result<()>,
     ) -> PyResult<()> {

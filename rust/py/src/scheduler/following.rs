@@ -8,7 +8,7 @@ use ringloader_core::transport::Transport;
 use super::late::SentTasks;
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
 use super::timed::Made;
-use super::{Core, Scheduling, State};
+use super::{Core, EpochState, Scheduling};
 use crate::gil::exception;
 use crate::python::Callbacks;
 use crate::sampling::source::IndexSource;
@@ -25,7 +25,7 @@ pub(super) enum Reading {
     Closed,
 }
 
-/// The epoch that follows the one of a [`State`].
+/// The epoch that follows the one of a [`EpochState`].
 pub(super) struct Following<I> {
     core: Core,
     source: Py<IndexSource>,
@@ -50,7 +50,7 @@ impl<I> Following<I> {
     }
 
     /// Exchanges the parts of this epoch and of the epoch in `state`.
-    fn swap(&mut self, state: &mut State<I>) {
+    fn swap(&mut self, state: &mut EpochState<I>) {
         std::mem::swap(&mut self.core, &mut state.core);
         std::mem::swap(&mut self.source, &mut state.source);
         std::mem::swap(&mut self.sent, &mut state.sent);

@@ -7,7 +7,7 @@ use pyo3::prelude::*;
 use ringloader_core::scheduler::Scheduler;
 
 use super::parent_end::{IndexOf, ParentEnd};
-use super::{Scheduling, State};
+use super::{EpochState, Scheduling};
 use crate::python::{Callbacks, Late};
 
 /// Tasks of this epoch by their numbers: all that are awaited, and some that were answered.
@@ -67,7 +67,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// workers share the tasks: the ones of which they make samples, the earliest first.
     pub(super) fn late<'py>(
         py: Python<'py>,
-        state: &State<IndexOf<E>>,
+        state: &EpochState<IndexOf<E>>,
         engine: &E::Core,
         turn: Option<u32>,
     ) -> Vec<Late<'py>> {
@@ -83,7 +83,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Returns the task that each worker owes. The worker whose turn it is comes first.
     fn owing<'py>(
         py: Python<'py>,
-        state: &State<IndexOf<E>>,
+        state: &EpochState<IndexOf<E>>,
         engine: &E::Core,
         turn: Option<u32>,
     ) -> Vec<Late<'py>> {
@@ -108,7 +108,7 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Reports the wait for a batch, if it must be reported now. Else returns the time until then.
     pub(super) fn report(
         watched: &mut Watched,
-        state: &State<IndexOf<E>>,
+        state: &EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
         engine: &E::Core,
         turn: Option<u32>,

@@ -61,7 +61,7 @@ type Core = ringloader_core::scheduler::Scheduler<Py<PyAny>>;
 /// thread waits, and a call below a signal handler cannot run.
 struct Scheduling<E: ParentEnd> {
     engine: Py<E>,
-    state: DetachedLock<State<IndexOf<E>>>,
+    state: DetachedLock<EpochState<IndexOf<E>>>,
     /// INVARIANT: a thread takes it before the state, and has it while it prepares batches.
     ahead: DetachedLock<Ahead>,
     /// The number of times that the batches ahead were closed without their lock, while a call in this thread or in
@@ -81,7 +81,7 @@ struct Scheduling<E: ParentEnd> {
 }
 
 /// The state of an epoch, which the scheduler has under one lock.
-struct State<I> {
+struct EpochState<I> {
     core: Core,
     source: Py<IndexSource>,
     reading: Reading,
@@ -108,7 +108,7 @@ struct State<I> {
     watch: Option<Duration>,
 }
 
-impl<I> State<I> {
+impl<I> EpochState<I> {
     fn new(core: Core, source: Py<IndexSource>, keeps_sent: bool) -> Self {
         Self {
             core,
@@ -187,7 +187,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut core = Core::new(workers, prefetch_factor, order);
         core.begin_at(source.get().first_worker());
         let timeout = (timeout > 0.0).then_some(timeout);
-        let state = DetachedLock::new(State::new(core, source, timeout.is_some()));
+        let state = DetachedLock::new(EpochState::new(core, source, timeout.is_some()));
         Self {
             engine,
             state,
@@ -253,7 +253,7 @@ impl<E: ParentEnd> Scheduling<E> {
 
     fn next_of<'py>(
         &self,
-        state: &mut State<IndexOf<E>>,
+        state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, 'py>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
@@ -375,7 +375,7 @@ fn is_end(data: &Bound<'_, PyAny>) -> PyResult<bool> {
 }
 
 impl<E: ParentEnd> Scheduling<E> {
-    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, State<IndexOf<E>>>> {
+    fn lock(&self, py: Python<'_>) -> PyResult<Guard<'_, EpochState<IndexOf<E>>>> {
         self.check_process()?;
         self.state.lock(py, BUSY)
     }

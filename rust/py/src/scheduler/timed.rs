@@ -9,7 +9,7 @@ use ringloader_core::transport::message::TaskKind;
 use ringloader_core::transport::run_times::TimedRun;
 
 use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
-use super::{Scheduling, State};
+use super::{EpochState, Scheduling};
 use crate::sampling::codec::decode_index;
 use crate::timing::Recorder;
 
@@ -51,13 +51,13 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 
     /// Notes a batch, which is unpacked now.
-    pub(super) fn end_timed(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, timed: Timed) {
+    pub(super) fn end_timed(&self, py: Python<'_>, state: &EpochState<IndexOf<E>>, batch: u64, timed: Timed) {
         let Some((recorder, _)) = self.recorder.get() else { return };
         recorder.get().note_main(MainWork::Decode, batch, timed.begun);
         self.note_made(py, state, batch, timed.made);
     }
 
-    fn note_made(&self, py: Python<'_>, state: &State<IndexOf<E>>, batch: u64, made: Made) {
+    fn note_made(&self, py: Python<'_>, state: &EpochState<IndexOf<E>>, batch: u64, made: Made) {
         for run in made.runs {
             self.note_fetch(py, state, batch, (run.worker, run.stamps), Some(run.samples));
         }
@@ -67,7 +67,7 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 
     /// Notes the batches that had arrived before their epoch began.
-    pub(super) fn note_early(&self, py: Python<'_>, state: &mut State<IndexOf<E>>) {
+    pub(super) fn note_early(&self, py: Python<'_>, state: &mut EpochState<IndexOf<E>>) {
         for (batch, made) in std::mem::take(&mut state.early) {
             self.note_made(py, state, batch, made);
         }
@@ -77,7 +77,7 @@ impl<E: ParentEnd> Scheduling<E> {
     fn note_fetch(
         &self,
         py: Python<'_>,
-        state: &State<IndexOf<E>>,
+        state: &EpochState<IndexOf<E>>,
         batch: u64,
         made: (u32, Stamps),
         run: Option<Range<u64>>,

@@ -34,7 +34,7 @@ use crate::strings;
 /// A tensor of a batch, but for the batch.
 ///
 /// INVARIANT: it is a leaf of a parsed table, so shape and strides fit into `nbytes`.
-pub(crate) struct Form<'a> {
+pub(crate) struct TensorForm<'a> {
     dtype: Dtype,
     /// The shape, then the strides.
     dims: Cow<'a, [Dim]>,
@@ -42,7 +42,7 @@ pub(crate) struct Form<'a> {
     nbytes: u64,
 }
 
-impl<'a> Form<'a> {
+impl<'a> TensorForm<'a> {
     /// `None` for a leaf that is no tensor.
     pub(crate) fn of(leaf: &Leaf<'a>) -> Option<Self> {
         let LeafKind::Tensor(dtype) = leaf.kind() else { return None };
@@ -53,8 +53,8 @@ impl<'a> Form<'a> {
     }
 
     /// For batches whose tables are the same.
-    pub(crate) fn into_owned(self) -> Form<'static> {
-        Form { dims: Cow::Owned(self.dims.into_owned()), ..self }
+    pub(crate) fn into_owned(self) -> TensorForm<'static> {
+        TensorForm { dims: Cow::Owned(self.dims.into_owned()), ..self }
     }
 
     /// Bytes of memory that such a tensor has.

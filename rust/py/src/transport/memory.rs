@@ -5,7 +5,7 @@ use std::os::fd::{AsRawFd, RawFd};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use ringloader_core::transport::WorkerFds as CoreFds;
-use ringloader_core::transport::slot_memory::{SlotMemory as CoreMemory, Window};
+use ringloader_core::transport::slot_memory::{SlotMemory as CoreMemory, SlotWindow};
 
 /// Numbers of descriptors, which stay those of the owner.
 #[pyclass(frozen, get_all, module = "ringloader._native")]
@@ -78,7 +78,7 @@ impl SlotMemory {
 
     /// Returns the start of the window that an address lies in, and the number of its bytes that are backed by memory.
     fn window_of(&self, address: usize) -> Option<(usize, u64)> {
-        self.0.window_of(address).map(|Window { address, touched, .. }| (address, touched))
+        self.0.window_of(address).map(|SlotWindow { address, touched, .. }| (address, touched))
     }
 
     /// Notes that a driver is about to register `nbytes` bytes from a window's start, or has unregistered them (0).

@@ -1,6 +1,6 @@
 use std::sync::{Arc, Weak};
 
-use super::{Copier, CopyJob, CopyPart, Queue, State};
+use super::{Copier, CopyJob, CopyPart, JobState, Queue};
 use crate::os::Segment;
 use crate::process;
 use crate::transport::received::{Backing, OwnSegment};
@@ -85,7 +85,7 @@ fn jobs_outlive_their_copier() {
             memory.iter_mut().map(|into| begin(&copier, batch(into.len(), 3), into).0).collect();
         drop(copier);
         jobs.iter().for_each(CopyJob::finish);
-        assert!(jobs.iter().all(|job| matches!(*job.shared.state.lock(), State::Over)));
+        assert!(jobs.iter().all(|job| matches!(*job.shared.state.lock(), JobState::Over)));
         drop(jobs);
         assert!(memory.iter().flatten().all(|&byte| byte == 3));
     }

@@ -2,11 +2,11 @@
 
 use super::Engine;
 use crate::sync::Arc;
-use crate::transport::joint::windows::Windows;
+use crate::transport::joint::windows::JointWindows;
 
 impl Engine {
     /// Takes the windows in which workers may send batches that they have made together. Later calls change nothing.
-    pub fn share_windows(&self, windows: Arc<Windows>) {
+    pub fn share_windows(&self, windows: Arc<JointWindows>) {
         let _ = self.windows.set(windows);
     }
 

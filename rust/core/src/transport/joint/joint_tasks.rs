@@ -1,7 +1,7 @@
 //! The main process's end of tasks that worker processes share.
 
 use super::tasks::{LaidOut, Tasks};
-use super::windows::Windows;
+use super::windows::JointWindows;
 use super::{JointMemory, MOST_INDEX, samples_of};
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Lock};
@@ -12,14 +12,14 @@ use crate::transport::run_times::{self, TimedRun};
 #[derive(Debug)]
 pub struct JointTasks {
     memory: JointMemory,
-    windows: Arc<Windows>,
+    windows: Arc<JointWindows>,
     /// The most that there may be.
     workers: u32,
-    state: Lock<Sent>,
+    state: Lock<JointState>,
 }
 
 #[derive(Debug)]
-struct Sent {
+struct JointState {
     /// With the window of each.
     tasks: Tasks<TaskIndex, u32>,
     /// The task that was answered last, and the times of its runs.
@@ -29,8 +29,9 @@ struct Sent {
 impl JointTasks {
     /// For `workers` workers at most, and as many until [`share_among`](Self::share_among).
     #[must_use]
-    pub fn new(memory: JointMemory, windows: Arc<Windows>, workers: u32, keeps_whole: bool) -> Self {
-        let state = Lock::new(Sent { tasks: Tasks::new(memory.places, workers, keeps_whole), timed: None });
+    pub fn new(memory: JointMemory, windows: Arc<JointWindows>, workers: u32, keeps_whole: bool) -> Self {
+        let state =
+            Lock::new(JointState { tasks: Tasks::new(memory.places, workers, keeps_whole), timed: None });
         Self { memory, windows, workers, state }
     }
 
@@ -94,7 +95,7 @@ impl JointTasks {
     /// # Errors
     /// As [`put`](Self::put).
     pub fn answered(&self, seq: u64, in_window: bool) -> Result<bool> {
-        let Sent { tasks, timed } = &mut *self.state.lock();
+        let JointState { tasks, timed } = &mut *self.state.lock();
         let Some(place) = tasks.place_of(seq) else { return Ok(false) };
         let claims = self.memory.claims();
         if let Some(times) = self.memory.times(place) {

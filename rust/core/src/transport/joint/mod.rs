@@ -27,9 +27,9 @@ pub use self::joint_tasks::JointTasks;
 pub use self::rows::Rows;
 pub(crate) use self::tasks::{LaidOut, Tasks};
 
-use self::windows::Windows;
+use self::windows::JointWindows;
 use crate::error::{Error, Result};
-use crate::joint::{Claim, Plan};
+use crate::joint::{Claim, JointPlan};
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::page::page_size;
@@ -71,11 +71,11 @@ impl JointMemory {
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn create(places: u32, window: u64, timed: bool) -> Result<(Self, Windows, OwnedFd)> {
+    pub fn create(places: u32, window: u64, timed: bool) -> Result<(Self, JointWindows, OwnedFd)> {
         let words = WordFile::in_memory("ringloader-claims", words_for(places, timed))?;
         let (bytes, fd) = Segment::create("ringloader-parts", bytes_for(places, window)?)?;
         let bytes = Arc::new(bytes);
-        let windows = Windows::new(bytes.clone(), windows_for(places), places, window);
+        let windows = JointWindows::new(bytes.clone(), windows_for(places), places, window);
         Ok((Self { words, bytes, places, window }, windows, fd))
     }
 
@@ -180,7 +180,7 @@ impl JointMemory {
     /// # Errors
     /// [`Error::Corrupt`] for what the main process does not write.
     pub fn index(&self, claimed: &Claimed) -> Result<TaskIndex> {
-        let Plan { kind, len, .. } = claimed.plan;
+        let JointPlan { kind, len, .. } = claimed.plan;
         let kind = TaskKind::from_number(kind)
             .ok_or_else(|| Error::Corrupt(format!("{kind} is no kind of task")))?;
         if len > MOST_INDEX {
@@ -281,7 +281,7 @@ fn too_many(places: u32, window: u64) -> Error {
 pub struct Claimed {
     place: usize,
     /// The batch.
-    pub plan: Plan,
+    pub plan: JointPlan,
     /// The claim.
     pub claim: Claim,
 }
@@ -309,7 +309,7 @@ impl Claimed {
     }
 }
 
-fn samples_of(plan: &Plan, run: u32) -> Range<u64> {
+fn samples_of(plan: &JointPlan, run: u32) -> Range<u64> {
     let start = (u64::from(run) * plan.per_run).min(plan.samples);
     start..(start + plan.per_run).min(plan.samples)
 }
@@ -318,7 +318,7 @@ fn samples_of(plan: &Plan, run: u32) -> Range<u64> {
 mod tests {
     use super::*;
     use crate::batch::Dtype;
-    use crate::batch::rows::{Column, ColumnKind, Form};
+    use crate::batch::rows::{Column, ColumnKind, SampleForm};
     use crate::joint::Part;
 
     const WINDOW: u64 = 1 << 22;
@@ -340,8 +340,8 @@ mod tests {
     }
 
     /// A row of a quarter of a megabyte.
-    fn form(rows: i64) -> Form {
-        Form::Column(Column { kind: ColumnKind::Tensor, dtype: Dtype::F32, shape: vec![rows << 16] })
+    fn form(rows: i64) -> SampleForm {
+        SampleForm::Column(Column { kind: ColumnKind::Tensor, dtype: Dtype::F32, shape: vec![rows << 16] })
     }
 
     #[test]
@@ -351,7 +351,7 @@ mod tests {
         let (memory, windows, _fd) = JointMemory::create(1, WINDOW, false).unwrap();
         let tasks = JointTasks::new(memory, Arc::new(windows), 1, true);
         let memory = tasks.memory();
-        let made = |seq, form: &Form, probe: &MemoryProbe| {
+        let made = |seq, form: &SampleForm, probe: &MemoryProbe| {
             tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();
             let claimed = memory.claims().claim(0, |_| true).unwrap();
             let found = memory.columns_of(&claimed, form, probe).map(|places| places.is_some());
@@ -365,7 +365,7 @@ mod tests {
         assert!(refused(made(0, &form(1), &little)), "cold");
         assert_eq!(made(1, &form(1), &plenty), (Ok(true), true));
         assert_eq!(made(2, &form(1), &little), (Ok(true), true), "the same window, warm");
-        assert!(refused(made(3, &Form::List(vec![form(1), form(2)]), &little)), "more of it");
+        assert!(refused(made(3, &SampleForm::List(vec![form(1), form(2)]), &little)), "more of it");
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! The rows of a batch: which form they have, and where they lie.
 
 use super::{Claimed, End, JointMemory};
-use crate::batch::rows::{Form, Place};
+use crate::batch::rows::{Place, SampleForm};
 use crate::error::{Error, Result};
 use crate::os::memory::MemoryProbe;
 
@@ -14,7 +14,7 @@ const ALIGNMENT: u64 = 64;
 #[derive(Debug)]
 pub struct Rows {
     /// The form of the samples.
-    pub form: Form,
+    pub form: SampleForm,
     /// The places of its columns.
     pub columns: Vec<Place>,
     /// The end of the last one.
@@ -30,7 +30,7 @@ impl JointMemory {
     pub fn columns_of(
         &self,
         claimed: &Claimed,
-        form: &Form,
+        form: &SampleForm,
         probe: &MemoryProbe,
     ) -> Result<Option<Vec<Place>>> {
         let mut header = vec![0; FORM_HEADER as usize];
@@ -85,7 +85,7 @@ impl JointMemory {
         self.copy_out(claimed, at, FORM_HEADER, &mut bytes)?;
         let len = bytes.first_chunk().map_or(0, |first| u64::from_le_bytes(*first));
         self.copy_out(claimed, at.saturating_add(FORM_HEADER), len, &mut bytes)?;
-        let form = Form::read(&bytes)?;
+        let form = SampleForm::read(&bytes)?;
         let places = form.places(self.len_in_window(claimed.plan.len), claimed.plan.samples);
         let (columns, end) = places
             .filter(|(_, end)| *end <= self.window)

@@ -5,7 +5,7 @@ use std::collections::VecDeque;
 use super::Claimed;
 use super::claims::Claims;
 use crate::error::Result;
-use crate::joint::Plan;
+use crate::joint::JointPlan;
 use crate::transport::task_number::{epoch_of, is_before};
 
 /// The tasks: `I` is an index, and `K` what is kept for a task that has a place.
@@ -83,7 +83,7 @@ impl<I, K> Tasks<I, K> {
     }
 
     /// Lays out tasks while there is a place. Returns true if it has. `room`: bytes of a window. `write` writes the index
-    /// of a task to a place, and returns the kind, the length and the window for its [`Plan`], and what is kept; `None`:
+    /// of a task to a place, and returns the kind, the length and the window for its [`JointPlan`], and what is kept; `None`:
     /// not now.
     ///
     /// # Errors
@@ -105,7 +105,7 @@ impl<I, K> Tasks<I, K> {
             };
             let Some((seq, index, samples)) = self.pending.pop_front() else { break };
             let per_run = if self.keeps_whole { samples } else { claims.per_run(samples, self.sharers) };
-            claims.batch(place).lay_out(&Plan { seq, samples, per_run, kind, len, window }, room);
+            claims.batch(place).lay_out(&JointPlan { seq, samples, per_run, kind, len, window }, room);
             self.laid_out[place] = Some(LaidOut { seq, index, kept });
             laid_out = Ok(true);
         }

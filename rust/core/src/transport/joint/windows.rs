@@ -21,7 +21,7 @@
 //!
 //! # When the loader closes
 //!
-//! `Windows::close` takes what is free out of the set for good, and gives its pages back; whoever releases a window
+//! `JointWindows::close` takes what is free out of the set for good, and gives its pages back; whoever releases a window
 //! later does the same for that one. Both change the same word, so one of them sees the other, and each bit is taken by
 //! one of them.
 
@@ -33,7 +33,7 @@ use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
 /// All windows of a loader.
 #[derive(Debug)]
-pub struct Windows {
+pub struct JointWindows {
     bytes: Arc<Segment>,
     count: u32,
     /// Bytes of each.
@@ -46,7 +46,7 @@ pub struct Windows {
     process: &'static Process,
 }
 
-impl Windows {
+impl JointWindows {
     pub(super) fn new(bytes: Arc<Segment>, count: u32, most_leased: u32, len: u64) -> Self {
         let free: Box<[AtomicU64]> = (0..count.div_ceil(u64::BITS)).map(|_| AtomicU64::new(0)).collect();
         for window in 0..count as usize {
@@ -137,7 +137,7 @@ impl Windows {
 /// A window with a batch in it that has arrived. Dropped, on any thread, it is free.
 #[derive(Debug)]
 pub struct HeldJointWindow {
-    windows: Arc<Windows>,
+    windows: Arc<JointWindows>,
     window: u32,
     is_leased: bool,
     held: Moment,
@@ -146,7 +146,7 @@ pub struct HeldJointWindow {
 impl HeldJointWindow {
     /// # Errors
     /// [`Error::Corrupt`] if no batch was laid out there.
-    pub(crate) fn new(windows: Arc<Windows>, window: u32) -> Result<Self> {
+    pub(crate) fn new(windows: Arc<JointWindows>, window: u32) -> Result<Self> {
         if !windows.is_out(window) {
             return Err(Error::Corrupt(format!("a batch in window {window}, where none was laid out")));
         }
@@ -162,7 +162,7 @@ impl HeldJointWindow {
 
     /// Makes the window the user's. `false`: he keeps as many as he may.
     pub(crate) fn lease(&mut self) -> bool {
-        let Windows { leased, most_leased, process, .. } = &*self.windows;
+        let JointWindows { leased, most_leased, process, .. } = &*self.windows;
         let more = || {
             let add = |now: u64| (now < *most_leased).then_some(now + 1);
             leased.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
@@ -191,7 +191,7 @@ impl Drop for HeldJointWindow {
 
 /// Releases a window when it is dropped.
 struct Returned {
-    windows: Arc<Windows>,
+    windows: Arc<JointWindows>,
     window: u32,
     is_leased: bool,
 }
@@ -210,10 +210,10 @@ impl Drop for Returned {
 mod tests {
     use super::*;
 
-    fn windows(count: u32, most_leased: u32) -> Arc<Windows> {
+    fn windows(count: u32, most_leased: u32) -> Arc<JointWindows> {
         let len = 1 << 16;
         let (bytes, _fd) = Segment::create("windows", len * u64::from(count)).unwrap();
-        Arc::new(Windows::new(Arc::new(bytes), count, most_leased, len))
+        Arc::new(JointWindows::new(Arc::new(bytes), count, most_leased, len))
     }
 
     #[test]

@@ -24,7 +24,7 @@ pub(super) struct Worker<I, R> {
 
 /// The queues of all workers.
 #[derive(Debug)]
-pub(super) struct State<I, R> {
+pub(super) struct QueueState<I, R> {
     pub(super) workers: Vec<Worker<I, R>>,
     /// `None` where each task is one worker's.
     pub(super) joint: Option<ThreadTasks<I, R>>,
@@ -42,7 +42,7 @@ pub(super) struct State<I, R> {
     pub(super) only: Option<u32>,
 }
 
-impl<I, R> State<I, R> {
+impl<I, R> QueueState<I, R> {
     pub(super) fn new(workers: u32) -> Self {
         let worker = |_| Worker {
             requests: VecDeque::new(),
