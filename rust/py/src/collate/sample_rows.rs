@@ -21,7 +21,7 @@ use crate::objects::{entries_of, items_of};
 use crate::torch::elements::{Described, describe};
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
-use crate::transport::joint_batch::Claimed;
+use crate::transport::claimed::Claimed;
 use crate::transport::joint_port::JointPort;
 
 /// Makes batches of a worker's samples and its siblings', as rows that `collate` would make.

@@ -22,8 +22,9 @@ use crate::python::Callbacks;
 use crate::sampling::codec::{decode_index, encode_index};
 use crate::sampling::places;
 use crate::sampling::source::IndexSource;
+use crate::transport::claimed::Index;
 use crate::transport::engine::Engine;
-use crate::transport::queues::{Core as CoreQueues, Index, Made, ThreadQueues};
+use crate::transport::queues::{Core as CoreQueues, Made, ThreadQueues};
 
 /// In each pickle that has what torch sends of a tensor to another process.
 const REDUCTIONS: &[u8] = b"torch.multiprocessing.reductions";

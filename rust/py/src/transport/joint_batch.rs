@@ -1,4 +1,4 @@
-//! A batch that all workers make: a worker's claim of it, as a Python class, and the batch as it is sent.
+//! A batch that all workers have made, as it is sent.
 
 use std::ops::Range;
 use std::os::fd::OwnedFd;
@@ -6,78 +6,11 @@ use std::os::fd::OwnedFd;
 use pyo3::prelude::*;
 use ringloader_core::os::Segment;
 use ringloader_core::os::memory::MemoryProbe;
-use ringloader_core::sync::Arc;
 use ringloader_core::transport::joint::{Claimed as Core, JointMemory};
-use ringloader_core::transport::queues::TaskRun;
 
-use super::queues::Index;
 use crate::batch::encode::Encoded;
 use crate::batch::write::Target;
 use crate::gil::exception;
-
-/// A worker's claim of a batch: a run of samples, or the collation.
-#[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Claimed {
-    pub(crate) core: Core,
-    index: Arc<Index>,
-    /// True for a batch of an epoch that was given up: nobody wants it.
-    #[pyo3(get)]
-    is_stale: bool,
-}
-
-impl Claimed {
-    pub(super) fn new(TaskRun { claimed: core, index, is_stale }: TaskRun<Index>) -> Self {
-        Self { core, index, is_stale }
-    }
-}
-
-#[pymethods]
-impl Claimed {
-    /// The number of the task.
-    #[getter]
-    fn seq(&self) -> u64 {
-        self.core.plan.seq
-    }
-
-    /// True if the run is the whole batch.
-    #[getter]
-    pub(super) fn is_whole(&self) -> bool {
-        self.core.is_whole()
-    }
-
-    /// True for the collation of a batch whose samples others have made.
-    #[getter]
-    fn is_collation(&self) -> bool {
-        self.core.claim.run.is_none()
-    }
-
-    /// The number of the run's first sample in the batch.
-    #[getter]
-    fn first(&self) -> u64 {
-        self.core.samples().start
-    }
-
-    /// The number of the run's samples.
-    pub(super) fn __len__(&self) -> usize {
-        let samples = self.core.samples();
-        (samples.end - samples.start) as usize
-    }
-
-    /// The index of the whole batch, with the places of its samples, as a task has it.
-    fn whole_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        self.index.decode(py)
-    }
-
-    /// The index of the run, as that of a batch.
-    fn run_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        if self.is_whole() { self.index.decode(py) } else { self.index.part(py, self.core.samples()) }
-    }
-
-    /// The samples of the batch in place of its index, with their places.
-    fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        self.index.with_samples(samples)
-    }
-}
 
 /// The window of a batch whose rows are all written.
 pub(super) struct JointBatch<'a> {

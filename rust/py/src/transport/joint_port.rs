@@ -17,9 +17,9 @@ use ringloader_core::transport::port::Wake;
 use ringloader_core::transport::queues::TaskRun;
 use ringloader_core::transport::task_number::{epoch_of, is_before};
 
-use super::joint_batch::{Claimed, JointBatch};
+use super::claimed::{Claimed, Index};
+use super::joint_batch::JointBatch;
 use super::port::Port;
-use super::queues::Index;
 use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
 use crate::batch::{decode, rows};

@@ -6,10 +6,12 @@
 //! | `port.rs`, `port/` | shared memory, a worker's end; how it sends a batch |
 //! | `memory.rs` | shared memory: descriptors for a worker, slots for a driver |
 //! | `joint_engine.rs`, `joint_port.rs` | shared memory: tasks that all workers share, the parent's and a worker's end |
-//! | `joint_batch.rs` | shared memory: a worker's claim of such a batch; the batch as it is sent |
+//! | `joint_batch.rs` | shared memory: the batch that they have made, as it is sent |
+//! | `claimed.rs` | a worker's claim of such a task, and the index that it asks for |
 //! | `queues.rs` | both ends between threads |
 //! | `relay.rs` | shared memory of workers on other machines: both relays |
 
+pub(crate) mod claimed;
 pub(crate) mod engine;
 pub(crate) mod event;
 pub(crate) mod joint_batch;

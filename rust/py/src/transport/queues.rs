@@ -1,23 +1,20 @@
 //! The transport between threads, as a Python class: the parent's end, and the workers'.
 
-use std::ops::Range;
 use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use ringloader_core::plan::TaskPlaces;
 use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::timing::Stamps;
-use ringloader_core::transport::message::{ResultKind, TaskIndex, TaskKind};
+use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::queues::{Queues, Reply, Request};
 use ringloader_core::transport::run_times::TimedRun;
 
-use super::joint_batch::Claimed;
+use super::claimed::{Claimed, Index};
 use crate::gil::{exception, in_thread, wait_for_request};
 use crate::objects;
 use crate::python;
-use crate::sampling::codec::{decode_index, encode_index, pair};
-use crate::sampling::places::{self, part, placed, without_places};
+use crate::sampling::codec::{encode_index, pair};
 use crate::timing::WorkerClock;
 use crate::torch::names::Torch;
 
@@ -36,16 +33,6 @@ impl Made {
     fn plain(object: Py<PyAny>) -> Self {
         Self { object, stamps: None, runs: Vec::new() }
     }
-}
-
-/// The index that a task asks for.
-pub(crate) enum Index {
-    /// An index of plain numbers, or of `None`.
-    Plain(TaskIndex),
-    /// Any other index, as the sampler's own object; or a whole message of torch's protocol.
-    Object(Py<PyAny>),
-    /// One of these with the places of its samples.
-    Placed(Box<Index>, TaskPlaces),
 }
 
 /// Tasks to the threads that are workers, and their results back. The same object is both ends.
@@ -247,65 +234,6 @@ fn samples_of(index: &Index) -> u64 {
     match index {
         Index::Placed(_, places) => places.len(),
         Index::Plain(_) | Index::Object(_) => 1,
-    }
-}
-
-impl Index {
-    /// The index of a task as it is sent.
-    ///
-    /// # Errors
-    /// `RuntimeError` for places that cannot be read.
-    pub(super) fn of_task((kind, bytes): TaskIndex) -> PyResult<Self> {
-        if kind != TaskKind::Seeded {
-            return Ok(Self::Plain((kind, bytes)));
-        }
-        let (places, kind, bytes) = places::split(&bytes)?;
-        Ok(Self::Placed(Box::new(Self::Plain((kind, bytes.to_vec()))), places))
-    }
-
-    /// The index of `samples` of a batch, with their places.
-    ///
-    /// # Errors
-    /// The error that the index raises where it is iterated.
-    pub(super) fn part<'py>(&self, py: Python<'py>, samples: Range<u64>) -> PyResult<Bound<'py, PyAny>> {
-        let Self::Placed(index, places) = self else { return Err(without_places()) };
-        if let Self::Plain((TaskKind::Indices, bytes)) = &**index {
-            let of_part = bytes.get(8 * samples.start as usize..8 * samples.end as usize);
-            let index = decode_index(py, TaskKind::Indices, of_part.ok_or_else(without_places)?)?;
-            return placed(index, &places.part(samples));
-        }
-        part(index.plain(py)?, places, samples)
-    }
-
-    /// `samples` of the batch in place of its index, with its places.
-    pub(super) fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let Self::Placed(_, places) = self else { return Err(without_places()) };
-        placed(samples, places)
-    }
-
-    /// Returns the index as the worker gets it.
-    pub(super) fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        match self {
-            Self::Placed(index, places) => placed(index.plain(py)?, places),
-            _ => self.plain(py),
-        }
-    }
-
-    /// Returns the index alone.
-    pub(crate) fn plain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
-        match self {
-            Self::Plain((kind, bytes)) => decode_index(py, *kind, bytes),
-            Self::Object(object) => Ok(object.bind(py).clone()),
-            Self::Placed(index, _) => index.plain(py),
-        }
-    }
-
-    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
-        match self {
-            Self::Plain(plain) => Self::Plain(plain.clone()),
-            Self::Object(object) => Self::Object(object.clone_ref(py)),
-            Self::Placed(index, places) => Self::Placed(Box::new(index.clone_ref(py)), places.clone()),
-        }
     }
 }
 

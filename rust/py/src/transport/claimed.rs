@@ -1,0 +1,146 @@
+//! A worker's claim of a task that all workers share, as a Python class, with the index that the task asks for.
+
+use std::ops::Range;
+
+use pyo3::prelude::*;
+use ringloader_core::plan::TaskPlaces;
+use ringloader_core::sync::Arc;
+use ringloader_core::transport::joint::Claimed as Core;
+use ringloader_core::transport::message::{TaskIndex, TaskKind};
+use ringloader_core::transport::queues::TaskRun;
+
+use crate::sampling::codec::decode_index;
+use crate::sampling::places::{self, part, placed, without_places};
+
+/// The index that a task asks for.
+pub(crate) enum Index {
+    /// An index of plain numbers, or of `None`.
+    Plain(TaskIndex),
+    /// Any other index, as the sampler's own object; or a whole message of torch's protocol.
+    Object(Py<PyAny>),
+    /// One of these with the places of its samples.
+    Placed(Box<Index>, TaskPlaces),
+}
+
+impl Index {
+    /// The index of a task as it is sent.
+    ///
+    /// # Errors
+    /// `RuntimeError` for places that cannot be read.
+    pub(super) fn of_task((kind, bytes): TaskIndex) -> PyResult<Self> {
+        if kind != TaskKind::Seeded {
+            return Ok(Self::Plain((kind, bytes)));
+        }
+        let (places, kind, bytes) = places::split(&bytes)?;
+        Ok(Self::Placed(Box::new(Self::Plain((kind, bytes.to_vec()))), places))
+    }
+
+    /// The index of `samples` of a batch, with their places.
+    ///
+    /// # Errors
+    /// The error that the index raises where it is iterated.
+    pub(super) fn part<'py>(&self, py: Python<'py>, samples: Range<u64>) -> PyResult<Bound<'py, PyAny>> {
+        let Self::Placed(index, places) = self else { return Err(without_places()) };
+        if let Self::Plain((TaskKind::Indices, bytes)) = &**index {
+            let of_part = bytes.get(8 * samples.start as usize..8 * samples.end as usize);
+            let index = decode_index(py, TaskKind::Indices, of_part.ok_or_else(without_places)?)?;
+            return placed(index, &places.part(samples));
+        }
+        part(index.plain(py)?, places, samples)
+    }
+
+    /// `samples` of the batch in place of its index, with its places.
+    pub(super) fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        let Self::Placed(_, places) = self else { return Err(without_places()) };
+        placed(samples, places)
+    }
+
+    /// Returns the index as the worker gets it.
+    pub(super) fn decode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Placed(index, places) => placed(index.plain(py)?, places),
+            _ => self.plain(py),
+        }
+    }
+
+    /// Returns the index alone.
+    pub(crate) fn plain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self {
+            Self::Plain((kind, bytes)) => decode_index(py, *kind, bytes),
+            Self::Object(object) => Ok(object.bind(py).clone()),
+            Self::Placed(index, _) => index.plain(py),
+        }
+    }
+
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        match self {
+            Self::Plain(plain) => Self::Plain(plain.clone()),
+            Self::Object(object) => Self::Object(object.clone_ref(py)),
+            Self::Placed(index, places) => Self::Placed(Box::new(index.clone_ref(py)), places.clone()),
+        }
+    }
+}
+
+/// A worker's claim of a batch: a run of samples, or the collation.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Claimed {
+    pub(crate) core: Core,
+    index: Arc<Index>,
+    /// True for a batch of an epoch that was given up: nobody wants it.
+    #[pyo3(get)]
+    is_stale: bool,
+}
+
+impl Claimed {
+    pub(super) fn new(TaskRun { claimed: core, index, is_stale }: TaskRun<Index>) -> Self {
+        Self { core, index, is_stale }
+    }
+}
+
+#[pymethods]
+impl Claimed {
+    /// The number of the task.
+    #[getter]
+    fn seq(&self) -> u64 {
+        self.core.plan.seq
+    }
+
+    /// True if the run is the whole batch.
+    #[getter]
+    pub(super) fn is_whole(&self) -> bool {
+        self.core.is_whole()
+    }
+
+    /// True for the collation of a batch whose samples others have made.
+    #[getter]
+    fn is_collation(&self) -> bool {
+        self.core.claim.run.is_none()
+    }
+
+    /// The number of the run's first sample in the batch.
+    #[getter]
+    fn first(&self) -> u64 {
+        self.core.samples().start
+    }
+
+    /// The number of the run's samples.
+    pub(super) fn __len__(&self) -> usize {
+        let samples = self.core.samples();
+        (samples.end - samples.start) as usize
+    }
+
+    /// The index of the whole batch, with the places of its samples, as a task has it.
+    fn whole_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        self.index.decode(py)
+    }
+
+    /// The index of the run, as that of a batch.
+    fn run_index<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        if self.is_whole() { self.index.decode(py) } else { self.index.part(py, self.core.samples()) }
+    }
+
+    /// The samples of the batch in place of its index, with their places.
+    fn with_samples<'py>(&self, samples: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+        self.index.with_samples(samples)
+    }
+}
