@@ -27,7 +27,7 @@ GUARDS = {
     "pairs of features": 14,
     "edges from the core to what is above it": 32,
     "modules in one folder": 14,
-    "lines of Rust": 24_590,
+    "lines of Rust": 24_230,
     "files of the binding": 75,
     "lines that make code at run time": 2,
 }

@@ -18,8 +18,8 @@ use ringloader_core::transport::queues::TaskRun;
 use ringloader_core::transport::task_number::{epoch_of, is_before};
 
 use super::claimed::{Claimed, Index};
-use super::joint_batch::JointBatch;
 use super::port::Port;
+use super::port::sending::JointBatch;
 use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
 use crate::batch::{decode, rows};

@@ -1,6 +1,6 @@
 //! A worker's end of the transport, as a Python class.
 
-mod sending;
+pub(super) mod sending;
 
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;

@@ -1,19 +1,22 @@
 //! A batch on its way from a worker: encoded, laid out, copied and committed.
 
 use std::ffi::CString;
+use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
+use ringloader_core::os::Segment;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::fd_passing::{SendOutcome, most_in_flight};
+use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::Stamps;
+use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory};
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Commit, Port as Core, Room, Wake};
 
-use super::super::joint_batch::{JointBatch, Reserved};
 use super::Port;
 use crate::batch::encode::Encoded;
 use crate::batch::groups::Groups;
@@ -205,4 +208,57 @@ impl Port {
         }
         Ok(self.is_done())
     }
+}
+
+/// The window of a batch whose rows are all written.
+pub(in super::super) struct JointBatch<'a> {
+    pub(in super::super) tasks: &'a JointMemory,
+    pub(in super::super) claimed: &'a CoreClaimed,
+    /// Where the rows end, from the start of the window.
+    pub(in super::super) end: u64,
+    pub(in super::super) probe: &'a MemoryProbe,
+}
+
+impl<'a> JointBatch<'a> {
+    pub(in super::super) fn window(&self) -> u32 {
+        self.claimed.plan.window
+    }
+
+    /// The addresses of the window, up to the end of the rows.
+    ///
+    /// # Errors
+    /// `RuntimeError` for a window that there is not.
+    pub(in super::super) fn filled(&self) -> PyResult<Range<usize>> {
+        let start = self.tasks.pointer(self.claimed, 0, self.end).map_err(exception)?.as_ptr() as usize;
+        Ok(start..start + self.end as usize)
+    }
+
+    /// Finds room for what is no row, for the table, and for `extra` bytes after it; `None`: there is none.
+    ///
+    /// # Errors
+    /// `MemoryError` when the machine or the control group has not enough left.
+    pub(in super::super) fn reserve(&self, encoded: &mut Encoded, extra: u64) -> PyResult<Option<Reserved>> {
+        let table = encoded.meta.encoded_len() as u64;
+        let len = encoded.lay_out(Some(0)) + table + extra;
+        let start = self.tasks.after_rows(self.claimed, self.end, len, self.probe).map_err(exception)?;
+        let Some(start) = start else { return Ok(None) };
+        // INVARIANT: as long as at 0, since `start` is a multiple of every alignment.
+        let meta_at = encoded.lay_out(Some(start));
+        let meta_end = meta_at + table;
+        Ok(Some(Reserved { own: None, meta_at, meta_end, end: meta_end + extra }))
+    }
+
+    pub(in super::super) fn target(&self) -> Target<'a, 'a> {
+        Target::Part { tasks: self.tasks, claimed: self.claimed, start: 0 }
+    }
+}
+
+/// The memory that is reserved for a batch: in the slot, in a window, or in a segment of its own.
+pub(in super::super) struct Reserved {
+    pub(in super::super) own: Option<(Segment, OwnedFd)>,
+    /// The start of the batch's table.
+    pub(in super::super) meta_at: u64,
+    pub(in super::super) meta_end: u64,
+    /// The end of all that travels.
+    pub(in super::super) end: u64,
 }
