@@ -12,16 +12,16 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 import ringloader._features.all as features
-from ringloader._core import epochs
+from ringloader._core import epochs, pausing
 from ringloader._core.feature import Hook
 from ringloader._core.make import make_iterator
 from ringloader._core.torchs import TorchsIterator
 from ringloader._features import loader_options
 from ringloader._features.auto import FoundNumber
 from ringloader._features.constructing import construct
-from ringloader._features.pausing import pausing
 from ringloader._features.pools.pool import WorkerPool
 from ringloader._features.report import at_exit, report
+from ringloader._features.shutdown import shutdown
 from ringloader._features.stats.epoch import EpochStats
 from ringloader._features.stats.recording import epoch_stats
 from ringloader._features.table import TABLE
@@ -362,7 +362,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """
         from ringloader._features.calls import calls
 
-        return calls.call_workers(self, pausing.alive(self), fn, args, timeout)
+        return calls.call_workers(self, shutdown.alive(self), fn, args, timeout)
 
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
@@ -375,7 +375,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
         ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
         """
-        pausing.shut_down(self)
+        shutdown.shut_down(self)
 
     def __enter__(self) -> Self:
         return self

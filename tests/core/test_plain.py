@@ -12,7 +12,6 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 import ringloader
 from ringloader import DataLoader, StatefulDataLoader
 from ringloader._core.without_workers import (
-    GatheringIterator,
     IteratorWithOptions,
     SingleProcessIterator,
 )
@@ -73,7 +72,7 @@ def test_arrays_are_gathered_by_the_first_iterator_and_by_later_ones():
     loader = DataLoader(torch.utils.data.TensorDataset(torch.arange(6)), batch_size=4)
     for _ in range(3):
         iterator = iter(loader)
-        assert type(iterator) is GatheringIterator
+        assert type(iterator) is SingleProcessIterator
         assert type(iterator._dataset_fetcher) is gather.Gathering
         assert [batch.tolist() for (batch,) in iterator] == [[0, 1, 2, 3], [4, 5]]
 

@@ -187,7 +187,7 @@ def test_an_option_that_is_off_has_no_feature(workers):
 def test_each_module_of_a_feature_has_its_maker():
     for module, names in feature_list.FEATURES:
         assert callable(importlib.import_module(module).feature_for)
-        assert names <= {*TABLE, "Dispatch", "timeout"}
+        assert names <= {*TABLE, "Dispatch", "timeout", "rows"}
 
 
 def test_each_option_of_a_worker_has_a_place_of_its_own():

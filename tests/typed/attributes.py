@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import ringloader
 import ringloader._core.epochs as epochs
-import ringloader._features.pausing.pausing as pausing
+import ringloader._features.shutdown.shutdown as shutdown
 from ringloader._core.base import LoaderIterator
 from ringloader._core.torchs import TorchsIterator
 from ringloader._core.with_workers import WorkersIterator
@@ -67,5 +67,5 @@ def give(loader: TorchLoader, torchs: TorchIterator, ours: OurIterator, dataset:
     epochs.next_of(loader)
     epochs.next_of(dataset)  # type: ignore[arg-type]
     epochs.next_of(None)  # type: ignore[arg-type]
-    pausing.shut_down(torchs)  # type: ignore[arg-type]
+    shutdown.shut_down(torchs)  # type: ignore[arg-type]
     iterators_with_workers(ours)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@ import torch
 
 from ringloader._core import epochs
 from ringloader._core.epochs import Drawn, EpochPlan
-from ringloader._features.pausing.pausing import Pausing
+from ringloader._core.pausing import Pausing
 from ringloader._torch import internals
 
 if TYPE_CHECKING:

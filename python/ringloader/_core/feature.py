@@ -301,7 +301,24 @@ class Options(Protocol):
 
 
 class FeatureList(Protocol):
-    """The list of features, which stands above the core."""
+    """The list of features, which stands above the core.
+
+    Attributes:
+        asked: Has a ``mode``, which is not empty if a report at exit is asked for. Its clock is a feature.
+        fetchers: By class of dataset, the function that wraps torch's fetcher of a loader without workers.
+    """
+
+    asked: Any
+
+    @property
+    def fetchers(self) -> Mapping[type, Callable[[Any], Any]]: ...
+
+    @property
+    def record(self) -> Callable[..., None]:
+        """Notes for reports how an iterator gets its batches: ``record`` of the reports."""
+
+    def times(self, loader: object, /) -> int:
+        """Returns how many iterators of a loader have been noted."""
 
     def begun(self, loader: TorchLoader, options: Any, /) -> tuple[int, Any]:
         """Returns the number of workers of an iterator, and its options. Raises for those that do not fit."""

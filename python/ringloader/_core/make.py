@@ -10,8 +10,6 @@ import torch
 
 from ringloader._core import epochs
 from ringloader._core.feature import Feature, Hook, Options, Setup, first
-from ringloader._features.arrays import gather
-from ringloader._features.report import asked, report
 from ringloader._torch import devices, internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption, in_order
@@ -79,8 +77,10 @@ def _features_of(
     """Returns the features of an iterator of this path that are on."""
     setup = Setup(path, *more)
     found: tuple[Feature, ...] = ()
-    if options.changed or loader.timeout or asked.mode or needed_by(loader.dataset) is not None:
-        found = hook.features.features_of(loader, options, setup)
+    listed, dataset = hook.features, loader.dataset
+    is_asked = options.changed or loader.timeout or listed.asked.mode
+    if is_asked or needed_by(dataset) is not None or type(dataset) in listed.fetchers:
+        found = listed.features_of(loader, options, setup)
     return (*found, *(make(loader, options, setup) for make in hook.always))
 
 
@@ -100,13 +100,13 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._core.torchs import TorchsIterator
 
-    before = report.times(loader)
+    before = hook.features.times(loader)
     left_out = hook.features.without_effect(loader, options, reason.text)
     features = _features_of(loader, options, hook, "torch", loader.num_workers)
     iterator = first(feature.torchs(loader, reason.text, hook.get_iterator) for feature in features)
     if iterator is None:
         iterator = hook.fall_back()
-    if report.times(loader) != before:
+    if hook.features.times(loader) != before:
         # An inner hook has recorded this iterator.
         return iterator
     if reason.warning is not None:
@@ -117,7 +117,7 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
         iterator = TorchsIterator(iterator, features)
         for feature in features:
             feature.begun(loader, iterator)
-    _record(loader, iterator, "torch", reason.text, features)
+    _record(loader, iterator, "torch", reason.text, features, hook)
     return iterator
 
 
@@ -125,27 +125,25 @@ def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     # A torch without a private name that it needs has torch's path. In this form an import is cheap.
     import ringloader._core.without_workers as without_workers
 
-    features: tuple[Feature, ...] = ()
-    if options.changed or asked.mode or hook.always:
-        features = _features_of(loader, options, hook, "single-process")
-    if not features:
-        is_gathered = gather.is_gathered(loader.dataset)
-        kind = without_workers.GatheringIterator if is_gathered else without_workers.SingleProcessIterator
-        made = kind(loader)
-        report.record(loader, made, "single-process", _NO_WORKERS)
+    listed = hook.features
+    if not options.changed and not listed.asked.mode and not hook.always:
+        wrap = listed.fetchers.get(type(loader.dataset))
+        made = without_workers.SingleProcessIterator(loader, wrap)
+        listed.record(loader, made, "single-process", _NO_WORKERS)
         return made
-    made = without_workers.IteratorWithOptions(loader, _worker_options_of(loader, features), features)
-    _record(loader, made, "single-process", _NO_WORKERS, features)
+    features = _features_of(loader, options, hook, "single-process")
+    made = without_workers.IteratorWithOptions(loader, _worker_options_of(features), features)
+    _record(loader, made, "single-process", _NO_WORKERS, features, hook)
     return made
 
 
 _NO_WORKERS = "num_workers is 0"
 
 
-def _worker_options_of(loader: TorchLoader, features: Iterable[Feature]) -> Sequence[WorkerOption]:
+def _worker_options_of(features: Iterable[Feature]) -> Sequence[WorkerOption]:
     """Returns the options that take part where batches are made: in workers, or without them here."""
     found = (option for feature in features for option in feature.workers())
-    return in_order(gather.option_for(loader), *found)
+    return in_order(*found)
 
 
 def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: WorkerKind, hook: Hook) -> Any:
@@ -157,7 +155,7 @@ def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: Wor
     from ringloader._core.with_workers import WorkersIterator
     from ringloader._transport import budget
 
-    worker_options = _worker_options_of(loader, features)
+    worker_options = _worker_options_of(features)
     device = None if options.device is None else devices.resolve(options.device)
     device_type = None if device is None else device.type
     transport = None
@@ -180,7 +178,7 @@ def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: Wor
                 "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
             )
         raise
-    _record(loader, made, transport.path, transport.about, features, transport.counters)
+    _record(loader, made, transport.path, transport.about, features, hook, transport.counters)
     return made
 
 
@@ -190,11 +188,12 @@ def _record(
     path: PathName,
     reason: str,
     features: Sequence[Feature],
+    hook: Hook,
     of_transport: Callable[[], Mapping[str, int]] = dict,
 ) -> None:
     counts = [of_transport, *(feature.counters for feature in features if feature.counters is not None)]
     noted = {name: value for feature in features for name, value in feature.reported().items()}
-    report.record(loader, made, path, reason, functools.partial(_counters, counts), **noted)
+    hook.features.record(loader, made, path, reason, functools.partial(_counters, counts), **noted)
 
 
 def _counters(counts: Iterable[Callable[[], Mapping[str, int]]]) -> Mapping[str, int]:

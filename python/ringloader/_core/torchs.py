@@ -6,9 +6,9 @@ import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from ringloader._core import pausing
 from ringloader._core.feature import Feature, chain, first
-from ringloader._features.pausing import pausing
-from ringloader._features.pausing.pausing import Pausing
+from ringloader._core.pausing import Pausing
 from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from ringloader._core.base import LoaderIterator
 from ringloader._core.epochs import plan_epoch
 from ringloader._core.feature import Feature, chain, loaded_of, placement_of
-from ringloader._features.arrays import gather
 from ringloader._torch import data_pipes, internals
 from ringloader._worker import collate
 from ringloader._worker import options as worker_options
@@ -23,19 +22,24 @@ _PROFILE_NAME = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
 
 
 class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: ignore[misc]
-    """An iterator that asks the dataset in the caller's process: torch's, whose collation is native."""
+    """An iterator that asks the dataset in the caller's process: torch's, whose collation is native.
+
+    Args:
+        loader: The loader.
+        wrap: Returns what stands in front of the fetcher of such a dataset; None for most datasets.
+    """
 
     # Without a gate or an option.
     _take_next = staticmethod(internals.SingleIterator._next_data)
 
-    def __init__(self, loader: TorchLoader) -> None:
+    def __init__(self, loader: TorchLoader, wrap: Callable[[Any], Any] | None = None) -> None:
         internals.SingleIterator.__init__(self, loader)
         # Analysers of traces look for it.
         self._profile_name = _PROFILE_NAME
-        self._make_native()
-
-    def _make_native(self) -> None:
-        collate.put_native_again(self._dataset_fetcher)
+        fetcher: Any = self._dataset_fetcher  # type: ignore[has-type]
+        collate.put_native_again(fetcher)
+        if wrap is not None:
+            self._dataset_fetcher = wrap(fetcher)
 
     def _chain(self, gate: Any) -> Callable[[Any], Any]:
         return chain(internals.SingleIterator._next_data, self._features, gate)
@@ -47,15 +51,6 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
     def _stop(self, _message: str) -> None:
         # Lets go of the dataset's iterator, as the end of workers does.
         self.__dict__.pop("_dataset_fetcher", None)
-
-
-class GatheringIterator(SingleProcessIterator):
-    """An iterator over arrays, whose rows are gathered natively."""
-
-    def _make_native(self) -> None:
-        fetcher: Any = self._dataset_fetcher  # type: ignore[has-type]
-        collate.put_native_again(fetcher)
-        self._dataset_fetcher = gather.wrapped(fetcher)
 
 
 class _Placing(InFront):

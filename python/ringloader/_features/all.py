@@ -6,21 +6,40 @@ import importlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
+import numpy
+import torch
+from torch.utils.data import TensorDataset
+
 from ringloader._core.feature import Feature, Setup
 from ringloader._core.make import needed_by
+from ringloader._data.array_dataset import ArrayDataset
 from ringloader._features import conflicts
 from ringloader._features.conflicts import without_effect as without_effect
-from ringloader._features.report import asked, tally
+from ringloader._features.report import asked as asked
+from ringloader._features.report import tally
+from ringloader._features.report.report import record as record
+from ringloader._features.report.report import times as times
 from ringloader._features.table import TABLE, Options
 
 if TYPE_CHECKING:
     from ringloader._core.make_transport import WorkerKind
     from ringloader._torch.protocols import TorchLoader
 
+
+def _gathering(fetcher: Any) -> Any:
+    from ringloader._features.arrays import gather
+
+    return gather.wrapped(fetcher)
+
+
+# Classes of datasets whose batches are rows of arrays.
+fetchers = dict.fromkeys((numpy.ndarray, numpy.memmap, torch.Tensor, TensorDataset, ArrayDataset), _gathering)
+
 # The module of each, whose `feature_for` makes it, and the names for which it is looked up: options, the
-# class of a dataset of ours, and torch's `timeout`.
+# class of a dataset of ours, datasets of rows, and torch's `timeout`.
 FEATURES = (
     ("ringloader._features.auto.auto_workers", {"num_workers"}),
+    ("ringloader._features.arrays.gather", {"rows"}),
     ("ringloader._features.stats.recording", {"stats"}),
     ("ringloader._features.device.feature", {"device"}),
     ("ringloader._features.main_prefetch.decoding", {"main_prefetch"}),
@@ -85,6 +104,8 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
     found: list[Feature] = [tally.Clock()] if asked.mode else []
     on: set[str | None] = set()
     on |= {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
+    if setup.path != "torch" and type(loader.dataset) in fetchers:
+        on.add("rows")
     if setup.path != "torch" and setup.workers:
         on |= {needed_by(loader.dataset), "timeout" if loader.timeout else None}
     for module in modules_of(FEATURES, on):

@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import StackDataset, Subset, TensorDataset
 
 import ringloader._native as _native
+from ringloader._core.feature import InWorkers, Setup
 from ringloader._data.array_dataset import ArrayDataset
 from ringloader._data.cached_dataset import CachedDataset
 from ringloader._torch import collating, internals, modes, stand_ins
@@ -86,6 +87,12 @@ _KINDS = {
     )
     if internals.is_not_replaced(cls, "__getitem__")
 }
+
+
+def feature_for(loader: TorchLoader, _options: Any, _setup: Setup) -> InWorkers | None:
+    """Returns the feature that gathers batches, if it may do something for a loader."""
+    option = option_for(loader)
+    return None if option is None else InWorkers(option)
 
 
 def option_for(loader: TorchLoader) -> Gather | None:

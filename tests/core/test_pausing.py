@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, Sampler, get_worker_info
 
 import ringloader
 from ringloader import DataLoader
-from ringloader._features.pausing import pausing
+from ringloader._core import pausing
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only

@@ -1,4 +1,4 @@
-"""``limit``, ``pause`` and ``resume`` of an iterator, and the end of the iterators that a loader has made."""
+"""``limit``, ``pause`` and ``resume`` of an iterator, and its end by the program."""
 
 from __future__ import annotations
 
@@ -9,12 +9,8 @@ import operator
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-import ringloader._native as _native
-from ringloader._features.report import report
-
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-    from ringloader._torch.protocols import TorchLoader
 
 _ENDED = (
     "this iterator was ended by DataLoader.shutdown(), or by the end of the loader's with block: "
@@ -32,7 +28,7 @@ class Pausing:
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
     # Its record, with its counts.
-    _noted: report.Record | None = None
+    _noted: Any = None
 
     def _seconds_waited(self) -> float | None:
         """Returns the seconds for which workers had no batch ready; None without workers of ours."""
@@ -41,7 +37,7 @@ class Pausing:
     def _settle(self) -> None:
         """Notes for a report what this iterator has counted, before it goes."""
         if self._noted is not None:
-            self._noted.count.settle(self)  # type: ignore[arg-type]
+            self._noted.count.settle(self)
 
     def _chain(self, gate: _Gate | None) -> Callable[[Any], Any]:
         """Returns the stages of this epoch, with a gate as the last one."""
@@ -209,43 +205,3 @@ def raise_if_ended(iterator: Pausing) -> None:
     """
     if has_ended(iterator):
         raise RuntimeError(_ENDED) from None
-
-
-def alive(loader: TorchLoader) -> list[Any]:
-    """The iterators that a loader has made in this process and that have not ended, the oldest first."""
-    return [iterator for iterator in report.iterators_of(loader) if not has_ended(iterator)]
-
-
-def shut_down(loader: TorchLoader) -> None:
-    """Ends the iterators that a loader has made in this process, and gives back what it keeps for others.
-
-    Raises:
-        BaseException: What ending one raised first. The others are ended nevertheless.
-    """
-    if report.is_of_this_process(loader):
-        # In a forked child the iterator is the parent's.
-        loader._iterator = None
-    errors = []
-    # Newest first: with `zip(a, b)`, ending `b` first cannot leave `a` waiting.
-    for iterator in reversed(alive(loader)):
-        try:
-            _shut_down(iterator)
-        except BaseException as error:
-            errors.append(error)
-    if _native.SUPPORTED:
-        from ringloader._start import spawn
-        from ringloader._transport import segment_cache
-
-        segment_cache.forget(loader)
-        spawn.forget(loader)
-    if errors:
-        raise errors[0]
-
-
-def _shut_down(iterator: Pausing) -> None:
-    end(iterator)
-    for name in ("_shutdown_workers", "close"):
-        close = getattr(iterator, name, None)
-        if close is not None:
-            close()
-            return

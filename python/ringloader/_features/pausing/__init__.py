@@ -1,1 +1,0 @@
-"""``limit``, ``pause``, ``resume`` and ``shutdown`` of iterators."""

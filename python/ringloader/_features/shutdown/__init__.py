@@ -1,0 +1,1 @@
+"""``DataLoader.shutdown``: the end of the iterators that a loader has made."""
