@@ -22,7 +22,7 @@ else:
         """Stands for the protocol of the stub, which the binary does not have."""
 
 
-# How an iterator gets its batches, as a report names it.
+# The path by which an iterator gets its batches, as a report names it.
 PathName = Literal["native", "threads", "ray", "single-process", "torch"]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Told(NamedTuple):
-    """What one call of ``set_epoch`` has told samplers and dataset. Each call is told by its own object."""
+    """The epoch that one call of ``set_epoch`` has named. Each call makes an object of its own."""
 
     epoch: int
 
@@ -113,7 +113,7 @@ def forget_shuffled(loader: TorchLoader) -> None:
 
 def log_if_forgotten(loader: TorchLoader) -> None:
     """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch."""
-    # Where the program has made a batch sampler, torch makes a sampler that nobody reads, and no batch size.
+    # For a batch sampler of the program's, torch makes a sampler that nobody reads, and no batch size.
     holder = loader.batch_sampler if loader.batch_size is None else None
     sampler = loader.sampler if holder is None else stored(holder, "sampler")
     if not issubclass(type(sampler), DistributedSampler):

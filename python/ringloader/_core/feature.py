@@ -321,7 +321,7 @@ class FeatureList(Protocol):
         """Returns how many iterators of a loader have been noted."""
 
     def begun(self, loader: TorchLoader, options: Any, /) -> tuple[int, Any]:
-        """Returns the number of workers of an iterator, and its options. Raises for those that do not fit."""
+        """Returns the number of workers of an iterator, and its options. Raises if these do not fit."""
 
     def without_effect(self, loader: TorchLoader, options: Any, reason: str, /) -> Sequence[str]:
         """Returns the options that torch's own iterator leaves out. Raises for options that it must have."""

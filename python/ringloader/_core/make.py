@@ -66,7 +66,7 @@ def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
 
 
 def needed_by(dataset: object) -> str | None:
-    """Returns the class of ours by which a dataset needs a feature with workers; None for other datasets."""
+    """Returns the name of the feature that a dataset of ours needs with workers; None for other datasets."""
     needed: str | None = getattr(type(dataset), "_ringloader_needs", None)
     return needed
 

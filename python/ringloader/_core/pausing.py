@@ -27,7 +27,7 @@ class Pausing:
     # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
-    # Its record, with its counts.
+    # The record of the iterator, with its counts.
     _noted: Any = None
 
     def _seconds_waited(self) -> float | None:

@@ -132,7 +132,7 @@ class Workers:
         return True
 
     def living(self) -> Iterator[tuple[int, Handle]]:
-        """Yields the numbers and handles of those that were not told to end."""
+        """Yields the numbers and handles of the workers that were not told to end."""
         for worker, handle in enumerate(self.handles):
             if not self.transport.has_been_ended(worker):
                 yield worker, handle
@@ -151,7 +151,7 @@ class Workers:
         return self.transport.error_of_lost(worker, self.handles[worker], in_hand, *self._why_not_replaced)
 
     def end(self, are_persistent: bool) -> None:
-        """Ends all. Those that were told already are told again if they persist, as torch does."""
+        """Ends all. Persistent workers that were told already are told again, as torch does."""
         self.transport.end(self.handles, lambda worker: self._is_to_be_told(worker) or are_persistent)
 
     def _is_to_be_told(self, worker: int) -> bool:

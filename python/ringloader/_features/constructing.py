@@ -90,7 +90,7 @@ def complete(
     loader_options.put(loader, options)
     if loader.num_workers > 0 and _native.SUPPORTED and not select_path.is_off():
         if options.changed and any(not names.isdisjoint(options.changed) for _, names in features.KINDS):
-            # Its workers are others than processes that it starts itself.
+            # The loader starts no processes itself.
             return
         # In this form an import is cheap.
         import ringloader._start.spawn as spawn

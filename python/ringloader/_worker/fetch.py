@@ -174,7 +174,7 @@ class SampleFetcher:
             tries += 1
 
     def _by_index(self, index: Any) -> tuple[list[Any], Any]:
-        """Returns what is to be collated, in a list; an empty one if nothing is left. And the index."""
+        """Returns the samples to collate, in a list, or an empty list if none is left; and the index."""
         torchs, turn, get = self.torchs, self.turn, self.get
         turn.number = 0
         if not torchs.auto_collation:
@@ -194,7 +194,7 @@ class SampleFetcher:
         return [data] if data or not index else [], index
 
     def _in_turn(self, index: Any) -> tuple[list[Any], Any]:
-        """Returns the same of an iterable dataset, and the numbers of the samples."""
+        """Returns the samples of an iterable dataset in the same way, and their numbers."""
         torchs, turn, get = self.torchs, self.turn, self.get
         if torchs.ended:
             raise StopIteration

@@ -42,7 +42,7 @@ class Restarting(Feature):
     def __init__(self, loader: TorchLoader, options: Options, workers: int) -> None:
         # Restarts in an epoch, of all workers together. Those of samples that took too long do not count.
         self._most = self._left = options.restart_workers
-        # What a lost worker asked for; None: that is not noted.
+        # The task of a lost worker; None: it is not noted.
         self._notes: SampleNotes | None = None
         crashes, shares = "on_error" in options.changed, options.worker_task == "sample"
         self._make_notes: Callable[[], SampleNotes] | None = None

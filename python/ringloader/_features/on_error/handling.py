@@ -122,7 +122,7 @@ class ErrorPolicy:
 
     def __init__(self, on_error: OnError, is_sent: bool, torchs: Any) -> None:
         again = retries(on_error)
-        # How often a sample is asked for again, and the seconds before the first time.
+        # The number of times that a sample is asked for again, and the seconds before the first time.
         self._times, self._pause = (0, 0.0) if again is None else (again.times, again.backoff)
         self._then = on_error if again is None else again.then
         self._is_sent = is_sent
@@ -178,7 +178,7 @@ class ErrorPolicy:
         return [instead]
 
     def _tries(self, _is_batch: bool) -> int:
-        """How often one sample, or one batch, is asked for again."""
+        """The number of times that one sample, or one batch, is asked for again."""
         return self._times
 
     def _record(self, error: Exception, index: Any, handling: str) -> Any:
@@ -243,7 +243,7 @@ def _listed(index: Any) -> Any:
 
 
 class StreamPolicy(ErrorPolicy):
-    """The same for the samples of an iterable dataset, of which none can be asked for again."""
+    """Handles errors of an iterable dataset, whose samples cannot be asked for again."""
 
     def __init__(self, on_error: OnError, is_sent: bool, torchs: Any) -> None:
         super().__init__(on_error, is_sent, torchs)

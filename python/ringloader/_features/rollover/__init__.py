@@ -1,4 +1,4 @@
-"""``last_batch``: what becomes of the samples that are left at the end of an epoch."""
+"""``last_batch``: the samples that are left at the end of an epoch are kept, dropped or rolled over."""
 
 from __future__ import annotations
 

@@ -154,7 +154,7 @@ class Threads(WorkerKind):
 
 
 def kind_for(_loader: TorchLoader, options: Any) -> Threads | None:
-    """Returns the workers of an iterator that are to be threads; None for other ones."""
+    """Returns the kind of workers that are threads; None where the options say otherwise."""
     return Threads() if options.worker_method == THREAD else None
 
 
