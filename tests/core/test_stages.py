@@ -185,7 +185,7 @@ def test_an_option_that_is_off_has_no_feature(workers):
 
 
 def test_each_module_of_a_feature_has_its_maker():
-    for module, names in feature_list.FEATURES:
+    for module, names in feature_list.FEATURES + feature_list.OF_WORKERS:
         assert callable(importlib.import_module(module).feature_for)
         assert names <= {*TABLE, "Dispatch", "timeout", "rows"}
 

@@ -304,7 +304,7 @@ def test_collated_numbers_keep_their_size():
 @harness.needs_new_words
 @pytest.mark.parametrize(
     "workers, options, file",
-    [(harness.TOO_MANY, {}, "make.py"), (0, {"pin_memory": True, "stats": True}, "base.py")],
+    [(harness.TOO_MANY, {}, "make.py"), (0, {"pin_memory": True, "stats": True}, "epochs.py")],
     ids=["workers", "pin_memory"],
 )
 def test_warnings_name_ringloaders_file(loader_class, workers, options, file):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
-
-_SIZE = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW
-
 
 def seal_size(fd: int) -> None:
     """Fixes the size of a file for good. A read beyond the end of a mapped file ends the process."""
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE | fcntl.F_SEAL_SEAL)
+    _seal(fd, 0)
 
 
 def seal_bytes(fd: int) -> None:
@@ -18,4 +14,14 @@ def seal_bytes(fd: int) -> None:
     Raises:
         OSError: If some process may write to it through a mapping.
     """
-    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SIZE | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SEAL)
+    import fcntl
+
+    _seal(fd, fcntl.F_SEAL_WRITE)
+
+
+def _seal(fd: int, more: int) -> None:
+    # Imported here: other systems import the modules that use these functions, and lack the seals.
+    import fcntl
+
+    seals = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL | more
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, seals)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import ringloader._native as _native
 from ringloader._core import epochs
 from ringloader._core.feature import Feature, Hook, Options, Setup, first
 from ringloader._torch import devices, internals, select_path
@@ -48,6 +49,8 @@ def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
         reason = select_path.reason_against_own_iterator(loader, hook.get_iterator)
         if reason is None:
             return _without_workers(loader, options, hook)
+    elif reason is None and not _native.SUPPORTED:
+        reason = select_path.reason_for_torch(loader, hook.get_iterator)
     elif reason is None:
         kind = hook.features.kind_of(loader, options) if options.changed else None
         if kind is None:
@@ -62,6 +65,7 @@ def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
                 return made
             reason = made
         kind.refuse(reason)
+    assert reason is not None
     return _torchs(loader, options, reason, hook)
 
 

@@ -47,6 +47,9 @@ FEATURES = (
     ("ringloader._features.seeding.epochs", {"worker_reset_fn", "seeding"}),
     ("ringloader._features.seeding.seeding", {"seeding", "worker_task", "num_workers"}),
     ("ringloader._features.next_epoch.next_epoch", {"prefetch_epochs"}),
+)
+# The features that take part with workers only, after the others. Other systems lack what they need.
+OF_WORKERS = (
     ("ringloader._features.joint.memory", {"worker_task"}),
     ("ringloader._features.dispatch.process", {"Dispatch"}),
     ("ringloader._features.losses.watchdog", {"watchdog", "timeout"}),
@@ -108,7 +111,7 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
         on.add("rows")
     if setup.path != "torch" and setup.workers:
         on |= {needed_by(loader.dataset), "timeout" if loader.timeout else None}
-    for module in modules_of(FEATURES, on):
+    for module in modules_of(FEATURES + OF_WORKERS if setup.workers else FEATURES, on):
         feature = module.feature_for(loader, options, setup)
         if feature is not None:
             found.append(feature)

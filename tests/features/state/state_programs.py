@@ -124,6 +124,10 @@ def excluded(program: Program) -> str | None:
             "another remainder, or a batch sampler of one's own: ValueError; a stream is not regrouped",
         ),
         (
+            program.dataset == "stateful" and any(leg.how == "same" and leg.batches == 0 for leg in legs),
+            "a state without the dataset's, of a loader whose dataset has moved on: it stays where it is",
+        ),
+        (
             program.prefetches and program.dataset != "map",
             "prefetch_epochs and an iterable dataset, or a dataset with a state: ValueError",
         ),
