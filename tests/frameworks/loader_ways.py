@@ -14,6 +14,7 @@ import torch
 import torch.utils.data
 
 import ringloader
+import ringloader._features.all as feature_list
 from ringloader._features.report import report, tally
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
@@ -82,7 +83,8 @@ def use(name: str) -> Iterator[Way]:
     np.random.seed(11)
     torch.manual_seed(11)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "record", recorded)
+        # The name by which the core calls it.
+        patch.setattr(feature_list, "record", recorded)
         patch.setattr(tally, "_tallies", {})
         if name == "torch":
             patch.setattr(torch.utils.data.DataLoader, "_get_iterator", _counting(way))
