@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringloader._core import make as making
-from ringloader._features import loader_options
+from ringloader._features import conflicts, loader_options
 from ringloader._features.table import Options
 
 
@@ -34,12 +33,12 @@ def of_loader(loader: Any, names: dict[str, Any]) -> dict[str, Any]:
 def of_iterators() -> Iterator[list[Options]]:
     """The options of each iterator that ``install`` makes meanwhile, in order."""
     found = []
-    make = making.make_as_far_as_it_fits
+    fitting = conflicts.fitting
 
-    def noted(loader: Any, options: Options, *others: Any) -> Any:
+    def noted(loader: Any, options: Options) -> Any:
         found.append(options)
-        return make(loader, options, *others)
+        return fitting(loader, options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(making, "make_as_far_as_it_fits", noted)
+        patch.setattr(conflicts, "fitting", noted)
         yield found
