@@ -19,9 +19,9 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_306,
+    "lines of the package": 18_307,
     "modules of the package": 203,
-    "lines of the core": 4_949,
+    "lines of the core": 4_950,
     "lines of `_features/state`": 1_605,
     "lines of another feature": 921,
     "pairs of features": 10,

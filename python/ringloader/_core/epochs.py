@@ -113,9 +113,10 @@ def forget_shuffled(loader: TorchLoader) -> None:
 
 def log_if_forgotten(loader: TorchLoader) -> None:
     """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch."""
+    own = vars(loader)
     # For a batch sampler of the program's, torch makes a sampler that nobody reads, and no batch size.
-    holder = loader.batch_sampler if loader.batch_size is None else None
-    sampler = loader.sampler if holder is None else stored(holder, "sampler")
+    holder = own.get("batch_sampler") if own.get("batch_size") is None else None
+    sampler: Any = own.get("sampler") if holder is None else stored(holder, "sampler")
     if not issubclass(type(sampler), DistributedSampler):
         return
     # A subclass with an order of its own may count epochs in its own way.

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
 
 def _gathering(fetcher: Any) -> Any:
-    from ringloader._features.arrays import gather
+    # In this form an import is cheap.
+    import ringloader._features.arrays.gather as gather
 
     return gather.wrapped(fetcher)
 
