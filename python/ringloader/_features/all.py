@@ -57,7 +57,7 @@ OF_WORKERS = (
     ("ringloader._features.losses.restarting", {"restart_workers", "sample_timeout"}),
 )
 
-# The module of each kind of workers, whose `kind_for` gives it, and the options by which it is looked up.
+# The modules of kinds of workers, whose `kind_for` gives one, and the options for which each is asked.
 KINDS = (
     ("ringloader._features.threads.transport", {"worker_method"}),
     ("ringloader._features.pools.pool", {"worker_pool"}),

@@ -68,7 +68,7 @@ class _Facts:
 
 
 def check(loader: TorchLoader, options: Options) -> None:
-    """Raises a ``ValueError`` for options that do not go with ``loader``, which an epoch begins of."""
+    """Raises a ``ValueError`` for options that do not go with ``loader``, whose epoch begins."""
     raise_first(_BEGUN, options, options.changed, _Facts(loader))
 
 
@@ -89,7 +89,7 @@ def check_made(loader: TorchLoader, options: Options, names: Collection[str] = T
 
 
 def begun(loader: TorchLoader, options: Options) -> Options:
-    """Returns the options of a loader that an epoch begins of, without those that have no effect here.
+    """Returns the options of a loader whose epoch begins, and leaves out options without effect here.
 
     Raises:
         ValueError: If options do not go with the loader.

@@ -165,7 +165,7 @@ class Transport(abc.ABC):
         """
 
     def _begin_close(self) -> bool:
-        """Returns whether there is something to close: not again, and not for a forked child."""
+        """Returns True if there is something to close: not again, and not for a forked child."""
         if self.counters.are_final or self.is_inherited():
             return False
         self.counters.finish()

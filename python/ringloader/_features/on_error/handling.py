@@ -273,7 +273,7 @@ class StreamPolicy(ErrorPolicy):
                 raise
             return super().failed(error, index, tries, is_batch)
         finally:
-            # As there: this frame must not keep it.
+            # This frame must not keep the error.
             del error
 
     def _is_final(self, error: Exception, number: int) -> bool:
