@@ -22,9 +22,13 @@ def _parent_of(pid: int) -> int | None:
 
 
 def is_running(pid: int) -> bool:
-    """Whether the process exists and is no zombie."""
+    """True if the process exists and a thread of it runs.
+
+    The first thread of a process that is killed may be a zombie while others still hold its descriptors.
+    """
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        return fields[0] != "Z" or int(fields[17]) > 1
     except (OSError, IndexError):
         return False
 
