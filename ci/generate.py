@@ -20,14 +20,12 @@ WIDTH = 110
 PACKAGE = "python/ringloader"
 # torch's last argument, behind which the options stand in signatures.
 _TORCHS_LAST = "        in_order: bool = True,\n"
-# torch's last argument in `Args`.
+# The lines around torch's argument `num_workers`, and the last line of torch's arguments, in `Args`.
+_BEFORE_WORKERS = "        batch_sampler: torch's: lists of indices, one for each batch.\n"
+_AFTER_WORKERS = "        collate_fn: torch's"
 _TORCHS_LAST_LINE = (
-    "        in_order: ``False`` to have each batch as soon as it is made (default: ``True``).\n"
+    "        in_order: torch's: ``False`` to return each batch as soon as it is made (default: ``True``).\n"
 )
-# The lines around torch's argument `num_workers` in `Args`.
-_BEFORE_WORKERS = "            ``sampler`` and ``drop_last``.\n"
-_AFTER_WORKERS = "        collate_fn: Function that makes"
-_FLAG = "`True`, `False`"
 _TYPE_ERROR = "        TypeError: If a value"
 
 
@@ -113,10 +111,28 @@ def wrapped(text: str, indent: int, hang: int = 4) -> str:
 
 def argument(name: str, texts: Any) -> str:
     """Returns the entry of an option in ``Args``."""
-    # The values of a flag are in its line.
-    values = "" if texts.values == _FLAG else f"{texts.values}; "
-    line = f"{name}: {texts.line.removesuffix('.')} ({values}default: {texts.without}). {texts.details}"
+    # Other types stand in the signature.
+    values = f"{texts.values}; " if '"' in texts.values else ""
+    line = f"{name}: {texts.line.removesuffix('.')} ({values}default: {texts.without})."
+    if texts.page is not None:
+        line += f" More: {texts.page.partition('#')[0]}."
     return wrapped(rst(line), 8)
+
+
+def arguments(options: Options, names: Sequence[str]) -> str:
+    """Returns a section of ``Args`` for each topic of the page of options."""
+    from ringloader._features.about import TOPICS
+
+    sections = ""
+    for topic in TOPICS:
+        entries = [
+            argument(name, texts)
+            for name, texts in options.texts.items()
+            if texts.topic == topic and name in names
+        ]
+        if entries:
+            sections += f"\n    Args: {topic.lower()}\n{''.join(entries)}"
+    return sections
 
 
 def parameters(options: Options, names: Iterable[str]) -> str:
@@ -162,22 +178,30 @@ def section(options: Options, name: str) -> str:
         text += " Python only."
     if texts.page is not None:
         text += f" [More]({texts.page})."
-    errors = [
-        what if value is None else f"`{value}` {what}" for value, what in options.excluded(name).items()
-    ]
+    text += "\n"
+    if texts.example:
+        text += f"\n```python\n{texts.example.strip()}\n```\n"
+    bullets = [f"- **Values:** {texts.values}", f"- **Default:** {texts.without}"]
+    rules = [(rule.value, rule.what) for rule in options.rules if rule.option == name]
+    needed = [what.removeprefix("without ") for _, what in rules if what.startswith("without ")]
+    if needed:
+        bullets.append(f"- **Needs:** {listed(needed, 'and')}")
+    others: dict[str | None, list[str]] = {}
+    for value, what in rules:
+        if not what.startswith("without "):
+            others.setdefault(value, []).append(what.removeprefix("with "))
     if not isinstance(about.in_threads, str):
-        errors.append('with `worker_method="thread"`')
-    bullets = [f"**Values:** {texts.values}", f"**Default:** {texts.without}"]
-    if errors:
-        bullets.append(f"**An error:** {'; '.join(errors)}")
-    entries = "".join(f"- {bullet}\n" for bullet in bullets)
-    return f"#### `{name}`\n\n{text}\n\n{entries}\n"
+        others.setdefault(None, []).append('`worker_method="thread"`')
+    for value, whats in others.items():
+        subject = "Cannot" if value is None else f"`{value}` cannot"
+        bullets += [f"- **{subject} be combined with:**", *(f"    - {what}" for what in whats)]
+    return f"#### `{name}`\n\n{text}\n" + "\n".join(bullets) + "\n\n"
 
 
 def _off_linux(about: Any) -> str:
     if about.is_of_states:
         return "has no loader"
-    return (about.off_linux or about.on_torchs).replace(" with workers", "")
+    return str(about.off_linux or about.on_torchs).replace(" with workers", "")
 
 
 def where(options: Options) -> str:
@@ -188,12 +212,10 @@ def where(options: Options) -> str:
     ]
     rows.append("|---|---|---|---|---|")
     for name, about in options.table.items():
-        threads = (
-            about.in_threads if isinstance(about.in_threads, str) else f"is an error: {about.in_threads.why}"
-        )
+        threads = about.in_threads if isinstance(about.in_threads, str) else f"raises: {about.in_threads.why}"
         worker = about.in_worker.replace("install", "`install`")
         rows.append(f"| `{name}` | {threads} | {about.on_torchs} | {worker} | {_off_linux(about)} |")
-    return "\n".join(rows) + "\n"
+    return "\n".join(rows).replace("is an error", "raises") + "\n"
 
 
 def between(text: str, begin: str, end: str, new: str) -> str:
@@ -206,22 +228,20 @@ def between(text: str, begin: str, end: str, new: str) -> str:
 
 
 def dataloader(text: str, options: Options) -> str:
-    """``DataLoader``: its arguments, what excludes what, its signature."""
+    """``DataLoader``: its arguments, its signature."""
     names = options.of_class(has_states=False)
-    arguments = "".join(argument(name, options.texts[name]) for name in names)
     text = between(
         text, _BEFORE_WORKERS, _AFTER_WORKERS, argument("num_workers", options.texts["num_workers"])
     )
-    text = between(text, _TORCHS_LAST_LINE, "\n    Raises:\n", arguments)
-    text = between(text, "exclude each other:\n\n", _TYPE_ERROR, all_excluded(options, 12, options.table))
+    text = between(text, _TORCHS_LAST_LINE, "\n    Raises:\n", arguments(options, names))
     return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
 
 
 def stateful_dataloader(text: str, options: Options) -> str:
     """``StatefulDataLoader``: the arguments that it has in addition, its signature."""
     added = [name for name, about in options.table.items() if about.is_of_states]
-    arguments = "".join(argument(name, options.texts[name]) for name in added)
-    text = between(text, "\n    Args:\n", "\n    Raises:\n", arguments)
+    entries = "".join(argument(name, options.texts[name]) for name in added)
+    text = between(text, "\n    Args:\n", "\n    Raises:\n", entries)
     names = options.of_class(has_states=True)
     return between(text, _TORCHS_LAST, "    ) -> None:\n", parameters(options, names))
 
@@ -256,6 +276,7 @@ def page_of_options(text: str, options: Options) -> str:
     sections = ""
     for topic in TOPICS:
         names = [name for name, texts in options.texts.items() if texts.topic == topic]
+        names.sort(key=lambda name: not options.table[name].is_torchs)
         sections += f"### {topic}\n\n" + "".join(section(options, name) for name in names)
     text = between(text, "\n## Options\n\n", "## Where options work\n", sections)
     return between(text, "has no effect there.\n\n", "\n## Environment variables\n", where(options))

@@ -19,10 +19,9 @@ from ringloader._patch import by_name, on_import, run, stateful
 # Not the docstring, which `python -OO` leaves out.
 _ABOUT = "runs a program with ringloader, measures a loader, or checks this machine."
 _HELP = """\
-Runs a program as python does, and every torch DataLoader in it over ringloader. Forked children are
-reached too. Processes that start a Python of their own (spawn, forkserver, subprocess, torchrun) are reached
-where the package ringloader-autoinstall is installed, which here it is{not_}; see
-docs/without-changing-code.md.
+Runs a program as python does, with every torch DataLoader over ringloader, also in forked children. A process
+that starts a Python of its own (spawn, forkserver, subprocess, torchrun) needs the package
+ringloader-autoinstall, which is{not_} installed here; see docs/without-changing-code.md.
 """
 
 

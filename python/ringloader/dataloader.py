@@ -50,171 +50,102 @@ class _Errors:
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` whose batches travel over shared-memory rings.
 
-    Takes all arguments of torch's ``DataLoader``, which checks them, and gives the same batches in the same
-    order with the same random numbers. Without workers, and wherever the rings cannot replace torch's own
-    transport, it behaves as torch's loader. ``ringloader.report`` names the path of an iterator.
+    Example:
+        The import changes, and nothing else::
 
-    Tensors of a batch lie in shared memory. They are yours to read and to write for as long as they live:
-    also after the epoch, and after the loader is gone. If you keep many large batches, later ones are copied
-    to private memory, so that workers never wait for you.
+            from ringloader import DataLoader
 
-    ``pip show --verbose ringloader`` names the address of the documentation.
+            loader = DataLoader(dataset, batch_size=32, shuffle=True, num_workers=4)
+            for images, labels in loader:
+                train(images, labels)
 
-    Args:
-        dataset: The dataset: with indices, or an ``IterableDataset``. It and all arguments until ``in_order``
-            are torch's.
-        batch_size: Samples per batch; ``None``: each sample comes alone (default: 1).
-        shuffle: ``True`` to have another order in each epoch (default: ``None``, no).
-        sampler: Indices of the samples, in their order, in place of ``shuffle``.
-        batch_sampler: Lists of indices, one for each batch, in place of ``batch_size``, ``shuffle``,
-            ``sampler`` and ``drop_last``.
-        num_workers: How many workers make batches. With ``"auto"`` the loader finds the number, and changes
-            it while it runs (``"auto"``, or a number as with torch; default: 0, the caller makes them).
-            Batches are the same for any number, so ``seeding`` is ``"sample"`` by default. The loader begins
-            with one worker, and adds more as long as the caller waits for batches and processors and memory
-            are left; one that brings too little is ended. ``loader.num_workers`` is then the number that
-            runs, and before the first ``iter`` the bound: the processors of this process, divided by
-            ``LOCAL_WORLD_SIZE``, less one for the caller where there are more than two. Workers that mostly
-            wait may be four times as many, up to 64, and no more than a ``worker_pool`` has. An
-            ``IterableDataset``, a dataset that has a ``state_dict``, and torch's own loader have the bound.
-        collate_fn: Function that makes a batch of a list of samples (default: torch's ``default_collate``).
-        pin_memory: ``True`` to have tensors in pinned memory, for copies to an accelerator (default:
-            ``False``).
-        drop_last: ``True`` to leave out the last batch if it has fewer samples (default: ``False``).
-        timeout: Seconds to wait for a batch of a worker, then it is an error (default: 0, no limit).
-        worker_init_fn: Function that each worker calls with its number when it starts.
-        multiprocessing_context: The start method of worker processes: ``"fork"``, ``"spawn"``,
-            ``"forkserver"`` or a context (default: ``None``, the system's).
-        generator: Random numbers for the order, and for the seeds of workers (default: ``None``, torch's
-            global generator).
-        prefetch_factor: How many batches each worker has ready or under way (default: ``None``, 2).
-        persistent_workers: ``True`` to keep the workers from one epoch to the next (default: ``False``).
-        pin_memory_device: The device to pin for. Recent versions of torch do not need it (default: ``""``).
-        in_order: ``False`` to have each batch as soon as it is made (default: ``True``).
-        max_shared_bytes: Bytes of shared memory that batches on their way may take, over all workers (a
-            positive int, or ``None``; default: ``None``, a quarter of what the machine and the control group
-            have left, divided by ``LOCAL_WORLD_SIZE``). Each worker has an equal share. A batch larger than
-            half a share travels more slowly, in memory of its own, which also counts until the main process
-            has taken the batch. A worker with a batch larger than its share has no other batch on its way.
-            Batches that you hold count up to half of each share; copies in private memory do not count.
-        device: Device on which batches arrive, copied on a stream of their own (a ``torch.device`` of the
-            current accelerator, its name, an index, ``"auto"``, or ``None``; default: ``None``, batches stay
-            on the CPU). ``"auto"`` is the current accelerator, or the CPU if there is none, or if a fork has
-            made it unusable. The stream that is current when a batch is returned waits for its copies.
-            ``pin_memory`` then adds nothing. A loader in a worker process leaves its batches on the CPU, and
-            calls no ``device_transform``.
-        device_prefetch: How many batches to copy before their turn, in addition to the one that is returned
-            and the one that the caller still has (an int, 0 or more; default: 2). With 0, the copies of a
-            batch begin when it is asked for. Without workers, and where torch's own loader runs, no batch is
-            copied early.
-        device_transform: Function that gets each batch on the device, on the stream of the copies, and
-            returns the batch for the caller (a callable, or ``None``; default: ``None``). It may run before
-            the batch's turn, and has the gradient mode, autocast and default device that ``iter()`` was
-            called in. It runs once for each batch, and again if memory was short or the program was
-            interrupted. With ``device="auto"`` and no accelerator it runs on the CPU, in the batch's turn and
-            the modes of ``next()``.
-        worker_pool: Pool whose processes are the workers, which several loaders share (a
-            ``ringloader.WorkerPool``, or ``None``; default: ``None``, each iterator starts its own workers).
-            ``num_workers=0`` then means as many as the pool has. The loader keeps the pool, and the pool does
-            not keep the loader.
-        main_prefetch: How many of the batches that workers have ready a thread of the main process decodes
-            before their turn (an int, 0 or more; default: 0, ``next`` decodes them). For batches that are
-            slow to unpickle. No effect where torch's own loader runs.
+    Takes torch's arguments, and returns the same batches in the same order, with the same random numbers.
+    Where the rings cannot replace torch's transport, torch's own loader runs, and
+    ``ringloader.report(loader)`` says why. You may read, write and keep a batch for as long as you like, also
+    after the epoch.
+
+    ``More:`` names a page of the documentation. ``pip show --verbose ringloader`` prints its address.
+
+    Args: torch's own
+        dataset: torch's: a dataset with indices, or an ``IterableDataset``.
+        batch_size: torch's: samples in a batch; ``None`` returns single samples (default: 1).
+        shuffle: torch's: ``True`` for another order in each epoch (default: ``None``, no).
+        sampler: torch's: indices of the samples, in place of ``shuffle``.
+        batch_sampler: torch's: lists of indices, one for each batch.
+        num_workers: Number of workers; with ``"auto"`` the loader finds the number, and changes it while it
+            runs (``"auto"``, or a number as with torch; default: 0, the caller makes the batches). More:
+            tuning.md.
+        collate_fn: torch's: function that makes a batch of a list of samples.
+        pin_memory: torch's: ``True`` for tensors in pinned memory (default: ``False``).
+        drop_last: torch's: ``True`` to leave out an incomplete last batch (default: ``False``).
+        timeout: torch's: seconds to wait for a batch before ``next`` raises (default: 0, no limit).
+        worker_init_fn: torch's: function that each worker calls with its number when it starts.
+        multiprocessing_context: torch's: start method of the workers, or a context.
+        generator: torch's: random numbers for the order and for the seeds of workers.
+        prefetch_factor: torch's: batches that each worker makes ahead (default: ``None``, 2).
+        persistent_workers: torch's: ``True`` to keep workers between epochs (default: ``False``).
+        pin_memory_device: torch's: device to pin for; recent versions ignore it (default: ``""``).
+        in_order: torch's: ``False`` to return each batch as soon as it is made (default: ``True``).
+
+    Args: speed
+        worker_pool: Pool of worker processes that several loaders share (default: ``None``, each iterator
+            starts its own workers). More: pools.md.
+        main_prefetch: Number of finished batches that a thread of the main process unpickles before their
+            turn (default: 0, ``next`` unpickles them). More: iterators.md.
         worker_method: Kind of workers: processes, or threads of this process (``"multiprocessing"``,
-            ``"thread"``; default: ``"multiprocessing"``). All threads use the same dataset object, and a
-            batch is the worker's own object, not a copy. In a thread, ``get_worker_info().rng`` has
-            generators with torch's seeds for the worker; the global ones are the process's and are not
-            seeded. No effect without workers.
-        worker_task: Unit of work of a worker: a batch, or samples of the earliest batches, which all workers
-            make (``"batch"``, ``"sample"``; default: ``"batch"``, a worker makes whole batches, as torch's).
-            With ``"sample"`` the first batch comes sooner, fewer batches are under way, and a slow sample
-            holds up its own batch alone. ``prefetch_factor`` then counts batches over all workers (default:
-            4, or as many as give each worker two samples). ``collate_fn`` runs in the worker that makes the
-            batch's last samples. A dataset with ``__getitems__`` and one of plain arrays give whole batches:
-            any idle worker takes the next. A worker makes as many samples at a time as take about a
-            millisecond.
-        last_batch: Use of samples that fill no whole batch at the end of an epoch: kept, discarded, or
-            carried over to the next epoch (``"keep"``, ``"discard"``, ``"rollover"``, or ``None``; default:
-            ``None``, as torch's ``drop_last`` says). ``"keep"`` and ``"discard"`` are torch's
-            ``drop_last=False`` and ``True``; with ``"rollover"`` the samples open the next epoch, and ``len``
-            counts the epoch that begins next. See ``ringloader.RolloverBatchSampler``.
-        worker_reset_fn: Function that each worker calls when an epoch begins, before its first batch, as
-            ``worker_reset_fn(dataset, worker_info, seeds)``, with torch's ``WorkerInfo`` and
-            ``ringloader.Seeds`` (a callable, or ``None``; default: ``None``). It returns the dataset of that
-            epoch, or None for the same one. Its error is the error of the epoch's batches. Without workers
-            the main process calls it, as a single worker 0.
-        seeding: When the generators of ``random``, ``numpy.random`` and torch's CPU are seeded (``"torch"``,
-            ``"epoch"``, ``"sample"``, ``"batch"``, or ``None``; default: ``None``, ``"sample"`` with
-            ``worker_task="sample"`` or ``num_workers="auto"``, else ``"torch"``: when a worker starts). With
-            ``"epoch"`` each worker sets them when an epoch begins, from ``ringloader.Seeds``; without workers
-            it has no effect. With ``"sample"`` they are set before each sample, from ``seed``, the epoch and
-            the sample's place in it; with ``"batch"`` before each batch, from the place of its first sample.
-            So random augmentation is the same for any number of worker processes, restarted ones too, and for
-            ``"sample"`` for any ``batch_size``. With a ``DistributedSampler`` a place is that among the
-            samples of all ranks; else each rank has keys of its own. ``collate_fn`` has a key of its batch. A
-            dataset with ``__getitems__`` draws for its batch from the key of the first sample. Each worker of
-            an ``IterableDataset`` counts its own samples. In a thread, only those of
-            ``get_worker_info().rng`` are set, not the global ones. Without workers the program's generators
-            are put back before ``next`` returns. Each task goes to the worker with the fewest unanswered
-            ones, unless the dataset is iterable or has a ``state_dict``; batches come in their order.
-        seed: Number that ``ringloader.Seeds`` and ``seeding`` come from, the same in all ranks (an int, 0 or
-            more, or ``None``; default: ``None``, torch's base seed, which each process draws). The order of
-            the samples does not depend on it.
-        restart_workers: How many crashed workers to restart per epoch (an int, 0 or more; default: 0, the
-            error is torch's). The successor does the tasks that the worker had not delivered, so no batch is
-            lost, and none comes twice. It has the worker's number and seed, and the dataset as it then is in
-            the main process, and calls ``worker_init_fn``; its generators begin anew, so random augmentation
-            may differ. A sample that crashes its worker again is an error for ``on_error``. Workers of an
-            ``IterableDataset`` are not restarted.
-        on_error: Handling of samples that raise: raise their error, skip them, try again, or call a function
+            ``"thread"``; default: ``"multiprocessing"``). More: threads.md.
+        worker_task: Unit of work of a worker: a whole batch, or samples of the next batch, which all workers
+            make together (``"batch"``, ``"sample"``; default: ``"batch"``, as with torch). More: tuning.md.
+        prefetch_epochs: ``True`` to begin the next epoch before this one ends, so that ``iter`` finds its
+            first batches ready (default: ``False``, ``iter`` begins it). More: prefetch_epochs.md.
+
+    Args: order and randomness
+        last_batch: Use of the samples left over at the end of an epoch: keep, discard, or carry them over to
+            the next epoch (``"keep"``, ``"discard"``, ``"rollover"``, or ``None``; default: ``None``, as
+            torch's ``drop_last`` says). More: epochs.md.
+        worker_reset_fn: Function that each worker calls when an epoch begins, as
+            ``worker_reset_fn(dataset, worker_info, seeds)`` (default: ``None``). More: epochs.md.
+        seeding: Moment at which the generators of ``random``, ``numpy.random`` and torch are seeded: before
+            each epoch, batch or sample (``"torch"``, ``"epoch"``, ``"sample"``, ``"batch"``, or ``None``;
+            default: ``None``: ``"torch"``, when a worker starts; ``"sample"`` with ``worker_task="sample"``
+            or ``num_workers="auto"``). More: seeds.md.
+        seed: Number from which ``seeding`` and ``ringloader.Seeds`` derive theirs; pass the same one on all
+            ranks (default: ``None``, torch's base seed, which each process draws). More: seeds.md.
+
+    Args: errors
+        restart_workers: Most crashed workers to replace in an epoch (default: 0, the error is torch's). More:
+            restarts.md.
+        on_error: Handling of a sample that raises: raise its error, skip it, try again, or replace it
             (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable; default:
-            ``"raise"``, as torch does). ``"skip"`` leaves the sample out of its batch, and leaves out a batch
-            without samples. The worker calls a function as ``on_error(index, error)``; it returns another
-            sample, or raises.
-        max_errors: How many samples per epoch ``on_error`` may skip or replace; one more raises its error (an
-            int, 0 or more, or ``None``; default: ``None``, any number). A batch that ``collate_fn`` cannot
-            make counts as one.
-        sample_timeout: Seconds that one sample, or a batch's ``collate_fn``, may take in a worker; then it is
-            an error (a number of seconds, more than 0, or ``None``; default: ``None``, no limit). The worker
-            process is ended, and another one makes the rest of its batch again, without counting for
-            ``restart_workers``. The error is a ``TimeoutError`` of the sample, for which ``on_error``
-            decides. No effect without workers.
-        watchdog: Seconds without a batch after which the logger ``ringloader`` names each late worker, its
-            batch, for how long it has been in it, and its Python stack (a number of seconds, more than 0, or
-            ``None``; default: ``None``, never). It does so again each time the wait has doubled. No effect
-            without workers.
+            ``"raise"``, as torch does). More: bad_samples.md.
+        max_errors: Most samples that ``on_error`` may skip or replace in an epoch; the next bad one raises
+            (default: ``None``, any number). More: bad_samples.md.
+        sample_timeout: Seconds that a worker may take for one sample, or for ``collate_fn``; then the sample
+            raises ``TimeoutError`` (default: ``None``, no limit). More: watchdog.md.
+
+    Args: memory
+        max_shared_bytes: Most shared memory, in bytes, for batches on their way, over all workers (default:
+            ``None``, a quarter of the memory that the machine and the control group have left, divided by
+            ``LOCAL_WORLD_SIZE``). More: tuning.md.
+
+    Args: devices
+        device: Device on which batches arrive, copied on a separate stream (a ``torch.device`` of the current
+            accelerator, its name, an index, ``"auto"``, or ``None``; default: ``None``, batches stay on the
+            CPU). More: accelerators.md.
+        device_prefetch: Number of batches to copy to the device before their turn (default: 2). More:
+            accelerators.md.
+        device_transform: Function that gets each batch on the device, and returns the batch for the caller
+            (default: ``None``). More: accelerators.md.
+
+    Args: watching
+        watchdog: Seconds without a batch after which the log names each late worker, its batch and its Python
+            stack (default: ``None``, never). More: watchdog.md.
         stats: ``True`` to note where the time of each epoch goes, for ``epoch_stats()`` (default: ``False``).
-        prefetch_epochs: ``True`` to begin the next epoch of persistent workers when the last indices of this
-            one have been sent, so that ``iter`` finds its first batches ready (default: ``False``, ``iter``
-            begins it). Its sampler then draws earlier than torch's, also after the last epoch of the program.
-            With a ``worker_pool`` the loader keeps its processes, as with ``persistent_workers``.
+            More: guides/is_it_the_loader.md.
 
     Raises:
-        ValueError: If torch refuses an argument; if a value is out of range; if ``device`` is missing or not
-            of the current accelerator; or if options exclude each other:
-
-            - ``device_transform`` without ``device``;
-            - ``worker_pool`` with ``multiprocessing_context``, more workers than it has or a ``Dispatch``, or
-              with ``persistent_workers``, unless with ``prefetch_epochs``;
-            - ``main_prefetch`` with ``device`` or ``pin_memory``, or without workers;
-            - ``worker_method="thread"`` with ``max_shared_bytes``, ``worker_pool``, ``main_prefetch``,
-              ``restart_workers``, ``sample_timeout``, ``multiprocessing_context``, a DataPipe or a
-              ``Dispatch``;
-            - ``worker_task="sample"`` with another ``seeding`` than ``"sample"``, ``Workers`` on a cluster,
-              an ``IterableDataset`` or a dataset that has a ``state_dict``;
-            - ``last_batch`` with ``batch_size=None`` or a ``batch_sampler`` that does otherwise, or with
-              ``drop_last``, unless ``"discard"``;
-            - ``last_batch="rollover"`` with an ``IterableDataset``;
-            - ``worker_reset_fn`` with a ``Dispatch``;
-            - ``seed`` without ``worker_reset_fn`` or ``seeding``;
-            - ``restart_workers`` with ``Workers`` on a cluster or a ``Dispatch``;
-            - ``on_error`` with a ``Dispatch``;
-            - ``on_error="retry"`` with an ``IterableDataset``;
-            - ``max_errors`` without ``on_error``;
-            - ``sample_timeout`` with ``Workers`` on a cluster, a ``Dispatch`` or an ``IterableDataset``;
-            - ``num_workers="auto"`` with ``seeding="torch"`` or ``"epoch"`` or ``Workers`` on a cluster;
-            - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads
-              over a dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
+        ValueError: If torch refuses an argument, a value is out of range, ``device`` does not exist, or two
+            options cannot be combined. More: options.md.
         TypeError: If a value has the wrong type.
     """
 

@@ -31,10 +31,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
     says what a state keeps.
 
     Args:
-        snapshot_every_n_steps: After how many batches workers take the state of a dataset, or its iterator,
-            that has ``state_dict`` and ``load_state_dict`` (a positive int, or ``None``; default: 1). An
-            epoch that goes on reads batches again that came since. With ``None`` never, and the dataset
-            counts as one without a state.
+        snapshot_every_n_steps: Number of batches after which workers take the state of a dataset that has
+            ``state_dict`` (default: 1). More: guides/resuming.md.
 
     Raises:
         ValueError: As ``ringloader.DataLoader``.

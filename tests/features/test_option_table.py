@@ -8,16 +8,18 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 import ringloader
+from ringloader._features import about
 from ringloader._features.table import TABLE, Options
 
 ROOT = Path(__file__).parents[2]
 # The files that `make generate` writes, each with a word of what is generated, and another one.
 GENERATED = {
     "python/ringloader/dataloader.py": (
-        "Number that ``ringloader.Seeds``",
-        "The number that ``ringloader.Seeds``",
+        "Number from which ``seeding``",
+        "The number from which ``seeding``",
     ),
     "python/ringloader/stateful_dataloader.py": ("device_prefetch: int = 2", "device_prefetch: int = 3"),
     "python/ringloader/_patch/install.py": ("- ``restart_workers`` with", "- ``restart_workers`` without"),
@@ -42,6 +44,7 @@ values = "an int, 0 or more"
 without = "0, the umask stays"
 line = "Permissions that files of workers lack."
 details = "A number."
+example = "loader = DataLoader(dataset, worker_umask=3)"
 page = "tuning.md"
 
 """
@@ -119,7 +122,7 @@ def tree(tmp_path):
 def test_the_constructor_has_the_options_of_the_table():
     """Names, order, defaults and types, behind torch's arguments."""
     parameters = list(inspect.signature(ringloader.StatefulDataLoader.__init__).parameters.values())
-    names = [name for name, about in TABLE.items() if not about.is_torchs]
+    names = [name for name, row in TABLE.items() if not row.is_torchs]
     ours = parameters[-len(names) :]
     assert [one.name for one in ours] == names
     stateless = [one for one in parameters if one.name != "snapshot_every_n_steps"]
@@ -134,12 +137,28 @@ def test_the_constructor_has_the_options_of_the_table():
 def test_each_option_is_described_in_the_docstring():
     documented = re.findall(r"^            (\w+): ", inspect.getdoc(ringloader.DataLoader) or "", re.M)
     documented = documented or re.findall(r"^    (\w+): ", inspect.getdoc(ringloader.DataLoader) or "", re.M)
-    of_states = [name for name, about in TABLE.items() if about.is_of_states]
-    torchs = [name for name, about in TABLE.items() if about.is_torchs]
+    of_states = [name for name, row in TABLE.items() if row.is_of_states]
+    torchs = [name for name, row in TABLE.items() if row.is_torchs]
     others = [name for name in TABLE if name not in (*of_states, *torchs)]
-    assert [name for name in documented if name in TABLE] == torchs + others
+    # By topic.
+    assert sorted(name for name in documented if name in TABLE) == sorted(torchs + others)
     documented = re.findall(r"^    (\w+): ", inspect.getdoc(ringloader.StatefulDataLoader) or "", re.M)
     assert [name for name in documented if name in TABLE] == of_states
+
+
+def test_each_option_has_an_example_and_a_page():
+    found = about.texts(TABLE)
+    assert [name for name, texts in found.items() if name not in texts.example or texts.page is None] == []
+
+
+def test_the_help_of_a_loader_fits_a_reader():
+    lines = (inspect.getdoc(ringloader.DataLoader) or "").splitlines()
+    assert len(lines) <= 110
+    # An example comes first, and each of torch's arguments has one line.
+    assert lines[2] == "Example:"
+    torchs = inspect.signature(torch.utils.data.DataLoader).parameters
+    named = {line.strip().partition(": torch's: ")[0] for line in lines if ": torch's: " in line}
+    assert named == {*torchs} & {*inspect.signature(ringloader.DataLoader).parameters} - {*TABLE}
 
 
 def test_what_is_generated_is_up_to_date():
@@ -179,20 +198,20 @@ def test_a_row_of_the_table_makes_an_option(tree):
     assert generate(tree).returncode == 0
     texts = {name: " ".join((tree / name).read_text().split()) for name in GENERATED}
     docstring = (
-        "worker_umask: Permissions that files of workers lack (an int, 0 or more; "
-        "default: 0, the umask stays). A number. on_error:"
+        "worker_umask: Permissions that files of workers lack (default: 0, the umask stays). "
+        "More: tuning.md. Args: devices"
     )
     assert docstring in texts["python/ringloader/dataloader.py"]
-    listed = "``main_prefetch``, ``restart_workers``, ``worker_umask``, "
-    assert listed in texts["python/ringloader/dataloader.py"]
     assert "``seeding``, ``seed`` and ``worker_umask`` too" in texts["python/ringloader/_patch/install.py"]
     page = (
-        "### `worker_umask` Permissions that files of workers lack. A number. "
-        "[More](tuning.md). - **Values:** an int, 0 or more - **Default:** 0, the umask stays "
-        '- **An error:** with `worker_method="thread"`'
+        "### `worker_umask` Permissions that files of workers lack. A number. [More](tuning.md). "
+        "```python loader = DataLoader(dataset, worker_umask=3) ``` "
+        "- **Values:** an int, 0 or more - **Default:** 0, the umask stays "
+        '- **Cannot be combined with:** - `worker_method="thread"`'
     )
     assert page in texts["docs/options.md"]
-    assert "| `worker_umask` | is an error: a thread has no umask of its own |" in texts["docs/options.md"]
+    assert "- `restart_workers` - `worker_umask` - " in texts["docs/options.md"]
+    assert "| `worker_umask` | raises: a thread has no umask of its own |" in texts["docs/options.md"]
     for file in (Path(ringloader.__file__).parent).glob("*.so"):
         (tree / "python/ringloader" / file.name).symlink_to(file)
     environment = {"PYTHONPATH": str(tree / "python"), "PATH": ""}

@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from ringloader._core.checks import Check
 
-Topic = Literal["Errors", "Speed", "Memory", "Randomness", "Epochs", "Resume", "Devices"]
+Topic = Literal["Speed", "Order and randomness", "Errors", "Memory", "Devices", "Watching", "Resume"]
 # In the order of the page of options.
 TOPICS: tuple[Topic, ...] = get_args(Topic)
 
@@ -24,8 +24,9 @@ class Texts:
         topic: The heading of the page of options under which it stands.
         values: The values that it takes.
         without: The default, and what it means.
-        line: What it does, in one sentence.
-        details: More sentences of what it does.
+        line: One sentence: what it does.
+        details: Another sentence for the page of options.
+        example: Lines of Python for the page of options, which has ``DataLoader`` and ``dataset``.
         page: The page, and its section, that has the rest.
     """
 
@@ -34,6 +35,7 @@ class Texts:
     without: str
     line: str
     details: str = ""
+    example: str = ""
     page: str | None = None
 
 
