@@ -50,7 +50,7 @@ EXPECTED = {
     "rollback": "guides/production.html#rollback-ringloaderoff",
     "seed": "seeds.html",
     "shm": "limits.html#a-small-devshm-a-full-disk",
-    "streaming": "frameworks/streaming.html",
+    "streaming": "dispatch.html",
     "timeout": "watchdog.html",
     "too many open files": "limits.html#too-many-open-files",
     "tqdm": "quickstart.html#progress-bars-tqdm",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from importlib import metadata
 
-# File of tests and of docs/frameworks: distribution.
+# File of tests: distribution.
 FRAMEWORKS = {
     "lightning": "lightning",
     "accelerate": "accelerate",
@@ -42,7 +42,7 @@ FRAMEWORKS = {
 # In an environment of its own: it needs older packages than the others do.
 APART = {"streaming"}
 
-# Distributions that the tests of a file need too, and its page names.
+# Distributions that the tests of a file need too, and its row names.
 PARTNERS = {"trl": ("peft",)}
 
 

@@ -1,4 +1,4 @@
-"""The versions that docs/frameworks names: what a run found, and what the pages say."""
+"""The versions in the table of docs/frameworks: what a run found, and what the table says."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from frameworks import packages
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs/frameworks"
-_INDEX = FOLDER / "README.md"
-_ROW = r"(?m)^(\| \[[^]]+\]\({file}\.md\) \| )([^|]*)( \|)"
-_LINE = r"(?m)^Tested with .*\.$"
+INDEX = FOLDER / "README.md"
+# The second column of a row names distributions with their versions.
+_VERSION = r"(?m)^(\| [^|\n]+ \| (?:[^|\n]+, )?{name} )([\w.]+)"
 _BASE = r"with torch \S+ and CPython \S+\.$"
 
 
@@ -19,30 +19,23 @@ def base() -> str:
     return f"with torch {packages.version('torch')} and CPython {platform.python_version()}."
 
 
-def line(file: str) -> str:
-    """Returns what a page says of the versions it was tested with."""
-    found = dict.fromkeys((*packages.names(file), "torch"))
-    return f"Tested with {', '.join(f'{name} {packages.version(name)}' for name in found)}."
-
-
 def named() -> dict[str, str]:
-    """The version in each row of the table."""
-    index = _INDEX.read_text()
-    return {file: _row(file, index).group(2) for file in packages.FRAMEWORKS}
+    """The version in the row of each framework."""
+    index = INDEX.read_text()
+    return {file: _version(name, index) for file, name in packages.FRAMEWORKS.items()}
 
 
 def write(files: list[str]) -> None:
-    """Writes the installed versions of `files` into the table and their pages."""
-    index = re.sub(_BASE, base(), _INDEX.read_text(), count=1, flags=re.MULTILINE)
-    for file in files:
-        version = str(packages.version(packages.FRAMEWORKS[file]))
-        index = re.sub(_ROW.format(file=file), rf"\g<1>{version}\g<3>", index)
-        page = FOLDER / f"{file}.md"
-        page.write_text(re.sub(_LINE, line(file), page.read_text(), count=1))
-    _INDEX.write_text(index)
+    """Writes the installed versions of `files` into the table."""
+    index, count = re.subn(_BASE, base(), INDEX.read_text(), count=1, flags=re.MULTILINE)
+    assert count == 1
+    for name in (name for file in files for name in packages.names(file)):
+        _version(name, index)
+        index = re.sub(_VERSION.format(name=name), rf"\g<1>{packages.version(name)}", index)
+    INDEX.write_text(index)
 
 
-def _row(file: str, index: str) -> re.Match[str]:
-    found = re.search(_ROW.format(file=file), index)
-    assert found, f"{_INDEX} has no row for {file}"
-    return found
+def _version(name: str, index: str) -> str:
+    found = re.findall(_VERSION.format(name=re.escape(name)), index)
+    assert len(found) == 1, f"{INDEX} has {len(found)} rows for {name}"
+    return str(found[0][1])

@@ -152,7 +152,10 @@ def test_without_a_command_the_usage_is_printed(fake_torch: Python, without_hook
     done = fake_torch.run("-m", "ringloader")
     assert done.stdout.startswith("usage: python -m ringloader")
     assert done.returncode == 0
-    for python, answer in ((fake_torch, "which here it is;"), (without_hook, "which here it is not;")):
+    for python, answer in (
+        (fake_torch, "which is installed here;"),
+        (without_hook, "which is not installed here;"),
+    ):
         assert answer in " ".join(python.run("-m", "ringloader", "run", "-h").stdout.split())
 
 

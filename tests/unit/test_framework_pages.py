@@ -1,4 +1,4 @@
-"""Every framework that is tested has its page, its row and its package, and no other is named."""
+"""Every framework that is tested has its row and its package, and no other is named."""
 
 import re
 import tomllib
@@ -8,23 +8,35 @@ from frameworks import packages, pages
 ROOT = pages.FOLDER.parents[1]
 
 
-def test_each_framework_has_tests_a_page_and_a_row():
+def test_each_framework_has_tests_and_a_row():
     files = set(packages.FRAMEWORKS)
-    assert {path.stem for path in pages.FOLDER.glob("*.md")} == files | {"README"}
     tests = {path.stem.removeprefix("test_") for path in (ROOT / "tests/frameworks").glob("test_*.py")}
     # The report at exit is about several of them.
     assert tests - {"reports"} == files
-    index = (pages.FOLDER / "README.md").read_text()
-    assert re.search(pages._BASE, index, re.M)
-    assert set(re.findall(r"\]\((\w+)\.md\)", index)) == files
+    index = pages.INDEX.read_text()
+    rows = re.findall(r"^\| [^|]+ \| ([^|]+ [\d.]+) \| [^|]+ \|$", index, re.M)
+    names = {re.sub(r" [\w.]+$", "", part) for row in rows for part in row.split(", ")}
+    assert names == {name for file in files for name in packages.names(file)}
     assert set(pages.named()) == files
 
 
-def test_table_and_page_name_one_version():
-    for file, version in pages.named().items():
-        page = (pages.FOLDER / f"{file}.md").read_text()
-        (said,) = re.findall(r"^Tested with (.*)\.$", page, re.M)
-        assert f"{packages.FRAMEWORKS[file]} {version}" in said.split(", "), file
+def test_the_pages_are_those_of_the_table():
+    linked = re.findall(r"^\| \[[^]]+\]\((\w+)\.md\) \|", pages.INDEX.read_text(), re.M)
+    assert {path.stem for path in pages.FOLDER.glob("*.md")} == {*linked, "README"}
+    assert set(linked) <= set(packages.FRAMEWORKS)
+
+
+def test_versions_of_a_run_are_written(tmp_path, monkeypatch):
+    index = tmp_path / "README.md"
+    index.write_text(pages.INDEX.read_text())
+    monkeypatch.setattr(pages, "INDEX", index)
+    before = pages.named()
+    monkeypatch.setattr(packages, "version", lambda _: "9.9.1")
+    pages.write(["trl", "torchrun"])
+    after = pages.named()
+    assert {file for file in after if after[file] != before[file]} == {"trl", "torchrun"}
+    assert "| trl 9.9.1, peft 9.9.1 |" in index.read_text()
+    assert "with torch 9.9.1 and CPython " in index.read_text()
 
 
 def test_the_packages_are_those_that_make_installs():
