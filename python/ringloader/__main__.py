@@ -5,8 +5,12 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import os
+import runpy
 import sys
-from typing import NoReturn
+import types
+import zipfile
+from collections.abc import Sequence
+from typing import Any, NoReturn
 
 import ringloader
 from ringloader._common import output
@@ -14,7 +18,7 @@ from ringloader._core import checks
 from ringloader._features.about import Texts, texts
 from ringloader._features.report import asked, at_exit
 from ringloader._features.table import TABLE
-from ringloader._patch import by_name, on_import, run, stateful
+from ringloader._patch import by_name, on_import, stateful
 
 # Not the docstring, which `python -OO` leaves out.
 _ABOUT = "runs a program with ringloader, measures a loader, or checks this machine."
@@ -23,6 +27,10 @@ Runs a program as python does, with every torch DataLoader over ringloader, also
 that starts a Python of its own (spawn, forkserver, subprocess, torchrun) needs the package
 ringloader-autoinstall, which is{not_} installed here; see docs/without-changing-code.md.
 """
+
+_MAIN = "__main__"
+# The name of the main module in children that run it again. MIRRORS multiprocessing __init__.py.
+_IN_CHILDREN = "__mp_main__"
 
 
 def main() -> None:
@@ -113,9 +121,9 @@ def main() -> None:
     at_exit.expect_loaders()
     on_import.install_with_torch(os.environ[on_import.VARIABLE])
     if is_module:
-        run.run_module(program, arguments)
+        _run_module(program, arguments)
     else:
-        run.run_script(program, arguments)
+        _run_script(program, arguments)
 
 
 def _help_of(about: Texts) -> str:
@@ -144,6 +152,53 @@ def _print_diagnosis(as_json: bool) -> None:
     text = json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found)
     output.write(f"{text}\n")
     sys.exit(bool(found.problems))
+
+
+class _ProgramsMain(types.ModuleType):
+    """Finds objects of the program's classes, which come back from its children by the name above."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys.modules[_MAIN], name)
+
+
+def _run_script(script: str, arguments: Sequence[str]) -> None:
+    """Runs a file, or a folder or zip file with a ``__main__.py``.
+
+    Raises:
+        OSError: When the file cannot be read.
+        SystemExit: As the program; or when a folder has nothing to run.
+    """
+    sys.argv[:] = [script, *arguments]
+    if not sys.flags.safe_path:
+        # `python -m` has put the current folder there. runpy puts a folder or zip file there itself.
+        is_file = not (os.path.isdir(script) or zipfile.is_zipfile(script))  # noqa: PTH112
+        sys.path[:1] = [os.path.dirname(os.path.realpath(script))] if is_file else []  # noqa: PTH120
+    # Tracebacks have the full name, as under Python.
+    _run(runpy.run_path, os.path.abspath(script), run_name=_MAIN)  # noqa: PTH100
+
+
+def _run_module(name: str, arguments: Sequence[str]) -> None:
+    """Runs a module, or the ``__main__`` of a package.
+
+    Raises:
+        SystemExit: As the program; or when there is no such module.
+    """
+    sys.argv[:] = ["-m", *arguments]
+    _run(runpy.run_module, name, run_name=_MAIN, alter_sys=True)
+
+
+def _run(run: Any, program: str, **how: Any) -> None:
+    sys.modules[_IN_CHILDREN] = _ProgramsMain(_IN_CHILDREN)
+    try:
+        run(program, **how)
+    except ImportError as error:
+        last: Any = error.__traceback__
+        while last.tb_next is not None:
+            last = last.tb_next
+        if last.tb_frame.f_globals.get("__name__") != runpy.__name__:
+            raise
+        # The program has not begun: there is none.
+        sys.exit(f"{sys.executable}: {error}")
 
 
 if __name__ == "__main__":

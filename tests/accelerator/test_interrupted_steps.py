@@ -16,7 +16,7 @@ from faults.proc import wait_until
 from ringloader import DataLoader
 from ringloader._features.device import device, device_copy, device_pack, device_tree
 from ringloader._features.main_prefetch import decoding
-from ringloader._transport import lookahead, pinning
+from ringloader._transport import lookahead
 
 pytestmark = [
     pytest.mark.rings_only,
@@ -30,7 +30,7 @@ TRACED = {
     module.__file__
     for module in (
         *(decoding, device, device_copy, device_pack, device_tree),
-        *(lookahead, pinning),
+        lookahead,
     )
 }
 COUNT = 7

@@ -14,8 +14,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
 from ringloader._tools.bench import arguments, child, command, measure, results
-from ringloader._tools.bench.arguments import Configuration
-from ringloader._tools.bench.target import RunError
+from ringloader._tools.bench.arguments import Configuration, RunError
 
 pytestmark = pytest.mark.rings_only
 

@@ -42,7 +42,7 @@ if __name__ == "__main__":
 """
 CALLS = """
 import multiprocessing, os, signal, sys
-from ringloader._tools.bench.target import TargetError
+from ringloader._tools.bench.arguments import TargetError
 
 def add(one, other):
     print("not shown")

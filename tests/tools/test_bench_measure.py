@@ -16,9 +16,8 @@ from torch.utils.data import DataLoader as TorchLoader
 from torch.utils.data import IterableDataset
 
 from ringloader._features.stats.epoch import Verdict
-from ringloader._tools.bench import measure, memory
-from ringloader._tools.bench.arguments import Configuration
-from ringloader._tools.bench.target import TargetError
+from ringloader._tools.bench import child, measure
+from ringloader._tools.bench.arguments import Configuration, TargetError
 
 pytestmark = pytest.mark.rings_only
 
@@ -62,13 +61,13 @@ def test_a_loader_without_batches_is_told():
 
 
 def test_memory_counts_the_processes_below_and_files_on_their_way():
-    before = memory.of_tree()
+    before = child.memory_of_tree()
     with memory_file(64 << 20) as file, subprocess.Popen(["sleep", "60"]) as process:
-        assert process.pid in memory.tree(os.getpid())
-        assert memory.of_tree() - before > 60 << 20
+        assert process.pid in child.tree(os.getpid())
+        assert child.memory_of_tree() - before > 60 << 20
         # A file that is mapped counts by its pages.
         mapped = torch.from_file(f"/proc/self/fd/{file}", shared=True, size=64 << 20, dtype=torch.uint8)
-        assert memory.of_tree() - before < 60 << 20
+        assert child.memory_of_tree() - before < 60 << 20
         del mapped
         process.kill()
 

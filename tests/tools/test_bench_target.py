@@ -10,9 +10,8 @@ from bench_parts import OURS, THREADS, TORCH, Returning, Squares, write_demo
 from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
-from ringloader._tools.bench import arguments, measure, target
-from ringloader._tools.bench.arguments import Configuration
-from ringloader._tools.bench.target import Target, TargetError
+from ringloader._tools.bench import arguments, measure
+from ringloader._tools.bench.arguments import Configuration, Target, TargetError
 
 pytestmark = pytest.mark.rings_only
 
@@ -70,7 +69,7 @@ def test_an_error_of_a_worker_is_told_by_its_last_line():
         list(ringloader.DataLoader([None], num_workers=1))
     except TypeError as error:
         # pytest would keep its frames, and with them the worker.
-        line, users = target.line_of(error), target.users_traceback(error)
+        line, users = arguments.line_of(error), arguments.users_traceback(error)
     assert line.startswith("TypeError: default_collate: batch must contain")
     assert "Original Traceback" in users
 

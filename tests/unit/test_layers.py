@@ -167,7 +167,6 @@ PYTHON_MAY_USE = {
         "_common",
         "_core",
         "_features.table",
-        "_identity",
         "_native",
         "_torch",
         "_transport",
@@ -209,7 +208,7 @@ PYTHON_MAY_USE = {
         "_transport",
         "_worker",
     },
-    "_features.report": {"_common", "_core", "_identity", "_torch"},
+    "_features.report": {"_common", "_core", "_torch"},
     "_features.rules": {"_core", "_torch"},
     "_features.seeding": {
         "_common",
@@ -251,7 +250,6 @@ PYTHON_MAY_USE = {
         "seeds",
     },
     "_features.threads": {"_common", "_core", "_log", "_native", "_torch", "_transport", "_worker"},
-    "_identity": {"_native"},
     "_log": set(),
     "_native": {"_common", "_torch", "_transport"},
     "_patch": {
@@ -275,7 +273,6 @@ PYTHON_MAY_USE = {
         "_common",
         "_core",
         "_features.pools",
-        "_identity",
         "_log",
         "_native",
         "_start",
@@ -435,7 +432,7 @@ def is_feature(name: str) -> bool:
 
 
 def is_of_the_core(name: str) -> bool:
-    return name in CORE_ROOMS | {"_native", "_log", "_identity"}
+    return name in CORE_ROOMS | {"_native", "_log"}
 
 
 def circles(edges: set[tuple[str, str]]) -> list[set[str]]:

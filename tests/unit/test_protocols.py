@@ -56,7 +56,7 @@ def test_protocols_are_what_is_called_and_what_there_is(wrapper, protocol, owner
 
 def test_functions_of_our_modules_are_there():
     found = re.findall(r'py\.import\("([\w.]+)"\)\?;?\s*(?:\w+)?\.(?:call_method1|getattr)\("(\w+)"', NAMES)
-    assert ("ringloader._transport.failed_arrival", "FailedArrival") in found and len(found) >= 3
+    assert ("ringloader._transport.overdue", "FailedArrival") in found and len(found) >= 3
     for module, name in found:
         assert hasattr(importlib.import_module(module), name), f"{module}.{name}"
 

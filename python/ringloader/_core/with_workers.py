@@ -14,8 +14,8 @@ from ringloader._core.epochs import EpochPlan, Told, plan_epoch
 from ringloader._core.feature import Feature, chain, first, loaded_of, placement_of
 from ringloader._core.workers import Workers
 from ringloader._sources import samplers
-from ringloader._torch import data_pipes, devices, internals
-from ringloader._transport import budget, lookahead, overdue, pinning
+from ringloader._torch import devices, internals
+from ringloader._transport import budget, lookahead, overdue
 from ringloader._transport.lookahead import Placement
 from ringloader._transport.overdue import Late, LostWorker
 from ringloader._transport.protocol import Transport
@@ -90,7 +90,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                     "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
                 )
             self._in_order = loader.in_order
-            self._worker_init_fn = data_pipes.init_fn_for(self, loader.worker_init_fn)
+            self._worker_init_fn = internals.init_fn_for(self, loader.worker_init_fn)
             self._start_workers(tells=told is not None)
             self._begin_first(loader)
         except BaseException:
@@ -202,7 +202,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _make_source(self) -> Callable[[Any], Any]:
         """Returns the function that gives the next batch, from where it is needed."""
         if self._pin_memory:
-            self._placement = pinning.Pinning(self._pin_memory_device, devices.current_device_index())
+            self._placement = lookahead.Pinning(self._pin_memory_device, devices.current_device_index())
         take: Callable[[Any], Any] = self._scheduler.next
         if self._placement is not None:
             prepare = functools.partial(lookahead.prepare, self._placement)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ringloader._core.base import LoaderIterator
 from ringloader._core.epochs import plan_epoch
 from ringloader._core.feature import Feature, chain, loaded_of, placement_of
-from ringloader._torch import data_pipes, internals
+from ringloader._torch import internals
 from ringloader._worker import collate
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import EpochStart, Fetcher, InFront, WorkerOption
@@ -90,7 +90,7 @@ class IteratorWithOptions(SingleProcessIterator):
             raise AssertionError("_SingleProcessDataLoaderIter requires timeout == 0")
         if placement_of(features) is not None:
             self._pin_memory = False
-        data_pipes.shard(self)
+        internals.shard(self)
         self._dataset_fetcher = worker_options.begin_epoch(
             options,
             self._torchs_fetcher,

@@ -1,21 +1,26 @@
-"""The actors of ``Workers``: lent to one iterator after another, as handles that look like processes."""
+"""The actors of ``Workers``: lent to one iterator after another, as handles that look like processes.
+
+What they need of their cluster is here too.
+"""
 
 from __future__ import annotations
 
 import collections
 import concurrent.futures
 import contextlib
+import ipaddress
+import socket
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import ray
+import ray.util.client
 from ray.exceptions import RayActorError, RayError
 
+import ringloader._native as _native
 from ringloader._features.pools.objects import LoaderObjects
-from ringloader._identity import process_identity
-from ringloader._ray import cluster
-from ringloader._ray.actor import Assignment, Birth, versions
+from ringloader._ray.actor import Assignment, Birth, Worker, versions
 from ringloader._ray.objects import RayRecord
 
 # Characters of Ray's words for the end of an actor.
@@ -30,8 +35,10 @@ class Actor:
     """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        self._made_over = cluster.connection()
-        self.handle = cluster.new_actor(options)
+        self._made_over = connection()
+        # After a restart Ray would run its tasks in any order, without the state of the loop.
+        made = ray.remote(Worker).options(max_restarts=0, max_task_retries=0, **options)
+        self.handle = made.remote()
         self._birth: concurrent.futures.Future[Birth] = self.handle.birth.remote().future()
         # Of the records that it holds, or has been sent.
         self.numbers: set[int] = set()
@@ -64,7 +71,7 @@ class Actor:
         """True if this program has left the cluster that has the actor."""
         # Ray may be shut down meanwhile.
         with contextlib.suppress(Exception):
-            return cluster.connection() != self._made_over
+            return connection() != self._made_over
         return True
 
     def check(self) -> None:
@@ -185,7 +192,7 @@ class Crew:
         options: What each actor asks for.
     """
 
-    _process_identity = staticmethod(process_identity)
+    _process_identity = staticmethod(_native.process_identity)
 
     def __init__(self, num_workers: int, options: Mapping[str, Any]) -> None:
         self.num_workers = num_workers
@@ -210,10 +217,10 @@ class Crew:
             RuntimeError: If it is shut down, in a forked child, and for a program that uses Ray Client.
         """
         self.check_open()
-        cluster.connect()
-        connection = cluster.connection()
-        if connection != self._connection:
-            self._connection = connection
+        connect()
+        now = connection()
+        if now != self._connection:
+            self._connection = now
             self._idle.clear()
             self.records = LoaderObjects(RayRecord)
 
@@ -279,3 +286,53 @@ def wait_until(seconds: float) -> Callable[[], float]:
     """Returns a function of the seconds that are left from now on."""
     until = time.monotonic() + seconds
     return lambda: until - time.monotonic()
+
+
+def connect() -> None:
+    """Connects to a cluster, or starts one, if this program has none.
+
+    Raises:
+        RuntimeError: If the program uses Ray Client: it is not in the cluster.
+    """
+    from ray.util.client import ray as client
+
+    if client.is_connected():
+        raise RuntimeError(
+            "Workers on a cluster cannot be used over Ray Client (ray://): workers connect to this program; "
+            "run it in the cluster, such as by `ray job submit`"
+        )
+    if not ray.is_initialized():
+        ray.init()
+
+
+def connection() -> tuple[str, str] | None:
+    """Returns the node and the job of this program; None if it is in no cluster.
+
+    Ask before a call to Ray that must not connect: most calls do, and may start a cluster.
+    """
+    if not ray.is_initialized():
+        return None
+    context = ray.get_runtime_context()
+    return context.get_node_id(), context.get_job_id()
+
+
+def address_of(host: str | None) -> str:
+    """Returns the IP address at which the main process listens.
+
+    Args:
+        host: The address or name that was given; None for that of this node.
+
+    Raises:
+        ValueError: If there is no such host.
+    """
+    name = ray.util.get_node_ip_address() if host is None else host
+    try:
+        return str(ipaddress.ip_address(name))
+    except ValueError:
+        pass
+    try:
+        return socket.gethostbyname(name)
+    except OSError as error:
+        raise ValueError(
+            f"host={host!r} is not known ({error}); pass an IP address of this machine"
+        ) from error

@@ -13,10 +13,10 @@ from ray.exceptions import RayActorError, RayTaskError
 import ringloader._native as _native
 from ringloader._core.feature import Feature, Options, Setup
 from ringloader._features.pools.crew import Lent
-from ringloader._ray import cluster, objects
+from ringloader._log import logger
+from ringloader._ray import objects
 from ringloader._ray.actor import Address, Assignment, UnreachableError
-from ringloader._ray.crew import Actor, ActorWorker, Crew, wait_until
-from ringloader._ray.replacing import Replacing
+from ringloader._ray.crew import Actor, ActorWorker, Crew, address_of, wait_until
 from ringloader._torch import internals
 from ringloader._transport import budget, overdue, registration
 from ringloader._transport.overdue import Late, LostWorker
@@ -95,7 +95,7 @@ class RayTransport(Transport):
         crew: Crew,
         settings: Settings,
     ) -> None:
-        host = cluster.address_of(settings.host)
+        host = address_of(settings.host)
         workers = loader.num_workers
         self._record = crew.records.record_of(loader)
         in_turn = all(feature.in_turn for feature in features)
@@ -104,7 +104,8 @@ class RayTransport(Transport):
         with budget.asking(OSError, ValueError):
             engine = _native.Engine(workers, self._max_tasks, share)
         super().__init__(engine, worker_options, features)
-        self._replacing = Replacing(settings.retries)
+        # By worker: the first batch that it has not answered when it was lost, and how often there.
+        self._losses: dict[int, tuple[int | None, int]] = {}
         # Until it is closed.
         self._keeps_alive: object = pool
         self._crew = crew
@@ -229,10 +230,10 @@ class RayTransport(Transport):
                 f"DataLoader worker {worker} did not connect to {self._address.host}:{self._address.port} "
                 f"within {seconds}: its actor lives, and unpickles the dataset or cannot reach this address"
             )
-        asked = cluster.resources_in_words(self._crew.options)
         return RuntimeError(
             f"the cluster has had no room for DataLoader worker {worker} within {seconds}: each of the "
-            f"{self._count} workers asks for {asked}; use fewer workers, ask for less, or add nodes"
+            f"{self._count} workers asks for {self._crew.options}; `ray status` shows "
+            "what is left: use fewer workers, ask for less, or add nodes"
         )
 
     def _another(self, worker: int) -> None:
@@ -266,7 +267,23 @@ class RayTransport(Transport):
         # Another one would send the batch again that this process could not take.
         if self._relay.failure(lost.worker) is not None:
             return None
-        successor: ActorWorker | None = self._replacing.lost(lost, self._why_lost(lost.worker))
+        # This is the first batch of the worker without an answer.
+        batch = None if lost.in_hand is None else lost.in_hand[1]
+        before, times = self._losses.get(lost.worker, (None, 0))
+        times = times + 1 if before == batch else 1
+        self._losses[lost.worker] = batch, times
+        retries = self._settings.retries
+        if lost.refusal is not None or times > retries:
+            lost.notes.append(lost.refusal or f"retries={retries}: it was lost {times} times in this batch")
+            return None
+        logger.warning(
+            "DataLoader worker %d (pid %s on %s) was lost: %s; another actor does its tasks again",
+            lost.worker,
+            lost.handle.pid,
+            lost.handle.node,
+            self._why_lost(lost.worker),
+        )
+        successor: ActorWorker = lost.restart()
         return successor
 
     def _why_lost(self, worker: int) -> str:
@@ -313,7 +330,7 @@ class RayTransport(Transport):
     def begin_epoch(self) -> None:
         """Begins another epoch of the same workers, before they are told."""
         super().begin_epoch()
-        self._replacing.begin_epoch()
+        self._losses.clear()
         self._counts.begin_epoch()
 
     def close(self, may_keep: bool = False) -> None:  # noqa: ARG002

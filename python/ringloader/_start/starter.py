@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch.multiprocessing
 
 from ringloader._start import fallback, guard, processes, spawn
-from ringloader._start.pickled import ForOne, Pickled, for_all
-from ringloader._start.shared_reductions import NotForAllError
+from ringloader._start.pickled import ForOne, NotForAllError, Pickled, for_all
 from ringloader._worker import entry
 
 if TYPE_CHECKING:

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     # The type that torch declares for `iter(loader)`.
     from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+    from ringloader._torch.protocols import TorchIterator
+
     DeclaredIterator = _BaseDataLoaderIter
 
 # Every private name that is needed, with its owner, and those of them that are missing.
@@ -248,3 +250,36 @@ def pins_each_tensor_alike() -> bool:
 def warns_of_pickle_errors() -> bool:
     """True if torch warns of ``spawn`` and ``forkserver`` where a worker's arguments cannot be pickled."""
     return "PicklingError" in Iterator.__init__.__code__.co_names
+
+
+def seeded(dataset: Any, seed: int | None) -> Any:
+    """Returns a dataset whose DataPipes are seeded with the shared seed, if there is one.
+
+    MIRRORS torch worker.py::_worker_loop.
+    """
+    if seed is None or not isinstance(dataset, DATA_PIPES[:1]):
+        return dataset
+    pipe: Any = dataset
+    return torch.utils.data.graph_settings.apply_random_seed(pipe, torch.Generator().manual_seed(seed))
+
+
+def init_fn_for(
+    iterator: TorchIterator, init_fn: Callable[[int], object] | None
+) -> Callable[[int], object] | None:
+    """Returns a ``worker_init_fn`` that shards the DataPipes of an iterator before it calls ``init_fn``.
+
+    MIRRORS torch dataloader.py::_MultiProcessingDataLoaderIter.__init__.
+    """
+    if not isinstance(iterator._dataset, DATA_PIPES):
+        return init_fn
+    return functools.partial(sharding_worker_init_fn, init_fn, iterator._world_size, iterator._rank)
+
+
+def shard(iterator: TorchIterator) -> None:
+    """Shards the DataPipes of an iterator without workers.
+
+    MIRRORS torch dataloader.py::_SingleProcessDataLoaderIter.__init__.
+    """
+    pipe: Any = iterator._dataset
+    if isinstance(iterator._dataset, DATA_PIPES):
+        torch.utils.data.graph_settings.apply_sharding(pipe, iterator._world_size, iterator._rank)

@@ -18,7 +18,7 @@ import torch
 
 import ringloader._native as _native
 from ringloader._common import held_memory
-from ringloader._torch import data_pipes, internals, stand_ins
+from ringloader._torch import internals, stand_ins
 from ringloader._worker import collate, loop, malloc
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
 from ringloader._worker.options import WorkerOption
@@ -120,7 +120,7 @@ def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:
             import numpy
 
             numpy.random.seed(internals.generate_state(work.base_seed, work.worker))
-        work = work._replace(dataset=data_pipes.seeded(work.dataset, work.start.shared_seed))
+        work = work._replace(dataset=internals.seeded(work.dataset, work.start.shared_seed))
         internals.worker_module._worker_info = internals.WorkerInfo(
             id=work.worker, num_workers=work.workers, seed=seed, dataset=work.dataset
         )

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from ringloader._torch import data_pipes, internals
+from ringloader._torch import internals
 from ringloader._worker import options as worker_options
 from ringloader._worker.options import EpochStart, Fetcher, WorkerOption
 
@@ -94,7 +94,7 @@ def run(channel: Channel, work: Work, prepare: Callable[[Any], None] | None = No
         if isinstance(message, EpochStart):
             channel.put((message, None))
             has_ended = False
-            dataset = data_pipes.seeded(dataset, message.shared_seed)
+            dataset = internals.seeded(dataset, message.shared_seed)
             fetcher = begin(dataset, message)
             continue
         if has_ended or channel.is_done():

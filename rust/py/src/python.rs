@@ -79,8 +79,8 @@ impl Standing {
         static STANDING: PyOnceLock<Standing> = PyOnceLock::new();
         STANDING.get_or_try_init(py, || {
             Ok(Self {
-                class: py.import("ringloader._transport.failed_arrival")?.getattr("FailedArrival")?.unbind(),
-                lost: py.import("ringloader._transport.failed_arrival")?.getattr("LOST")?.unbind(),
+                class: py.import("ringloader._transport.overdue")?.getattr("FailedArrival")?.unbind(),
+                lost: py.import("ringloader._transport.overdue")?.getattr("LOST")?.unbind(),
             })
         })
     }

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch.utils.data import get_worker_info
 
 from ringloader._torch import internals, stand_ins
-from ringloader._transport.failed_arrival import reraise
+from ringloader._transport.overdue import reraise
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator

@@ -15,8 +15,8 @@ from ringloader._features.device.device_copy import CopyStream, Later, Moved, no
 from ringloader._features.device.device_pack import Block, Packing, copy_each
 from ringloader._features.device.device_tree import has_to, leaves, memory_of, with_leaves
 from ringloader._torch import devices, internals, modes
-from ringloader._transport.failed_arrival import is_failed, once, reraise
 from ringloader._transport.lookahead import Prepared, Ready
+from ringloader._transport.overdue import is_failed, once, reraise
 from ringloader._transport.registration import Registrations
 
 # Devices without the streams and events that copies need: torch's own `.to()` moves their batches.

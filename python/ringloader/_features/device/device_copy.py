@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import os
 import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
-from ringloader._identity import process_identity
-from ringloader._transport.failed_arrival import is_failed, once
 from ringloader._transport.lookahead import Prepared
+from ringloader._transport.overdue import is_failed, once
 
 # Bytes that copies under way may read, however many copies they are.
 _MOST_BYTES = 32 << 20
@@ -28,7 +28,7 @@ _readers: dict[tuple[object, torch.device], dict[int, torch.Stream]] = {}
 
 def stream_on(device: torch.device) -> torch.Stream:
     """The stream of all copies of this process to a device, which has an index."""
-    key = (process_identity(), device)
+    key = (os.getpid(), device)
     if key not in _streams:
         _streams[key] = torch.Stream(device=device)
     return _streams[key]
@@ -74,7 +74,7 @@ class CopyStream:
         self.device = torch.device(device.type, index)
         self._index = index
         self.stream = stream_on(self.device)
-        self._readers = _readers.setdefault((process_identity(), self.device), {})
+        self._readers = _readers.setdefault((os.getpid(), self.device), {})
         self._fence = torch.Event(device=self.device)
         # In the order of the stream.
         self._under_way: collections.deque[Copies] = collections.deque()

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ringloader._features.loader_options import callables_of
-from ringloader._start import pickled, shared_reductions
+from ringloader._start import pickled
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -88,7 +88,7 @@ class PoolRecord(Record):
         """
         try:
             return pickled.for_all(self.things(), finds_main=finds_main)
-        except shared_reductions.NotForAllError:
+        except pickled.NotForAllError:
             return None
 
 

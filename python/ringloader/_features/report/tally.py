@@ -16,7 +16,6 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ringloader._core.feature import Feature, StagePosition
-from ringloader._identity import process_identity
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator, PathName
@@ -114,7 +113,7 @@ class Count:
     def __init__(self, clock: Clock | None, iterator: OurIterator | None) -> None:
         self._clock = clock
         self._iterator = None if iterator is None else weakref.ref(iterator)
-        self._process = process_identity()
+        self._process = os.getpid()
         # Batches of the epochs before, and of this one.
         self._before = self._batches = 0
         self._waited: float | None = None
@@ -126,7 +125,7 @@ class Count:
     @property
     def is_of_this_process(self) -> bool:
         """True where it was made; false in a forked child."""
-        return self._process == process_identity()
+        return self._process == os.getpid()
 
     @property
     def iterator(self) -> OurIterator | None:

@@ -16,7 +16,7 @@ from ringloader._features.state.reading import ReadOrder
 from ringloader._features.state.saved import Saved
 from ringloader._features.state.snapshots import ResumePoint, Snapshots
 from ringloader._sources import samplers
-from ringloader._torch import data_pipes
+from ringloader._torch import internals
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class Epoch:
             return
         if self._resumes and self.dataset.shared_seed is not None:
             iterator._shared_seed = self.dataset.shared_seed
-            iterator._dataset = data_pipes.seeded(iterator._dataset, iterator._shared_seed)
+            iterator._dataset = internals.seeded(iterator._dataset, iterator._shared_seed)
         self.dataset.shared_seed = iterator._shared_seed
 
     def start_of(self, worker: int) -> ResumePoint | None:

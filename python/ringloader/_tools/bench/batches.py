@@ -14,8 +14,7 @@ import numpy as np
 import torch
 
 from ringloader._tools.bench import measure
-from ringloader._tools.bench.arguments import Configuration
-from ringloader._tools.bench.target import Target
+from ringloader._tools.bench.arguments import Configuration, Target
 
 # A batch: the place of each part, and the part.
 Described = list[tuple[str, str]]

@@ -16,9 +16,8 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._common import output
 from ringloader._tools.bench import batches, child, measure, results
-from ringloader._tools.bench.arguments import Arguments, Configuration
+from ringloader._tools.bench.arguments import Arguments, BenchError, Configuration, RunError
 from ringloader._tools.bench.results import Row
-from ringloader._tools.bench.target import BenchError, RunError
 
 _NAME = "python -m ringloader bench"
 # torch's and ringloader's batches, and torch's again if these differ.

@@ -19,9 +19,8 @@ from ringloader._features.report import report
 from ringloader._features.stats.recording import epoch_stats
 from ringloader._patch.convert import convert
 from ringloader._patch.install import uninstall
-from ringloader._tools.bench import memory
-from ringloader._tools.bench.arguments import PROCESS, Configuration
-from ringloader._tools.bench.target import Target, TargetError
+from ringloader._tools.bench import child
+from ringloader._tools.bench.arguments import PROCESS, Configuration, Target, TargetError
 from ringloader._torch import hook, internals
 from ringloader.dataloader import DataLoader
 
@@ -144,7 +143,7 @@ def measure(target: Target, configuration: Configuration, seconds: float, step: 
         count += 1
         last = time.perf_counter()
     cpu = time.process_time() - cpu
-    used = memory.of_tree()
+    used = child.memory_of_tree()
     taken = report.noted(loader)
     batches.close()
     # Ends persistent workers.
