@@ -127,8 +127,8 @@ class TrackedEpoch(Protocol):
     def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
         """Returns the source of the tasks of an iterator with workers."""
 
-    def read(self, iterator: TorchIterator, options: Sequence[Any]) -> None:
-        """Makes an iterator without workers, which has these options, read the epoch from where it is."""
+    def read(self, iterator: TorchIterator) -> None:
+        """Makes an iterator without workers read the epoch from where it is."""
 
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers."""

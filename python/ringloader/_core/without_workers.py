@@ -100,7 +100,7 @@ class IteratorWithOptions(SingleProcessIterator):
         )
         self._put_stages()
         if self._plan.tracked is not None:
-            self._plan.tracked.read(self, options)
+            self._plan.tracked.read(self)
         if self._plan.places is not None:
             self._dataset_fetcher = _Placing(self._dataset_fetcher, self._plan.places)
         self._note_begun(loader)

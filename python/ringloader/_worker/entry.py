@@ -99,8 +99,7 @@ def run_at(
     collate.replace_collate(port)
     stand_ins.port = port
     for option in worker_end.options:
-        option.join(work.worker, port)
-        make_channel = option.channel(make_channel, work.start)
+        make_channel = option.join(work.worker, port, work.start) or make_channel
     channel = make_channel(port, work.worker, trimming)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
     _run_as_torchs(channel, work)

@@ -103,17 +103,17 @@ class WorkerOption:
 
     position: ClassVar[Position]
 
-    def join(self, worker: int, port: _native.Port | None) -> None:
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> Callable[..., Any] | None:
         """Prepares the worker, before ``worker_init_fn``.
 
         Args:
             worker: The worker's number.
             port: The process's end of the transport; None in a thread.
-        """
+            start: The beginning of its first epoch.
 
-    def channel(self, usual: Callable[..., Any], start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
-        """Returns what makes the channel of a worker, which has joined, in place of ``usual``."""
-        return usual
+        Returns:
+            The function or class that makes the worker's channel; None: the usual one does.
+        """
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002
         """Begins an epoch, before torch makes its fetcher. Returns the dataset of the epoch."""

@@ -504,18 +504,11 @@ def test_another_batch_size_would_leave_another_remainder(workers):
     loader = made(4)
     list(loader)
     finished = loader.state_dict()
-    iterator = iter(loader)
-    seen = next(iterator).tolist()
+    next(iter(loader))
     within = loader.state_dict()
-    for state, batch_size in ((finished, 5), (within, 2), (within, 3)):
+    for state, batch_size in ((finished, 5), (within, 3), (within, 5)):
         with pytest.raises(ValueError, match=f"batches of {batch_size} in place of 4"):
             made(batch_size).load_state_dict(state)
-    # The remainder fills no batch of these.
-    resumed = made(5)
-    resumed.load_state_dict(within)
-    expected = [index for batch in iterator for index in batch.tolist()]
-    found = [index for batch in resumed for index in batch.tolist()]
-    assert found[: len(expected)] == expected[: len(found)] and not set(found) & set(seen[3:])
 
 
 class Pairs:

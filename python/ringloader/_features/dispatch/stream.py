@@ -16,7 +16,7 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._torch import internals
-from ringloader._worker.options import Fetcher, Position, WorkerOption
+from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 
 # Seconds after which a worker that waits for an item looks again whether one is still wanted.
 _POLL_SECONDS = 0.1
@@ -95,7 +95,7 @@ class DispatchEnd(WorkerOption):
         self.has_failed = False
         self._has_died = False
 
-    def join(self, worker: int, port: _native.Port | None) -> None:
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> None:  # noqa: ARG002
         """Reaches the dispatching process."""
         assert port is not None
         _ends[self._key, worker] = self

@@ -56,7 +56,7 @@ class ProcessJoint(Joint):
         collate = collating.collate_within(samples.collate_fn_alone, _native.Collate)
         self.rows = _native.SampleRows(collate) if collate is not None and self._makes_parts else None
 
-    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
         assert port is not None
         fds = [fd if isinstance(fd, int) else fd.detach() for fd in self._fds]
         try:
@@ -65,8 +65,6 @@ class ProcessJoint(Joint):
         finally:
             for fd in fds:
                 os.close(fd)
-
-    def channel(self, usual: Callable[..., Any], start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
         return functools.partial(JointChannel, joint=self, epoch=start.of_tasks)
 
     def leave_process(self) -> None:

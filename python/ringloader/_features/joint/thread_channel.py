@@ -15,7 +15,7 @@ from ringloader._worker.options import EpochStart
 class ThreadJoint(Joint):
     """Makes parts of batches in a worker thread."""
 
-    def channel(self, usual: Callable[..., Any], start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
+    def join(self, worker: int, port: Any, start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
         return functools.partial(JointThreadChannel, joint=self)
 
 

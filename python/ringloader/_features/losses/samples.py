@@ -18,7 +18,7 @@ from ringloader._features.losses.shared_words import SharedWords
 from ringloader._torch import collating
 from ringloader._transport.overdue import Late
 from ringloader._worker.fetch import SampleFetcher, Turn
-from ringloader._worker.options import Fetcher, Position, WorkerOption
+from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 
 # Words of a worker's record. EXCEEDED: 1 once a call took too long. NOTES: 1 for a worker that succeeds a
 # lost one. CALL: what it asks the dataset for. BATCH: the batch that it makes samples of, where all workers
@@ -213,7 +213,7 @@ class _Noting(WorkerOption):
     def __reduce__(self) -> tuple[Any, ...]:
         return _Noting, (self._words, self._seconds, self._shares)
 
-    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> None:  # noqa: ARG002
         """Begins to watch this process."""
         words, self._worker = self._words, worker
         self._at_call = worker * words.size + _CALL

@@ -21,7 +21,7 @@ from ringloader._common import proc
 from ringloader._features.losses.samples import Around
 from ringloader._features.losses.shared_words import SharedWords
 from ringloader._worker import entry
-from ringloader._worker.options import Fetcher, Position, WorkerOption
+from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 
 # Numbers of a worker's record: its process, when that began, the signal that asks it, and the nanoseconds of
 # the monotonic clock at which it began what it is in. 0: not yet, or in nothing.
@@ -215,7 +215,7 @@ class Watched(WorkerOption):
         self._notes = notes
         self._worker = 0
 
-    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> None:  # noqa: ARG002
         """Puts the handler with which this process answers."""
         self._worker = worker
         _Answering.write_to(self._records.fd)

@@ -28,7 +28,7 @@ from ringloader._torch import collating, internals, select_path
 from ringloader._worker import collate
 from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.fetch import Turn as SampleTurn
-from ringloader._worker.options import Fetcher, InFront, Position, WorkerOption
+from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -119,7 +119,7 @@ class Seeding(WorkerOption):
         self._puts_back = puts_back
         self._worker = 0
 
-    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> None:  # noqa: ARG002
         # Without indices a worker's samples are its own.
         self._worker = worker if self._is_iterable else 0
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
@@ -15,7 +16,6 @@ from ringloader._features.state.saved import Saved
 from ringloader._features.state.snapshots import Snapshots
 
 if TYPE_CHECKING:
-    from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
 
 # In place of a sampler's name, in the state of an iterable dataset.
@@ -52,33 +52,31 @@ def option_for(loader: TorchLoader) -> Snapshots | None:
         workers=loader.num_workers,
         is_iterable=is_iterable,
         of_dataset=not share_dataset(loader),
-        batches=bool(loader._auto_collation),
     )
     return Snapshots(policy)
 
 
-def state_for(
-    loader: TorchLoader, iterator: OurIterator, begun: Saved, is_resumed: bool
-) -> DatasetState | None:
-    """Returns the states of a loader's dataset in an epoch, if it may have any. See :class:`DatasetState`.
+def state_for(loader: TorchLoader, option: Snapshots, begun: Saved, is_resumed: bool) -> DatasetState:
+    """Returns the states of a loader's dataset in an epoch. See :class:`DatasetState`.
 
     Args:
         loader: The loader.
-        iterator: Its iterator.
+        option: Takes the states.
         begun: The epoch's beginning, or the state from which it goes on.
         is_resumed: True if a state was loaded: a dataset that has gone on since goes back.
     """
-    if not is_asked(loader):
-        return None
-    made = DatasetState if decides(loader) else MapDatasetState
+    workers, size = begun.workers or _fresh(loader), begun.batch_size
     is_shared = share_dataset(loader) and has_state(loader.dataset)
-    return made(loader, iterator, begun.workers or _fresh(loader), is_resumed, begun.batch_size, is_shared)
+    if decides(loader):
+        return DatasetState(option, workers, is_resumed, size, is_shared)
+    workers = dataclasses.replace(workers, is_stateful=not is_shared)
+    return MapDatasetState(option, workers, is_resumed, size, is_shared)
 
 
 def _fresh(loader: TorchLoader) -> Workers:
     """Returns the positions of workers that begin."""
     many = loader.num_workers
-    return Workers(many, (Part(),) * max(1, many), is_in_order=loader.in_order or many <= 1)
+    return Workers(many, (Part(),) * max(1, many))
 
 
 def beginning(loader: TorchLoader) -> Saved:
@@ -107,7 +105,8 @@ def check(loader: TorchLoader, workers: Workers | None) -> None:
             f"load_state_dict(): the state is that of num_workers={workers.num_workers}, and this loader has "
             f"num_workers={loader.num_workers}: its dataset is read in other parts; use as many workers"
         )
-    has_own = any(part.snapshot is not None and part.snapshot.is_of_dataset() for part in workers.parts)
+    states = (part.snapshot.states() for part in workers.parts if part.snapshot is not None)
+    has_own = any("dataset" in found for found in states)
     if has_own and share_dataset(loader):
         raise ValueError(
             "load_state_dict(): the state has that of each worker's dataset, and the "

@@ -4,25 +4,26 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._core.feature import Rest, Stage
 from ringloader._features.state.dataset_state import DatasetState
 from ringloader._features.state.order import NativeOrder
-from ringloader._features.state.positions import returned_by
 from ringloader._features.state.reading import ReadOrder
 from ringloader._features.state.saved import Saved
-from ringloader._features.state.snapshots import ResumePoint, Snapshots
+from ringloader._features.state.snapshots import ResumePoint
 from ringloader._sources import samplers
 from ringloader._torch import internals
-from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
     from ringloader._features.on_error.collecting import Collecting
-    from ringloader._torch.protocols import TorchIterator
+    from ringloader._torch.protocols import TorchIterator, TorchLoader
+
+# More batches than any epoch has.
+_MOST = (1 << 64) - 1
 
 
 class Epoch:
@@ -53,11 +54,17 @@ class Epoch:
         # Records what is read and handed out; None where workers' batches are counted.
         self.ledger: _native.Ledger | None = None
         self._iterator: weakref.ref[Any] | None = None
+        # The loader whose epoch this is. A dataset may refer to its loader, and both are freed.
+        self.loader: weakref.ref[TorchLoader] | None = None
         if iterator is not None:
             self.attach(iterator)
         self._resumes = begun.has_begun
         self._is_finished = False
         self._collecting: Collecting | None = None
+
+    def __reduce__(self) -> Any:
+        # Copies and pickles of the loader have None in its place.
+        return type(None), ()
 
     @property
     def rest(self) -> Rest | None:
@@ -78,7 +85,9 @@ class Epoch:
 
     def returned(self) -> int:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
-        return returned_by(self._iterator)
+        iterator = None if self._iterator is None else self._iterator()
+        # No call of an iterator that is gone still runs.
+        return _MOST if iterator is None else iterator._batches_returned
 
     def end(self) -> None:
         """Ends the epoch: another one of the loader begins."""
@@ -106,28 +115,15 @@ class Epoch:
 
     def stages(self) -> Iterable[Stage]:
         """Returns the stages that batches of the epoch pass: with workers, states are taken off them."""
-        return () if self.dataset is None or self.dataset.workers == 0 else (self.dataset,)
+        return () if self.dataset is None or self.dataset.begun.num_workers == 0 else (self.dataset,)
 
     def indices(self, made: Any) -> Any:
         """Returns an iterator of the epoch's indices; ``made`` is torch's of the loader's index sampler."""
         return made
 
-    def read(self, iterator: TorchIterator, options: Sequence[WorkerOption]) -> None:
-        """Makes an iterator without workers, which has these options, read the epoch from where it is."""
+    def read(self, iterator: TorchIterator) -> None:
+        """Makes an iterator without workers read the epoch from where it is."""
         iterator._sampler_iter = self.indices(iterator._sampler_iter)
-        option = next((one for one in options if isinstance(one, Snapshots)), None)
-        if self.dataset is not None and option is not None:
-            self.dataset.ask_here(option)
-
-    def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
-        """Returns the source of the tasks of an iterator with workers."""
-        source = self._index_source(iterator, places)
-        if self.dataset is not None:
-            source.count(self.dataset.worker_progress)
-        return source
-
-    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
-        raise NotImplementedError
 
     def next_index(self, read: Callable[[], Any]) -> Any:
         """Returns the index that ``read`` gives an iterator without workers, whose batch it gets."""
@@ -157,7 +153,7 @@ class Epoch:
             # The batch of the call is taken back.
             self.ledger.raised(iterator._batches_returned)
         if self.dataset is not None:
-            self.dataset.record_error(iterator)
+            self.dataset.worker_progress.raised(iterator._batches_returned)
         if isinstance(error, StopIteration) and not iterator.is_paused():
             if self.dataset is not None:
                 self.dataset.end()
@@ -208,17 +204,20 @@ class SampledEpoch(Epoch):
         """Returns an iterator of the epoch's indices. See :meth:`Epoch.indices`."""
         return self._order.read(made)
 
-    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
-        native = self._order.source(places)
-        if native is not None:
-            return native
-        iterator._sampler_iter = self.indices(iterator._sampler_iter)
-        return _native.IndexSource.python(self.ledger, places)
+    def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        """Returns the source of the tasks of an iterator with workers."""
+        source = self._order.source(places)
+        if source is None:
+            iterator._sampler_iter = self.indices(iterator._sampler_iter)
+            source = _native.IndexSource.python(self.ledger, places)
+        if self.dataset is not None:
+            source.count(self.dataset.worker_progress)
+        return source
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
         position = self._position()
-        return position if self.dataset is None else position.but(workers=self.dataset.saved())
+        return position if self.dataset is None else position.but(workers=self.dataset.saved(self.returned()))
 
     def _position(self) -> Saved:
         """Returns the state without that of the dataset."""
@@ -261,12 +260,15 @@ class StreamedEpoch(Epoch):
 
     dataset: DatasetState
 
-    def _index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
-        return samplers.index_source(iterator._index_sampler, places)
+    def index_source(self, iterator: TorchIterator, places: _native.Places | None) -> _native.IndexSource:
+        """Returns the source of the tasks of an iterator with workers."""
+        source = samplers.index_source(iterator._index_sampler, places)
+        source.count(self.dataset.worker_progress)
+        return source
 
     def saved(self) -> Saved:
         """Returns the state of what ``next`` has returned."""
-        workers, before = self.dataset.saved(), self.begun.workers
+        workers, before = self.dataset.saved(self.returned()), self.begun.workers
         assert before is not None
         batches = workers.batches()
         if self._resumes:

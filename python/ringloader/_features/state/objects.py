@@ -1,14 +1,13 @@
 """The dataset of a worker's epoch, its iterator and fetcher: their state, and batches that are passed over.
 
-With the option ``Snapshots`` a batch comes with a snapshot (``_worker/result.py``): which worker made it, how
-many batches that was asked for in this epoch, and its state, if one was due.
+With the option ``Snapshots`` a batch comes with a snapshot (``_worker/result.py``), if one was due: which
+worker made it, how many batches that was asked for in this epoch, and its state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-import traceback
 from typing import Any, NamedTuple
 
 from ringloader._features.seeding import generators
@@ -25,34 +24,32 @@ class SnapshotPolicy(NamedTuple):
         workers: The number of workers; 0 for none.
         is_iterable: True for a dataset that each worker reads by itself.
         of_dataset: False if workers share the dataset, whose state is then no worker's.
-        batches: True if an iterator is asked for batches, and not for samples.
     """
 
     every: int | None
     workers: int
     is_iterable: bool
     of_dataset: bool
-    batches: bool
 
 
 class Sent(NamedTuple):
-    """The bytes that a worker sends with a batch.
+    """The state that a worker sends with a batch.
 
     Attributes:
         worker: The worker.
         asked: Batches that it was asked for in this epoch.
-        snapshot: The state after the batch, if one was due.
+        snapshot: The state after the batch.
     """
 
     worker: int
     asked: int
-    snapshot: Snapshot | None
+    snapshot: Snapshot
 
 
 def read_sent(sent: bytes) -> Sent:
     """Reads the bytes that came with a batch."""
     worker, asked, snapshot = pickle.loads(sent)
-    return Sent(worker, asked, None if snapshot is None else Snapshot(*snapshot))
+    return Sent(worker, asked, Snapshot(*snapshot))
 
 
 class Objects:
@@ -84,34 +81,20 @@ class Objects:
         """True if there is a state to take."""
         return self._has_dataset or self._has_iterator
 
-    def sent(self, worker: int, asked: int, is_due: bool = True) -> bytes:
-        """Returns the bytes to send with a batch.
+    def sent(self, worker: int, asked: int) -> bytes:
+        """Returns the bytes to send with a batch. ``asked``: batches that the worker was asked for."""
+        return pickle.dumps((worker, asked, self.snapshot()), pickle.HIGHEST_PROTOCOL)
 
-        Args:
-            worker: The worker.
-            asked: Batches that it was asked for.
-            is_due: True if they have the state.
-        """
-        snapshot = self._snapshot() if is_due else None
-        return pickle.dumps((worker, asked, snapshot), pickle.HIGHEST_PROTOCOL)
-
-    def _snapshot(self) -> tuple[Any, ...]:
+    def snapshot(self) -> tuple[bytes, bool, int]:
         """Returns the fields of a :class:`Snapshot` of now."""
-        try:
-            samples = self._turn.number if self._policy.is_iterable else 0
-            return self._pickled(), bool(getattr(self.torchs, "ended", False)), samples
-        except Exception as error:
-            # Of the program that asks for the state, and not of one that only reads batches.
-            text = f"the state of the dataset cannot be had: {error}\nOriginal {traceback.format_exc()}"
-            return b"", False, 0, text.encode(errors="backslashreplace").decode()
-
-    def _pickled(self) -> bytes:
         found = {}
         if self._has_dataset:
             found["dataset"] = self.dataset.state_dict()
         if self._has_iterator:
             found["iterator"] = self.torchs.dataset_iter.state_dict()
-        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL)
+        samples = self._turn.number if self._policy.is_iterable else 0
+        is_ended = bool(getattr(self.torchs, "ended", False))
+        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL), is_ended, samples
 
     def pass_over(self, batches: int, size: int, worker: int) -> Fetcher:
         """Returns a fetcher that first reads and drops batches.
@@ -144,8 +127,8 @@ class Objects:
         Raises:
             ValueError: If there are fewer.
         """
-        index = [None] * self._size if self._policy.batches else None
         torchs = self.torchs
+        index = [None] * self._size if torchs.auto_collation else None
         collate, torchs.collate_fn = torchs.collate_fn, _nothing
         try:
             for number in range(self._to_pass):

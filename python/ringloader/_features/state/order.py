@@ -231,11 +231,6 @@ def other_indices(saved: Saved, kind: str) -> str:
     )
 
 
-def draw_base_seed(generator: torch.Generator | None) -> None:
-    """Moves a generator on as torch's iterator does. MIRRORS torch dataloader.py::_BaseDataLoaderIter."""
-    torch.empty((), dtype=torch.int64).random_(generator=generator)
-
-
 def _places(saved: Saved) -> tuple[int, int]:
     """Returns the place of a rank's first sample in the epoch, and the step to the next one."""
     if saved.rank is None or saved.num_replicas is None:

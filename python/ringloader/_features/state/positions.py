@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import pickle
-import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import torch
 
 from ringloader._common.attributes import has_method
-
-if TYPE_CHECKING:
-    from ringloader._common.protocols import OurIterator
 
 
 def has_state(thing: object) -> bool:
@@ -24,17 +20,6 @@ def has_state(thing: object) -> bool:
     if issubclass(type(thing), torch.nn.Module):
         return False
     return has_method(thing, "state_dict") and has_method(thing, "load_state_dict")
-
-
-# More batches than any epoch has.
-_MOST = (1 << 64) - 1
-
-
-def returned_by(iterator: weakref.ref[OurIterator] | None) -> int:
-    """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
-    found = None if iterator is None else iterator()
-    # No call of an iterator that is gone still runs.
-    return _MOST if found is None else found._batches_returned
 
 
 def count(value: object) -> int:
@@ -96,26 +81,14 @@ class Snapshot:
         pickled: A dict of the two states that there are, pickled: ``dataset``, ``iterator``.
         is_ended: True if the iterator was at its end. The dataset may be ready for the next epoch then.
         samples: Samples of the epoch that the iterator was asked for, if an option counts them.
-        failure: The reason why the state cannot be had.
     """
 
     pickled: bytes
     is_ended: Annotated[bool, flag] = False
     samples: Annotated[int, count] = 0
-    failure: str | None = None
-
-    def is_of_dataset(self) -> bool:
-        """True if the dataset itself has a state."""
-        return "dataset" in self.states()
 
     def states(self) -> dict[str, Any]:
-        """Returns the states, as objects of their own.
-
-        Raises:
-            RuntimeError: If they could not be had.
-        """
-        if self.failure is not None:
-            raise RuntimeError(self.failure)
+        """Returns the states, as objects of their own."""
         found: dict[str, Any] = pickle.loads(self.pickled)
         return found
 
@@ -157,7 +130,6 @@ class Workers:
         parts: The position of each.
         next: The worker whose turn it is.
         is_stateful: True if the dataset, or its iterator, has a state.
-        is_in_order: True if batches came in turn.
         shared_seed: The seed that torch gives the DataPipes of all workers.
     """
 
@@ -165,7 +137,6 @@ class Workers:
     parts: Annotated[tuple[Part, ...], _read_parts]
     next: Annotated[int, count] = 0
     is_stateful: Annotated[bool, flag] = False
-    is_in_order: Annotated[bool, flag] = True
     shared_seed: Annotated[int | None, or_none(count)] = None
 
     def moved(self, batches: int) -> Workers:

@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler
 import ringloader._native as _native
 from ringloader._features.state.order import Order, other_indices
 from ringloader._features.state.positions import has_state
-from ringloader._features.state.saved import Failed, Saved
+from ringloader._features.state.saved import Saved
 from ringloader._sources import inside, samplers
 from ringloader._sources.rollover import RolloverBatchSampler
 
@@ -54,14 +54,9 @@ class ReadOrder(Order):
         self._has_ended = False
         self._ended_with: int | None = None
 
-    @property
-    def is_whole(self) -> bool:
-        """True if batches are read whole."""
-        return self.batches is None
-
     def beginning(self) -> Saved:
         """Returns the state before the next epoch."""
-        state = _state_of(self._sampler) if self.has_state else None
+        state = copy.deepcopy(self._sampler.state_dict()) if self.has_state else None
         return super().beginning().but(sampler_begun=state, sampler_state=state)
 
     def restore(self, saved: Saved) -> None:
@@ -122,7 +117,7 @@ class ReadOrder(Order):
         self._begin(saved)
         passed, fingerprint = (None, None) if saved.is_edited else (saved.passed, saved.fingerprint)
         self._ledger = _native.Ledger(
-            saved.ranges, saved.num_yielded, passed, fingerprint, whole=self.is_whole
+            saved.ranges, saved.num_yielded, passed, fingerprint, whole=self.batches is None
         )
         return self._ledger
 
@@ -149,7 +144,6 @@ class ReadOrder(Order):
 
         Raises:
             KeyError: If another thread has gone on since ``tasks`` was read.
-            RuntimeError: If taking the state failed.
         """
         if not self._is_asked or (tasks == 0 and not is_finished):
             state, has_ended = self._saved.sampler_state, self._saved.sampler_ended
@@ -173,7 +167,7 @@ class ReadOrder(Order):
     def record(self, item: Any, stateful: Any) -> None:
         """Records that an index or a batch was read, with the state after it."""
         read = self._read + 1
-        state = _state_of(stateful)
+        state = copy.deepcopy(stateful.state_dict())
         # INVARIANT: each step is atomic under the interpreter lock, and a state exists before its batch goes
         # out: another thread, or a signal handler, may ask for a state at any time.
         self._states[read] = state
@@ -186,7 +180,7 @@ class ReadOrder(Order):
     def record_end(self, stateful: Any) -> None:
         """Records that the sampler has ended."""
         if not self._has_ended:
-            self._last = _state_of(stateful)
+            self._last = copy.deepcopy(stateful.state_dict())
         self._has_ended = True
 
     def _rest_of(self, indices: Iterator[Any], keeps: bool) -> Iterator[Any]:
@@ -287,14 +281,3 @@ def _grouped(indices: Iterator[Any], batches: Any) -> Iterator[list[Any]]:
             batches.set_rest(batch)
             return
         yield batch
-
-
-def _state_of(stateful: Any) -> Any:
-    """Returns a copy of the state of a sampler or its iterator; the failure, if there is none.
-
-    A program that only reads batches gets no error of it.
-    """
-    try:
-        return copy.deepcopy(stateful.state_dict())
-    except Exception as error:
-        return Failed(f"the state of the {type(stateful).__name__} cannot be had", error)

@@ -7,9 +7,8 @@ import binascii
 import copy
 import dataclasses
 import operator
-import traceback
 from collections.abc import Mapping
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import torch
 
@@ -56,25 +55,6 @@ def _ranges(value: object) -> tuple[int, ...]:
     if len(found) % 2 or list(found) != sorted(set(found)) or not all(0 <= end < 1 << 63 for end in found):
         raise ValueError("it must be pairs of numbers, each larger than the one before it")
     return found
-
-
-class Failed:
-    """Stands for a state that could not be taken. Only a program that asks for the state gets the error.
-
-    Args:
-        what: The text of the error.
-        error: The error that taking the state raised.
-    """
-
-    def __init__(self, what: str, error: Exception) -> None:
-        # Text: the error's frames would keep the user's objects.
-        self._text = (
-            f"state_dict(): {what}: {type(error).__name__}: {error}\nOriginal {traceback.format_exc()}"
-        )
-
-    def reraise(self) -> NoReturn:
-        """Raises the error."""
-        raise RuntimeError(self._text)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -177,14 +157,12 @@ def to_dict(saved: Saved) -> dict[str, Any]:
     """Returns a state as a dict of values that JSON and ``torch.load(weights_only=True)`` take.
 
     Raises:
-        RuntimeError: If a sampler's state could not be taken, or an index of the remainder is no int.
+        RuntimeError: If an index of the remainder is no int.
     """
     made: dict[str, Any] = {"version": VERSION}
     for name, value in vars(saved).items():
         kind = type(value)
-        if kind is Failed:
-            value.reraise()
-        elif name == "rest" and value is not None:
+        if name == "rest" and value is not None:
             value = [_plain(index) for index in value]
         elif kind is torch.Tensor:
             value = base64.b64encode(value.numpy().tobytes()).decode("ascii")

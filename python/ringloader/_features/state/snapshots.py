@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._features.state.beginning import Beginning, beginning_of
-from ringloader._features.state.objects import Objects, Sent, SnapshotPolicy, read_sent
-from ringloader._features.state.positions import Part, has_state
+from ringloader._features.state.objects import Objects, Sent, SnapshotPolicy
+from ringloader._features.state.positions import Part, Snapshot, has_state
 from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 from ringloader._worker.result import with_snapshot
@@ -40,7 +38,8 @@ class Snapshots(WorkerOption):
 
     def __init__(self, policy: SnapshotPolicy) -> None:
         self._policy = policy
-        # Without workers: the fetcher that knows the state.
+        # Without workers: the fetcher that has the state, until the epoch ends. So the dataset's iterator
+        # lives on in an epoch that is broken off, whose state may be asked for.
         self.here: Asked | None = None
         self._worker = 0
         self._point: ResumePoint | None = None
@@ -49,7 +48,7 @@ class Snapshots(WorkerOption):
         self._samples: Any = None
         self._states: dict[str, Any] = {}
 
-    def join(self, worker: int, port: _native.Port | None) -> None:  # noqa: ARG002
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> None:  # noqa: ARG002
         self._worker = worker
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:
@@ -122,19 +121,13 @@ class _Sending:
         self._asked = asked
         # Batches of an iterable dataset that came since a state are read again by the worker.
         self._every = max(1, (policy.every or 1) // policy.workers) if policy.is_iterable else 1
-        self._since = 0
 
     def fetch(self, index: Any, /) -> Any:
         self._asked += 1
-        self._since += 1
         data = self._fetcher.fetch(index)
-        return with_snapshot(data, self._objects.sent(self._worker, self._asked, self._is_due()))
-
-    def _is_due(self) -> bool:
-        if self._since < self._every:
-            return False
-        self._since = 0
-        return True
+        if self._asked % self._every:
+            return data
+        return with_snapshot(data, self._objects.sent(self._worker, self._asked))
 
 
 class Asked:
@@ -150,8 +143,6 @@ class Asked:
         self._objects = objects
         self._asked = 0
         self._is_in_batch = False
-        # Called when the fetcher goes.
-        self.on_end: Callable[[Asked], None] | None = None
 
     def fetch(self, index: Any, /) -> Any:
         self._asked += 1
@@ -167,12 +158,7 @@ class Asked:
 
     def taken(self, passed: int) -> Sent:
         """Takes the present state, which is the one after this number of batches."""
-        return read_sent(self._objects.sent(0, passed))
-
-    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
-        # A default: at the interpreter's exit the names of this module may be gone.
-        if self.on_end is not None and not is_finalizing():
-            self.on_end(self)
+        return Sent(0, passed, Snapshot(*self._objects.snapshot()))
 
 
 def _load(thing: Any, state: Any, what: str, beginning: Beginning | None = None) -> None:

@@ -12,7 +12,7 @@ from ringloader._core import epochs
 from ringloader._core.feature import Feature, Setup, Stage
 from ringloader._features.state import datasets, saved, torchs
 from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch
-from ringloader._features.state.order import NativeOrder, draw_base_seed
+from ringloader._features.state.order import NativeOrder
 from ringloader._features.state.reading import ReadOrder
 from ringloader._features.state.saved import Saved
 from ringloader._features.state.snapshots import Snapshots
@@ -29,22 +29,6 @@ if TYPE_CHECKING:
 _EPOCH = "_ringloader_epoch"
 # The attribute of a loader with the state from which its next epoch begins: copies and pickles have it too.
 _LOADED = "_ringloader_loaded_state"
-
-
-class _Own:
-    """Holds the epoch of a loader. Copies and pickles of the loader do not have it.
-
-    It is an attribute of the loader, so that a dataset may refer to its loader, and both be freed.
-    """
-
-    __slots__ = ("epoch", "owner")
-
-    def __init__(self, owner: weakref.ref[Any] | None = None, epoch: Epoch | None = None) -> None:
-        self.owner = owner
-        self.epoch = epoch
-
-    def __reduce__(self) -> Any:
-        return _Own, ()
 
 
 def state_of(loader: TorchLoader) -> dict[str, Any]:
@@ -119,7 +103,7 @@ class State(Feature):
     def track(
         self, loader: TorchLoader, iterator: OurIterator, number: int, loaded: Saved | None, are_same: bool
     ) -> SampledEpoch | StreamedEpoch:
-        self._planned = _planned(loader, iterator, number, loaded, are_same)
+        self._planned = _planned(loader, iterator, number, loaded, are_same, self._option)
         return self._planned
 
     def torchs(
@@ -170,7 +154,12 @@ def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> State:
 
 
 def _planned(
-    loader: TorchLoader, iterator: OurIterator | None, number: int, loaded: Saved | None, are_same: bool
+    loader: TorchLoader,
+    iterator: OurIterator | None,
+    number: int,
+    loaded: Saved | None,
+    are_same: bool,
+    option: Snapshots | None = None,
 ) -> SampledEpoch | StreamedEpoch:
     """Returns an epoch before anything is drawn for it. Until it has begun, the loader's state is as before.
 
@@ -181,6 +170,7 @@ def _planned(
         number: The number of the epoch.
         loaded: The state from which it resumes; None: it begins.
         are_same: True if the workers are those of the epoch before.
+        option: Takes the states of its dataset, if it may have one.
     """
     previous = _last_epoch(loader)
     if previous is not None:
@@ -192,9 +182,11 @@ def _planned(
         if previous is None:
             _set_last_epoch(loader, Epoch(begun, None))
     else:
-        begun, order, seed = _resumed(loader, order, loaded, number, are_same, iterator is None)
-    is_resumed = loaded is not None
-    dataset = None if iterator is None else datasets.state_for(loader, iterator, begun, is_resumed)
+        if option is None:
+            # torch's loader takes no state of a map-style dataset.
+            loaded = loaded.but(workers=None)
+        begun, order, seed = _resumed(loader, order, loaded, number, are_same)
+    dataset = None if option is None else datasets.state_for(loader, option, begun, loaded is not None)
     if order is None:
         return StreamedEpoch(begun, iterator, dataset, seed)
     kind = TorchsEpoch if iterator is None else SampledEpoch
@@ -203,15 +195,15 @@ def _planned(
 
 def _last_epoch(loader: TorchLoader) -> Epoch | None:
     """Returns the epoch of a loader that began last."""
-    found = vars(loader).get(_EPOCH)
-    if type(found) is not _Own or found.owner is None or found.owner() is not loader:
-        return None
-    return found.epoch
+    found: Epoch | None = vars(loader).get(_EPOCH)
+    # A copy of a loader has the other one's.
+    return None if found is None or found.loader is None or found.loader() is not loader else found
 
 
 def _set_last_epoch(loader: TorchLoader, epoch: Epoch) -> None:
     """Sets the epoch of a loader that began last."""
-    vars(loader)[_EPOCH] = _Own(weakref.ref(loader), epoch)
+    epoch.loader = weakref.ref(loader)
+    vars(loader)[_EPOCH] = epoch
 
 
 def _resumed(
@@ -220,7 +212,6 @@ def _resumed(
     loaded: Saved,
     number: int,
     are_same: bool,
-    is_torchs: bool,
 ) -> tuple[Saved, NativeOrder | ReadOrder | None, int | None]:
     """Returns the beginning of an epoch that resumes from a state, its order, and the seed of its workers.
 
@@ -230,7 +221,6 @@ def _resumed(
         loaded: The state.
         number: The number of the epoch.
         are_same: True if the workers are those of the epoch before.
-        is_torchs: True if torch's own loader runs, which knows no worker's state.
     """
     named = None if order is None else order.named_epoch()
     _restore_generator(loader, loaded, are_same)
@@ -246,22 +236,13 @@ def _resumed(
     if order is None:
         rest = _rest_of_dataset(loader, loaded)
     else:
-        rest = _rest_of_order(order, loaded, named, is_torchs)
-        rest = rest.but(batch_size=_beginning(loader, order).batch_size)
+        if named != loaded.epoch:
+            select_path.log_once(
+                f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
+                f"set_epoch({named}) does not count for it"
+            )
+        rest = order.resumed(loaded).but(batch_size=_beginning(loader, order).batch_size)
     return rest, order, rest.base_seed
-
-
-def _rest_of_order(
-    order: NativeOrder | ReadOrder, loaded: Saved, named: int | None, is_torchs: bool
-) -> Saved:
-    """Returns the state from which an epoch resumes whose samples come in an order."""
-    if named != loaded.epoch:
-        select_path.log_once(
-            f"the rest of an epoch is that of epoch {loaded.epoch}, which the loaded state names; "
-            f"set_epoch({named}) does not count for it"
-        )
-    # torch's loader takes no state of a map-style dataset.
-    return order.resumed(loaded.but(workers=None) if is_torchs else loaded)
 
 
 def _rest_of_dataset(loader: TorchLoader, loaded: Saved) -> Saved:
@@ -270,21 +251,14 @@ def _rest_of_dataset(loader: TorchLoader, loaded: Saved) -> Saved:
     assert before is not None
     workers = before.moved(loaded.num_yielded - loaded.batches)
     batches = workers.reads_again()
-    if batches and (not before.is_stateful or batches > before.reads_again()):
+    if batches and not before.is_stateful:
         logger.warning(
-            "load_state_dict(): %d batches of the %s are read again and dropped, because %s",
+            "load_state_dict(): %d batches of the %s are read again and dropped, because the loaded state "
+            "has none of it: give it, or the iterator of its __iter__, a state_dict and load_state_dict",
             batches,
             type(loader.dataset).__name__,
-            _MOVED if before.is_stateful else _NO_STATE,
         )
     return loaded.but(batches=loaded.num_yielded, workers=workers)
-
-
-_NO_STATE = (
-    "it has no state: give it, or the iterator that its __iter__ returns, the methods state_dict and "
-    "load_state_dict"
-)
-_MOVED = "the position was moved back before the last state"
 
 
 def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> None:
@@ -296,7 +270,8 @@ def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> No
     elif loaded.has_begun:
         return
     if draws:
-        draw_base_seed(loader.generator)
+        # As torch's iterator does. MIRRORS torch dataloader.py::_BaseDataLoaderIter.
+        torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
 def _order_of(loader: TorchLoader, index_sampler: Any = None) -> NativeOrder | ReadOrder | None:
@@ -345,11 +320,7 @@ def _check_alike(found: Saved, now: Saved) -> None:
             "load_state_dict(): last_batch='rollover' keeps samples for the next epoch, and only one of the "
             "two loaders, that of the state and this one, has it"
         )
-    if (
-        found.rest is not None
-        and found.batch_size != now.batch_size
-        and (found.is_finished or len(found.rest) >= now.batch_size)
-    ):
+    if found.rest is not None and found.batch_size != now.batch_size:
         raise ValueError(
             f"load_state_dict(): with last_batch='rollover', batches of {now.batch_size} in place of "
             f"{found.batch_size} would leave another remainder for the next epoch: give batch_size="

@@ -23,7 +23,7 @@ from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, Wor
 from ringloader._features.table import Options
 from ringloader._torch import devices, hook, internals
 from ringloader._worker.fetch import SampleFetcher
-from ringloader._worker.options import Fetcher, Position, WorkerOption
+from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
@@ -191,7 +191,7 @@ class Timing(WorkerOption):
     def __init__(self, clocks: Sequence[_native.WorkerClock] | None = None) -> None:
         self._clocks = clocks
 
-    def join(self, worker: int, port: _native.Port | None) -> None:
+    def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> None:  # noqa: ARG002
         if port is None:
             assert self._clocks is not None
             self._clock = self._clocks[worker]

@@ -147,8 +147,7 @@ def _run(queues: _native.ThreadQueues, work: Work) -> None:
     become_worker(work.base_seed, work.worker, work.workers, work.dataset)
     make_channel: Callable[..., ThreadChannel] = ThreadChannel
     for option in work.options:
-        option.join(work.worker, None)
-        make_channel = option.channel(make_channel, work.start)
+        make_channel = option.join(work.worker, None, work.start) or make_channel
     loop.run(make_channel(queues, work.worker), work, collate.put_native)
 
 
