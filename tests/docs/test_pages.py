@@ -84,8 +84,10 @@ def test_pictures_are_drawn_from_the_tables() -> None:
 
 def test_the_figures_of_the_readme_are_those_of_the_table() -> None:
     table = chart.rows(chart.PAGE.read_text(), "program | torch without workers")
-    assert chart.rows((ROOT / "README.md").read_text(), "program | torch, 0 workers") == table
     assert len(table) == 5
+    # A ratio whose range includes 1 is not bold, and says nothing to a reader.
+    clear = [row for row in table if row[-1].startswith("**")]
+    assert chart.rows((ROOT / "README.md").read_text(), "program | torch, 0 workers") == clear
 
 
 def test_the_readme_fits_a_reader() -> None:
