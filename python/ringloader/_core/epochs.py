@@ -67,7 +67,7 @@ def next_of(loader: TorchLoader) -> int:
 
 
 def count_from(loader: TorchLoader, epoch: int) -> None:
-    """Sets that number, and tells nobody."""
+    """Sets that number, and calls no ``set_epoch``."""
     setattr(loader, _NEXT, epoch)
 
 
@@ -114,7 +114,7 @@ def forget_shuffled(loader: TorchLoader) -> None:
 def log_if_forgotten(loader: TorchLoader) -> None:
     """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch."""
     own = vars(loader)
-    # For a batch sampler of the program's, torch makes a sampler that nobody reads, and no batch size.
+    # For a batch sampler of the program's, torch makes a sampler that is never read, and no batch size.
     holder = own.get("batch_sampler") if own.get("batch_size") is None else None
     sampler: Any = own.get("sampler") if holder is None else stored(holder, "sampler")
     if not issubclass(type(sampler), DistributedSampler):

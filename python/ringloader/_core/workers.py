@@ -1,4 +1,4 @@
-"""The workers of an iterator, as one object: who runs, who gets tasks, who ends."""
+"""The workers of an iterator, as one object: which run, get tasks, and end."""
 
 from __future__ import annotations
 

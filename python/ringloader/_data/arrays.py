@@ -143,7 +143,7 @@ class SharedArray(_NDArray):
 
     @classmethod
     def _over(cls, fd: int, shape: Any, dtype: np.dtype[Any], written: bytearray | None = None) -> Self:
-        """An array over a memfd that nobody has mapped yet, and which it takes over.
+        """An array over a memfd that is not mapped yet, and which it takes over.
 
         Without a memfd, over what was ``written``, or new memory.
         """

@@ -35,7 +35,7 @@ _OWN = frozenset({"dataset", "then"})
 class CachedDataset(Dataset[_T], Generic[_T]):
     """A map-style dataset that makes each sample of another one once, for all processes, loaders and epochs.
 
-    ``cached[i]`` is ``dataset[i]``, made by whoever needs it first: a worker, a thread, the main process.
+    ``cached[i]`` is ``dataset[i]``, made by the worker, thread or main process that needs it first.
     Everybody else reads it from shared memory, or from a file. What it returns is the caller's own: writing
     to it changes nothing for anybody. Types, dtypes and shapes are those of ``dataset[i]``, and so are the
     strides of tensors, and of arrays without gaps. A sample may be anything that can be pickled. Tensors on

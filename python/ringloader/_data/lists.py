@@ -24,7 +24,7 @@ class SharedList(SharedSequence, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
-    A ``SharedList`` makes an item anew of its bytes at each look, and nobody writes to the bytes. A change to
+    A ``SharedList`` makes an item of its bytes each time it is read, and never changes them. A change to
     an item changes nothing in the list.
 
     Building a list takes no more private memory than its largest item and a few MiB. The memory goes with the

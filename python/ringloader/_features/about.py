@@ -65,7 +65,7 @@ class Never:
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """The row of an option. Its texts stand in ``texts.toml`` beside it.
+    """The row of an option. Its texts stand in ``texts.toml`` of the same folder.
 
     Attributes:
         check: Raises for a value of the wrong type or out of range; is called with the name and the value.

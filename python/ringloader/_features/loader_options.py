@@ -47,7 +47,7 @@ def are_taken_by(loader: object) -> bool:
 def put(loader: object, options: Options) -> None:
     """Sets the options of ``loader``, and the attributes that show them.
 
-    Nobody reads these attributes back but a constructor: Lightning and accelerate make a loader anew of its
+    Only a constructor reads these attributes back: Lightning and accelerate make another loader of its
     ``__dict__``. A name that the program, or a subclass, uses for a thing of its own stays.
     """
     own, cls = vars(loader), type(loader)

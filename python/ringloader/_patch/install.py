@@ -163,7 +163,7 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
         # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
         # main process.
         options = conflicts.in_worker(options, is_installed=True)
-    # What the program chose for this loader wins: options that conflict with it are left out, and the report
+    # The program's choice for this loader wins: options that conflict with it are left out, and the report
     # says so.
     options, aside = conflicts.fitting(loader, options)
     made = make(loader, options, hook_at)

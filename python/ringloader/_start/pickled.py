@@ -329,7 +329,7 @@ def _load(pickled: Any, arrays: Any, fds: dict[int, Any]) -> Any:
     _mapped = None if arrays is None else _map(arrays.detach())
     _received.update(fds)
     try:
-        # Mapped: those who are sent the descriptor share one position in the file.
+        # Mapped: processes that get the descriptor share one position in the file.
         with _map(pickled.detach()) as memory:
             return pickle.Unpickler(memory).load()
     finally:

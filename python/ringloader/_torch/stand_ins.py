@@ -23,7 +23,7 @@ _SHARING = ("_share_fd_cpu_", "_share_filename_cpu_")
 
 
 def replace_worker_info(of_thread: Callable[[Any], Any]) -> None:
-    """Makes torch's ``get_worker_info`` return ``of_thread(info of the process)``, for all who hold it.
+    """Makes torch's ``get_worker_info`` return ``of_thread(info of the process)``, for all its holders.
 
     Its code is replaced, since code that imported the function holds the function itself.
     """

@@ -105,7 +105,7 @@ class Pinning:
         """Does nothing: no result waits for long."""
 
     def abandon(self) -> None:
-        """Does nothing: nobody else knows of the batch."""
+        """Does nothing: no other code knows of the batch."""
 
     def close(self) -> None:
         """Ends the copying thread."""

@@ -152,7 +152,7 @@ class ProcessTransport(Transport):
 
     def end(self, workers: Sequence[Any], told: Callable[[int], bool]) -> None:
         """Ends the processes, suspended ones too. Kills the ones that still live after torch's timeout."""
-        # Of one whose start was interrupted nobody else knows: it is killed.
+        # No other code knows of a process whose start was interrupted: it is killed.
         group = self._group([process for process in self._processes.values() if process.pid is not None])
         try:
             self.engine.set_done()

@@ -81,7 +81,7 @@ class Meter:
                 continue
             part = min(max(now.ran - was.ran, 0.0) / seconds, 1.0)
             ran.append(part)
-            # Nobody knows for how long it has been ready: perhaps for all the time that it did not run.
+            # For how long it has been ready is not known: perhaps for all the time that it did not run.
             rest = seconds if now.is_ready else max(now.ready - was.ready, 0.0)
             ready.append(min(rest / seconds, 1.0 - part))
         running, is_ready = _mean(ran), _mean(ready)

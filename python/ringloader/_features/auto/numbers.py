@@ -93,7 +93,7 @@ def show(loader: object, number: int) -> None:
 
 
 def arguments_for(loader: TorchLoader, options: Options, workers: int) -> dict[str, Any]:
-    """Returns the ``num_workers`` of a loader that finds its number, or found it before. It begins anew."""
+    """Returns the ``num_workers`` of a loader that finds its number, or found it before. It starts over."""
     _controllers.pop(loader)
     if options.num_workers == AUTO:
         return {"num_workers": FoundNumber(limits(options.worker_pool).bound)}

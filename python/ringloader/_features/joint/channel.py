@@ -75,7 +75,7 @@ class ProcessJoint(Joint):
 class JointChannel(ProcessChannel):
     """A :class:`~ringloader._worker.loop.Channel` over tasks that all workers share.
 
-    The worker begins an epoch once all batches of the one before are sent, whoever has made them. Until then
+    The worker begins an epoch once all batches of the one before are sent, by any worker. Until then
     it makes samples of those: a dataset is in one epoch at a time.
 
     Args:

@@ -26,7 +26,7 @@ class Run(Protocol):
 
     @property
     def is_stale(self) -> bool:
-        """True if nobody waits for the batch any more."""
+        """True if no call waits for the batch any more."""
 
     @property
     def is_collation(self) -> bool:

@@ -126,7 +126,7 @@ class SampleNotes:
         words.set(worker, _CALL, _NOTHING)
         words.set(worker, _NOTES, 1)
         if in_hand is None:
-            # In no batch, or in one of an epoch that was given up: nobody makes it again.
+            # In no batch, or in one of an epoch that was given up: it is not made again.
             words.set(worker, _MANY, 0)
             return Loss(_ANY, is_late) if is_late else Loss()
         _, number, index = in_hand

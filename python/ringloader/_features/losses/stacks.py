@@ -160,7 +160,7 @@ class Stacks:
                     self._give_back()
 
     def close(self) -> None:
-        """Gives the memory back, once nobody reads it."""
+        """Gives the memory back. No read may follow."""
         if os.getpid() != self._made_in:
             # A thread that this process has not may have had the lock.
             self._give_back()

@@ -105,7 +105,7 @@ class ProcessWatchdog(Watchdog):
     def __init__(self, seconds: float | None, turn_is_known: bool, workers: int) -> None:
         super().__init__(seconds, turn_is_known)
         self._workers = workers
-        # None until the workers start, and where none can be had.
+        # None until the workers start, and where no memory is available.
         self._stacks: stacks.Stacks | None = None
 
     def attach(self, transport: Any) -> None:

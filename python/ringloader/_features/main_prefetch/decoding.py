@@ -160,7 +160,7 @@ class Decoding(Feature):
         self.abandon()
         self._is_closed = True
         while self._begun > 0:
-            # An interrupt may come in between: an end too many ends nobody.
+            # An interrupt may come in between: an end too many has no effect.
             self._tasks.put(None)
             self._begun -= 1
         thread, self._thread = self._thread, None

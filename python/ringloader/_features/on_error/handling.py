@@ -131,7 +131,7 @@ class ErrorPolicy:
         self.outer: BaseException | None = None
 
     def around(self, get: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Returns ``get``, which asks for one sample, as it is to be called."""
+        """Returns ``get``, which asks for one sample, in the form in which it is called."""
         return get
 
     def has_ended(self) -> bool:

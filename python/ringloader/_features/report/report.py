@@ -77,8 +77,8 @@ class LoaderReport(PathReport):
         counters: Counts of the epoch that runs or ran last; once the loader is gone, ``workers`` alone.
         loader: The name of the loader's class.
         is_alive: False once the loader is gone.
-        batches: Batches that ``next`` has returned, in all epochs. None where nobody counts: torch's own
-            iterators, unless a report at exit was asked for.
+        batches: Batches that ``next`` has returned, in all epochs. None where they are not counted: for
+            torch's own iterators, unless a report at exit was asked for.
         waited: Seconds that the program has waited for them in ``next``. On the paths ``"native"`` and
             ``"threads"``, the time in which workers had no batch ready. On the other two paths, all of the
             time in ``next``, which is measured only if a report at exit was asked for; else None.

@@ -31,7 +31,7 @@ _numbers = itertools.count()
 
 
 # Sums over epochs: the batches that `next` has returned, the seconds for which it had to wait for them, the
-# seconds in `iter`, and the seconds from `iter` to the last batch. None: nobody has counted.
+# seconds in `iter`, and the seconds from `iter` to the last batch. None: not counted.
 Figures = tuple[int | None, float | None, float | None, float | None]
 NOTHING: Figures = 0, 0.0, 0.0, 0.0
 _UNKNOWN: Figures = None, None, None, None

@@ -11,7 +11,7 @@ _MASK = (1 << 64) - 1
 class Placed(NamedTuple):
     """An index, and where its samples stand in the epoch. Has the attributes of ``_native.Placed``."""
 
-    # In the place of a method of tuples, which nobody calls here.
+    # In the place of a method of tuples, which is not called here.
     index: Any
     key: int
     first: int
