@@ -24,9 +24,9 @@ from ringloader._patch.install import installed as installed
 from ringloader._patch.install import uninstall as uninstall
 from ringloader._sources.rollover import RolloverBatchSampler as RolloverBatchSampler
 from ringloader._sources.weighted import WeightedRandomSampler as WeightedRandomSampler
-from ringloader._tools.doctor.checks import Finding as Finding
-from ringloader._tools.doctor.doctor import Diagnosis as Diagnosis
-from ringloader._tools.doctor.doctor import doctor as doctor
+from ringloader._tools.doctor import Diagnosis as Diagnosis
+from ringloader._tools.doctor import Finding as Finding
+from ringloader._tools.doctor import doctor as doctor
 from ringloader.bad_samples import BadSample as BadSample
 from ringloader.bad_samples import Retry as Retry
 from ringloader.dataloader import DataLoader as DataLoader

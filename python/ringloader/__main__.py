@@ -146,7 +146,7 @@ def _print_diagnosis(as_json: bool) -> None:
     import dataclasses
     import json
 
-    from ringloader._tools.doctor.doctor import doctor
+    from ringloader._tools.doctor import doctor
 
     found = doctor()
     text = json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found)

@@ -1,6 +1,6 @@
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NoReturn, Protocol, Self, final, type_check_only
+from typing import Any, ClassVar, Generic, NoReturn, Protocol, Self, TypeVar, final, type_check_only
 
 from torch import Tensor, UntypedStorage, dtype
 from typing_extensions import disjoint_base
@@ -636,10 +636,22 @@ class SchedulerCallbacks(Protocol):
     @abstractmethod
     def _raise_lost(self, worker_id: int, in_hand: tuple[int, int, Any] | None) -> NoReturn: ...
 
+_Engine = TypeVar("_Engine")
+
 @type_check_only
-class _Scheduling:
+class _Scheduling(Generic[_Engine]):
     """The methods of each scheduler: one class for each transport, without a base in the extension."""
 
+    def __new__(
+        cls,
+        engine: _Engine,
+        source: IndexSource,
+        workers: int,
+        prefetch_factor: int,
+        order: Order,
+        iterable: bool,
+        timeout: float,
+    ) -> Self: ...
     def keep_sent(self) -> None: ...
     def balance(self) -> None: ...
     def use_first(self, workers: int, most: int) -> None: ...
@@ -672,47 +684,15 @@ class _Scheduling:
     def waited(self) -> float: ...
 
 @final
-class Scheduler(_Scheduling):
-    def __new__(
-        cls,
-        engine: Engine,
-        source: IndexSource,
-        workers: int,
-        prefetch_factor: int,
-        order: Order,
-        iterable: bool,
-        timeout: float,
-    ) -> Scheduler: ...
+class Scheduler(_Scheduling[Engine]): ...
 
 @final
-class JointScheduler(_Scheduling):
+class JointScheduler(_Scheduling[JointEngine]):
     """As ``Scheduler``, for tasks that all worker processes share."""
 
-    def __new__(
-        cls,
-        engine: JointEngine,
-        source: IndexSource,
-        workers: int,
-        prefetch_factor: int,
-        order: Order,
-        iterable: bool,
-        timeout: float,
-    ) -> JointScheduler: ...
-
 @final
-class ThreadScheduler(_Scheduling):
+class ThreadScheduler(_Scheduling[ThreadQueues]):
     """As ``Scheduler``, over queues between threads."""
-
-    def __new__(
-        cls,
-        engine: ThreadQueues,
-        source: IndexSource,
-        workers: int,
-        prefetch_factor: int,
-        order: Order,
-        iterable: bool,
-        timeout: float,
-    ) -> ThreadScheduler: ...
 
 @final
 class ThreadQueues:

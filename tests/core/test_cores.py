@@ -13,7 +13,7 @@ import pytest
 from faults.proc import wait_until
 from programs import client
 from ringloader._common import proc
-from ringloader._tools.doctor import checks
+from ringloader._tools import doctor
 
 pytestmark = pytest.mark.rings_only
 
@@ -105,11 +105,11 @@ def test_doctor_says_that_a_quota_is_the_limit(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setattr(proc, "cpu_quota", lambda: 1.5)
-    found = checks._cores()
+    found = doctor._cores()
     assert found.value == "2 of 64"
     assert "may use 2 of them (the CPU quota of its control group is 1.5)" in found.meaning
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    found = checks._cores()
+    found = doctor._cores()
     assert found.value == "1 of 64"
     assert "quota" not in found.meaning
 
@@ -152,12 +152,12 @@ import warnings
 from pathlib import Path
 import ringloader
 from ringloader._common.proc import cores
-from ringloader._tools.doctor import checks
+from ringloader._tools import doctor
 before = cores()
 Path({str(half_a_core / "cgroup.procs")!r}).write_text("0")
 warnings.simplefilter("error")
 ringloader.DataLoader(range(4), num_workers=before)
-print(cores(), checks._cores().value.split()[0])
+print(cores(), doctor._cores().value.split()[0])
 """
     ended = client.run(["-c", program], timeout=50, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 0, ended.stderr

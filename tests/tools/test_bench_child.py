@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import contextlib
 import json
 import multiprocessing
 import os
@@ -16,7 +15,6 @@ import pytest
 from bench_parts import write_demo
 
 from programs import client
-from ringloader._tools.bench import child
 
 pytestmark = pytest.mark.rings_only
 
@@ -99,57 +97,3 @@ def test_a_signal_ends_all_of_its_processes(tmp_path, number):
     assert process.communicate(timeout=20) == ("", "python -m ringloader bench: interrupted\n")
     assert process.returncode == 130
     assert not Path(f"/proc/{int(started.read_text())}").exists()
-
-
-@pytest.mark.parametrize("handler", [signal.SIG_IGN, signal.default_int_handler])
-def test_an_interrupt_waits_for_a_start_unless_it_is_ignored(handler):
-    before = signal.signal(signal.SIGINT, handler)
-    steps = []
-    try:
-        raised = contextlib.nullcontext() if handler == signal.SIG_IGN else pytest.raises(KeyboardInterrupt)
-        with raised, child._interrupts_wait():
-            os.kill(os.getpid(), signal.SIGINT)
-            steps.append("started")
-        assert signal.getsignal(signal.SIGINT) is handler
-    finally:
-        signal.signal(signal.SIGINT, before)
-    assert steps == ["started"]
-
-
-# A signal comes when the process runs and `start` has not read its number.
-INTERRUPTED_START = """
-import os, signal, sys, time
-from multiprocessing import forkserver
-from pathlib import Path
-from ringloader._tools.bench import arguments, command
-
-read_signed = forkserver.read_signed
-
-def interrupted(descriptor):
-    forkserver.read_signed = read_signed
-    while not Path("started").exists():
-        time.sleep(0.01)
-    os.kill(os.getpid(), int(sys.argv[1]))
-    return read_signed(descriptor)
-
-if __name__ == "__main__":
-    forkserver.read_signed = interrupted
-    raise SystemExit(command.run(arguments.parse(["demo.py:waits"])))
-"""
-
-
-@pytest.mark.usefixtures("demo")
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_a_process_starts_ends_it(tmp_path, number):
-    (tmp_path / "program.py").write_text(INTERRUPTED_START)
-    done = client.run(
-        ["program.py", str(int(number))],
-        timeout=50,
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert (done.stdout, done.stderr) == ("", "python -m ringloader bench: interrupted\n")
-    assert done.returncode == 130
-    assert not Path(f"/proc/{int((tmp_path / 'started').read_text())}").exists()

@@ -19,9 +19,9 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_099,
-    "modules of the package": 193,
-    "lines of the core": 4_910,
+    "lines of the package": 17_875,
+    "modules of the package": 191,
+    "lines of the core": 4_861,
     "lines of `_features/state`": 1_500,
     "lines of another feature": 921,
     "pairs of features": 10,

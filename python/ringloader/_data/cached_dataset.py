@@ -17,14 +17,14 @@ import ringloader._native as _native
 from ringloader._common.attributes import has_method
 from ringloader._common.proc import local_world_size
 from ringloader._data.private import PrivateSamples
-from ringloader._log import logger, mib
+from ringloader._log import mib
+from ringloader._torch import select_path
 
 _T = TypeVar("_T")
 
 _MISSING = object()
 # Methods of a dataset that has epochs, or a state: what is kept belongs to none.
 _OF_EPOCHS = frozenset({"set_epoch", "state_dict", "load_state_dict"})
-_logged: set[object] = set()
 # The room for it in a file's header.
 _LONGEST_VERSION = 2048
 _MOST_BYTES = (1 << 63) - 1
@@ -99,7 +99,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         for name in sorted(_OF_EPOCHS):
             if has_method(dataset, name):
                 kind = type(dataset).__name__
-                _log_once(
+                select_path.log_once(
                     f"CachedDataset does not pass {name} on to {kind}: the samples that it keeps belong to "
                     "no epoch; put what changes from epoch to epoch into then"
                 )
@@ -164,7 +164,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             self._refused.add(index)
             path = self._opened[2]
             where = "" if path is None else f" in {path}"
-            _log_once(
+            select_path.log_once(
                 f"a CachedDataset cannot unpickle samples that it keeps{where}, and makes them again "
                 f"each time: sample {index} ({type(error).__name__}: {error}). Remove the file, or call "
                 "clear, if they are of an earlier version",
@@ -224,7 +224,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         """Says once for each of ``kinds`` that a sample is not kept. There may be many such samples."""
         kind = type(self.dataset)
         text = f"a CachedDataset passes samples of {kind.__name__} on without keeping them: sample {why}"
-        _log_once(text, (kind, *kinds))
+        select_path.log_once(text, (kind, *kinds))
 
     def __copy__(self) -> Self:
         """Returns a dataset with the same samples, and attributes of its own."""
@@ -349,13 +349,6 @@ def _path(path: object) -> str:
     if "\0" in name:
         raise ValueError(f"path must not have a null character: {name!r}")
     return str(Path(name).absolute())
-
-
-def _log_once(text: str, key: object = None) -> None:
-    """Logs ``text`` unless it has been logged; or a text with the same ``key``."""
-    if (key or text) not in _logged:
-        _logged.add(key or text)
-        logger.warning("%s", text)
 
 
 CachedDataset.__module__ = "ringloader"

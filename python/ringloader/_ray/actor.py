@@ -37,20 +37,13 @@ class UnreachableError(Exception):
 
 
 @dataclasses.dataclass(frozen=True)
-class Address:
-    """The address of an iterator, and the secret that begins each connection to it."""
-
-    host: str
-    port: int
-    token: bytes
-
-
-@dataclasses.dataclass(frozen=True)
 class Assignment:
     """The work of an actor for one iterator.
 
     Attributes:
-        address: Where it connects to.
+        host: Where it connects to.
+        port: The port there.
+        token: The secret that begins each connection.
         worker: The number of the worker.
         number: The number under which it is expected.
         max_tasks: The most tasks that it may have.
@@ -61,7 +54,9 @@ class Assignment:
         keep: The numbers of all records that there are.
     """
 
-    address: Address
+    host: str
+    port: int
+    token: bytes
     worker: int
     number: int
     max_tasks: int
@@ -188,14 +183,13 @@ class Worker:
 
 
 def _connected(assignment: Assignment) -> _native.WorkerRelay:
-    address = assignment.address
     # Half of what is left here, whatever the main process allows.
     share = min(assignment.share, max(_native.available_memory() // 2, budget.SMALLEST_SHARE))
     try:
         return _native.WorkerRelay(
-            address.host,
-            address.port,
-            address.token,
+            assignment.host,
+            assignment.port,
+            assignment.token,
             assignment.worker,
             assignment.number,
             assignment.max_tasks,
@@ -205,6 +199,6 @@ def _connected(assignment: Assignment) -> _native.WorkerRelay:
     except OSError as error:
         raise UnreachableError(
             f"an actor on {ray.util.get_node_ip_address()} cannot reach the main process at "
-            f"{address.host}:{address.port} ({error}); pass host= to the Workers: an address of "
+            f"{assignment.host}:{assignment.port} ({error}); pass host= to the Workers: an address of "
             "this machine that the cluster's nodes can reach"
         ) from None

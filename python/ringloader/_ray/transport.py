@@ -15,7 +15,7 @@ from ringloader._core.feature import Feature, Options, Setup
 from ringloader._features.pools.crew import Lent
 from ringloader._log import logger
 from ringloader._ray import objects
-from ringloader._ray.actor import Address, Assignment, UnreachableError
+from ringloader._ray.actor import Assignment, UnreachableError
 from ringloader._ray.crew import Actor, ActorWorker, Crew, address_of, wait_until
 from ringloader._torch import internals
 from ringloader._transport import budget, overdue, registration
@@ -95,7 +95,7 @@ class RayTransport(Transport):
         crew: Crew,
         settings: Settings,
     ) -> None:
-        host = address_of(settings.host)
+        self._host = host = address_of(settings.host)
         workers = loader.num_workers
         self._record = crew.records.record_of(loader)
         in_turn = all(feature.in_turn for feature in features)
@@ -121,9 +121,8 @@ class RayTransport(Transport):
         try:
             if device_type is not None:
                 self.registrations(device_type)
-            token = secrets.token_bytes(32)
-            self._relay = _native.MainRelay(engine, host, token, settings.max_bytes)
-            self._address = Address(host, self._relay.port, token)
+            self._token = secrets.token_bytes(32)
+            self._relay = _native.MainRelay(engine, host, self._token, settings.max_bytes)
         except OSError as error:
             engine.close()
             raise RuntimeError(
@@ -153,7 +152,9 @@ class RayTransport(Transport):
         try:
             pickled = objects.dumps((fields, self.options), self._record.keys())
             assignment = Assignment(
-                self._address,
+                self._host,
+                self._relay.port,
+                self._token,
                 work.worker,
                 number,
                 self._max_tasks,
@@ -227,7 +228,7 @@ class RayTransport(Transport):
         seconds = f"start_timeout={self._settings.start_timeout:g} s"
         if lives:
             return RuntimeError(
-                f"DataLoader worker {worker} did not connect to {self._address.host}:{self._address.port} "
+                f"DataLoader worker {worker} did not connect to {self._host}:{self._relay.port} "
                 f"within {seconds}: its actor lives, and unpickles the dataset or cannot reach this address"
             )
         return RuntimeError(

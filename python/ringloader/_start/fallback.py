@@ -5,25 +5,15 @@ If that fails too, a note names the type.
 
 from __future__ import annotations
 
-import abc
 import collections
-import dataclasses
 import functools
-import gc
 import importlib
+import io
 import pickle
 import sys
 from collections.abc import Callable
 from multiprocessing import reduction
-from types import (
-    CellType,
-    CodeType,
-    FunctionType,
-    GetSetDescriptorType,
-    MappingProxyType,
-    MethodType,
-    ModuleType,
-)
+from types import FunctionType
 from typing import IO, Any, TypeVar
 
 from ringloader._common.attributes import shown
@@ -35,22 +25,8 @@ WITHOUT_PICKLE = "multiprocessing_context='fork' or worker_method='thread', whic
 _T = TypeVar("_T")
 # Raised for objects that cannot be pickled; the last one for locks of another start method.
 _ERRORS = (TypeError, AttributeError, pickle.PicklingError, RuntimeError)
-# Types of the parts of functions and classes, which the ordinary pickle refuses.
-_PARTS = {
-    abc.abstractclassmethod,
-    abc.abstractmethod,
-    abc.abstractproperty,
-    abc.abstractstaticmethod,
-    classmethod,
-    CellType,
-    CodeType,
-    GetSetDescriptorType,
-    MethodType,
-    property,
-    staticmethod,
-    TypeVar,
-    getattr(dataclasses, "_FIELD_BASE", None),
-}
+# cloudpickle sends a file as its text, and bytes for a view: copies that nobody asked for.
+_COPIED = {io.TextIOWrapper, memoryview}
 
 
 def main_is_found() -> bool:
@@ -155,29 +131,8 @@ def _cloudpickle() -> Any:
 
 
 def reducers_of(pickler: Any) -> dict[Any, Callable[[Any], Any]]:
-    """Returns the reducers of a class of cloudpickle's, without those that send a copy of another kind.
-
-    cloudpickle sends an open file as its text, and bytes for a ``memoryview``. It is asked for functions and
-    classes. For all else the ordinary pickle's answer counts.
-    """
-    found = {
-        kind: reduce
-        for kind, reduce in pickler.dispatch_table.items()
-        if kind in _PARTS or not getattr(reduce, "__module__", "").endswith("cloudpickle.cloudpickle")
-    }
-    return found | {ModuleType: _reduce_module, MappingProxyType: _reduce_view}
-
-
-def _reduce_module(module: ModuleType) -> Any:
-    """Reduces a module to its name. Functions refer to modules."""
-    if sys.modules.get(module.__name__) is not module:
-        return module.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
-    return importlib.import_module, (module.__name__,)
-
-
-def _reduce_view(view: Any) -> Any:
-    """Reduces a read-only view with what it shows. Fields of dataclasses have one."""
-    return MappingProxyType, tuple(gc.get_referents(view))
+    """Returns the reducers of a class of cloudpickle's, without those that send a copy of another kind."""
+    return {kind: reduce for kind, reduce in pickler.dispatch_table.items() if kind not in _COPIED}
 
 
 def _by_cloudpickle(

@@ -12,7 +12,6 @@ import contextlib
 import os
 import sys
 import time
-import weakref
 from collections.abc import Iterator
 from multiprocessing import forkserver, util
 from multiprocessing.process import current_process
@@ -59,21 +58,14 @@ def refuse_in_import(context: Any, fork: str = FORK) -> None:
     if method == "fork" or place is None:
         return
     file, line = place
-    error = NoGuardError(
+    global _before
+    if sys.excepthook is not _end:
+        _before, sys.excepthook = sys.excepthook, _end
+    raise NoGuardError(
         _text(method, fork, file),
         f"ringloader: line {line} of {file} starts workers while it is run again for a worker; "
         'it needs the guard `if __name__ == "__main__":`',
     )
-    global _before
-    if sys.excepthook is not _end:
-        _before, sys.excepthook = sys.excepthook, _end
-        # A program that handles the error continues.
-        weakref.finalize(error, _put_back).atexit = False
-    try:
-        raise error
-    finally:
-        # In a local variable the error would keep this frame, and so itself.
-        del error
 
 
 def is_missing(method: str, exitcode: int | None) -> bool:
@@ -128,11 +120,6 @@ def _place_in_main() -> tuple[str, int] | None:
 
 # The hook in whose place ours is.
 _before: Any = sys.__excepthook__
-
-
-def _put_back() -> None:
-    if sys.excepthook is _end:
-        sys.excepthook = _before
 
 
 def _end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:

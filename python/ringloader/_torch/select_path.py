@@ -25,7 +25,7 @@ from ringloader._torch import internals
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
-_logged: set[str] = set()
+_logged: set[object] = set()
 
 NEEDS_LINUX = "ringloader's own workers need Linux"
 
@@ -61,11 +61,11 @@ _SKIPS_TO = "_speechbrain_recovery_skip_to"
 _RECOVERS = "speechbrain goes on within this epoch, by torch's own iterator"
 
 
-def log_once(text: str) -> None:
-    """Logs ``text`` as a warning, once in a process."""
-    if text not in _logged:
-        _logged.add(text)
-        logger.warning(text)
+def log_once(text: str, key: object = None) -> None:
+    """Logs ``text`` as a warning, once in a process for each ``key``, which is the text itself by default."""
+    if (key or text) not in _logged:
+        _logged.add(key or text)
+        logger.warning("%s", text)
 
 
 class Reason(NamedTuple):
@@ -148,7 +148,7 @@ def _obstacle(loader: TorchLoader, get_iterator: Any, is_for_threads: bool = Fal
     found = _replaced_for_threads() if is_for_threads else None
     found = found or _replaced_part(loader, get_iterator)
     if found is not None:
-        return _surprising(str(found), f"; for ringloader's, {_WHAT_TO_DO}")
+        return _surprising(found, f"; for ringloader's, {_WHAT_TO_DO}")
     if _recovers(loader):
         return Reason(_RECOVERS)
     if loader.pin_memory and loader.pin_memory_device and internals.pins_for_named_device():
@@ -180,7 +180,7 @@ def reason_against_threads(loader: TorchLoader, get_iterator: Any) -> Reason | N
     return _obstacle(loader, get_iterator, is_for_threads=True)
 
 
-def _replaced_for_threads() -> _Replaced | None:
+def _replaced_for_threads() -> str | None:
     """Returns the replaced part of torch that threads as workers cannot do without, or None."""
     function: Any = getattr(internals.worker_module, "get_worker_info", None)
     # Torch's, which reads what it is known to read; or ours already.
@@ -189,7 +189,7 @@ def _replaced_for_threads() -> _Replaced | None:
     return _replaced(f"{internals.worker_module.__name__}.get_worker_info", function)
 
 
-def _replaced_part(loader: TorchLoader, get_iterator: Any) -> _Replaced | None:
+def _replaced_part(loader: TorchLoader, get_iterator: Any) -> str | None:
     """Returns a replaced part of torch that ringloader mirrors for loaders with workers, or None.
 
     Args:
@@ -220,7 +220,7 @@ def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None
     return _RECOVERS if _recovers(loader) else None
 
 
-def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> _Replaced | None:
+def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
     parts = [
         get_iterator,
         getattr(torch_dataloader, name, None),
@@ -240,7 +240,7 @@ def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: A
 _own: dict[str, internals.TorchsOwn] = collections.defaultdict(internals.TorchsOwn)
 
 
-def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> _Replaced | None:
+def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
     # A class that was replaced before the import, perhaps under the same name, has torch's among its bases.
     of_that_name = [one for one in cls.__mro__ if (one.__module__, one.__name__) == (_DATALOADER, name)]
     found: Any = getattr(torch_dataloader, name)
@@ -265,23 +265,8 @@ def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: An
     return None
 
 
-class _Replaced(NamedTuple):
-    """A replaced part of torch.
-
-    Attributes:
-        name: The part.
-        by: The module that has its own in the place, if that is known.
-    """
-
-    name: str
-    by: str | None
-
-    def __str__(self) -> str:
-        return f"{self.name} was replaced by {self.by}" if self.by else f"{self.name} was replaced"
-
-
-def _replaced(name: str, found: Any) -> _Replaced:
-    """Returns a replaced part with the module of what was found in its place."""
+def _replaced(name: str, found: Any) -> str:
+    """Says that a part of torch was replaced, and by which module, if that is known."""
     while isinstance(found, functools.partial):
         found = found.func
     found = getattr(found, "__func__", found)
@@ -290,7 +275,7 @@ def _replaced(name: str, found: Any) -> _Replaced:
     if module is None:
         module = (found if isinstance(found, type) else type(found)).__module__
     is_named = isinstance(module, str) and module != "builtins" and module.partition(".")[0] != "torch"
-    return _Replaced(name, module if is_named else None)
+    return f"{name} was replaced by {module}" if is_named else f"{name} was replaced"
 
 
 def _is_known(name: str, found: Any) -> bool:

@@ -15,7 +15,7 @@ from argparse import ArgumentTypeError
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from ringloader._common import proc
 from ringloader._core.checks import AUTO, THREAD
@@ -34,14 +34,6 @@ Measures the loader that a function of yours returns, with torch's DataLoader an
 how many workers to use. Each measurement has a process of its own, which calls the function. The exit status
 is 1 if the batches differ, and 2 if a word of the command line is wrong or nothing can be measured.
 """
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line."""
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the program."""
-        self.exit(2, f"{self.prog}: error: {message}\n")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -229,7 +221,6 @@ class Arguments:
         seconds: How long, after the first batch.
         step: The training step of the caller, in seconds.
         json: The path of the results, or None.
-        plot: The path of the picture, or None.
     """
 
     target: Target
@@ -238,12 +229,11 @@ class Arguments:
     seconds: float
     step: float
     json: str | None
-    plot: str | None
 
 
 def parse(given: list[str]) -> Arguments:
     """Reads the words after ``bench``. Ends the program with a line if one of them is wrong."""
-    parser = Parser("python -m ringloader bench", description=DESCRIPTION)
+    parser = argparse.ArgumentParser("python -m ringloader bench", description=DESCRIPTION)
     add = parser.add_argument
     add("target", type=_target, metavar="FILE.py:NAME", help="or module:NAME, the function")
     add(
@@ -275,7 +265,6 @@ def parse(given: list[str]) -> Arguments:
         help="milliseconds of a training step, in which the caller sleeps (default: 0, no step)",
     )
     add("--json", type=_writable, metavar="PATH", help="writes the results as JSON")
-    add("--plot", type=_picture, metavar="PATH", help="draws the rate over the workers")
     found = vars(parser.parse_args(given))
     measured = configurations(found.pop("workers"), found.pop("method"))
     return Arguments(configurations=tuple(measured), **found)
@@ -351,16 +340,3 @@ def _writable(text: str) -> str:
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
         raise ArgumentTypeError(f"cannot write a file {text!r}")
     return text
-
-
-def _picture(text: str) -> str:
-    if importlib.util.find_spec("matplotlib") is None:
-        raise ArgumentTypeError(
-            "a plot needs matplotlib: pip install 'ringloader[bench]', or leave --plot out"
-        )
-    formats = importlib.import_module("matplotlib.backend_bases").FigureCanvasBase.filetypes
-    if Path(text).suffix.lstrip(".").lower() not in formats:
-        raise ArgumentTypeError(
-            f"{text!r} has no format of a picture: its name must end in .png, .svg or .pdf"
-        )
-    return _writable(text)

@@ -44,9 +44,7 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         default = multiprocessing.get_start_method()
         process = context.Process(target=_serve, args=(theirs, printed.name, default, function, arguments))
         try:
-            # An interrupted start would leave a process that runs, and that nothing here knows.
-            with _interrupts_wait():
-                process.start()
+            process.start()
             theirs.close()
             connection.wait([ours, process.sentinel])
             # A process that has died leaves an end of file.
@@ -68,25 +66,6 @@ def call(function: Callable[..., Any], *arguments: Any) -> Any:
         if result is None:
             raise RunError(f"its process {_end(process.exitcode or 0)}", printed.read())
     return result[0]
-
-
-@contextlib.contextmanager
-def _interrupts_wait() -> Iterator[None]:
-    """Raises ``KeyboardInterrupt`` for a SIGINT or SIGTERM only when the body has ended.
-
-    Blocked signals would stay blocked in the processes that the body starts.
-    """
-    came: list[int] = []
-    # An ignored signal stays so.
-    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if callable(signal.getsignal(number))]
-    before = {number: signal.signal(number, lambda number, _: came.append(number)) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-        if came:
-            raise KeyboardInterrupt
 
 
 def _serve(
@@ -131,7 +110,7 @@ def memory_of_tree() -> int | None:
     torch's batches that are on their way.
     """
     try:
-        total = _template_share()
+        total = 0
         mapped: set[tuple[int, int]] = set()
         files: dict[tuple[int, int], int] = {}
         for pid in tree(os.getpid()):
@@ -154,15 +133,6 @@ def tree(root: int) -> list[int]:
     for pid in found:
         found += children.get(pid, [])
     return found
-
-
-def _template_share() -> int:
-    """The fork server's part of the pages that this process has in common with it."""
-    asked_by = multiprocessing.parent_process()
-    if asked_by is None or asked_by.pid == os.getppid():
-        return 0
-    sizes = _sizes(os.getppid())
-    return sizes["Pss"] - sizes["Private_Clean"] - sizes["Private_Dirty"]
 
 
 def _sizes(pid: int) -> dict[str, int]:

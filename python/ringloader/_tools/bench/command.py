@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import importlib.util
-import itertools
 import json
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +16,6 @@ from ringloader._tools.bench.arguments import Arguments, BenchError, Configurati
 from ringloader._tools.bench.results import Row
 
 _NAME = "python -m ringloader bench"
-# torch's and ringloader's batches, and torch's again if these differ.
-_COMPARED = 3
 
 
 def run(given: Arguments) -> int:
@@ -57,20 +51,19 @@ class _Bench:
 
     def run(self) -> int:
         given = self._given
-        with _progress(_COMPARED + given.rounds * len(given.configurations) + 1) as begin:
-            same, comparison = self._compare(begin)
-            for number in range(given.rounds):
-                # The order turns, so that none always follows the same one.
-                first = number % len(given.configurations)
-                for configuration in given.configurations[first:] + given.configurations[:first]:
-                    begin(str(configuration))
-                    self._measure(configuration, number)
-            rows = results.rows(self._measured)
-            best, recommended = results.best(rows), results.recommended(rows)
-            if best is None or recommended is None:
-                raise self._first_failure()
-            begin(f"verdict of {best.configuration}")
-            verdict = self._call(best.configuration, measure.verdict, given.seconds, given.step)
+        same, comparison = self._compare()
+        for number in range(given.rounds):
+            # The order turns, so that none always follows the same one.
+            first = number % len(given.configurations)
+            for configuration in given.configurations[first:] + given.configurations[:first]:
+                found = self._call(configuration, measure.measure, given.seconds, given.step)
+                if found is not None:
+                    self._measured[configuration][number] = found
+        rows = results.rows(self._measured)
+        best, recommended = results.best(rows), results.recommended(rows)
+        if best is None or recommended is None:
+            raise self._first_failure()
+        verdict = self._call(best.configuration, measure.verdict, given.seconds, given.step)
         row, reason = recommended
         lines = [results.table(rows), "", comparison, *self._notes(rows)]
         if verdict is not None:
@@ -83,56 +76,42 @@ class _Bench:
         if given.json is not None:
             data = results.to_dict(rows, same, row.configuration, verdict)
             Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")
-        if given.plot is not None:
-            results.draw(given.plot, rows, str(given.target))
         return int(same is False)
-
-    def _measure(self, configuration: Configuration, number: int) -> None:
-        given = self._given
-        found = self._call(configuration, measure.measure, given.seconds, given.step)
-        if found is not None:
-            self._measured[configuration][number] = found
 
     def _call(self, configuration: Configuration, function: Callable[..., Any], *rest: Any) -> Any:
         """Calls a function with the target and a configuration in a process; None if that fails."""
         if configuration in self._failed:
             return None
+        if sys.stderr is not None and sys.stderr.isatty():
+            output.complain(f"running {configuration}: {function.__name__}\n")
         try:
             return child.call(function, self._given.target, configuration, *rest)
         except RunError as error:
             self._failed[configuration] = error
             return None
 
-    def _compare(self, begin: Callable[[str], None]) -> tuple[bool | None, str]:
+    def _compare(self) -> tuple[bool | None, str]:
         """Compares the batches of both loaders with the most workers; None where that says nothing."""
         ours = max(
             (one for one in self._given.configurations if one.loader == "ringloader" and not one.is_auto),
             key=lambda one: one.number,
         )
         torchs = Configuration("torch", ours.num_workers)
-
-        def described(configuration: Configuration) -> Any:
-            begin(f"batches of {configuration}")
-            return self._call(configuration, batches.described)
-
         where = f"with {ours.in_words}"
-        theirs, mine = described(torchs), described(ours)
+        theirs, mine = (self._call(one, batches.described) for one in (torchs, ours))
         if theirs is None or mine is None:
             return None, f"Batches: not compared {where}, because one of the loaders failed."
         count = sum(1 for one, other in zip(theirs, mine, strict=False) if one and other)
         different = batches.difference(theirs, mine)
         if different is None:
             return True, f"Batches: the first {count} of both loaders are equal, {where}."
-        again = described(torchs)
+        again = self._call(torchs, batches.described)
         unlike = None if again is None else batches.difference(theirs, again)
         if unlike is not None:
-            # The batches before that are the same in both runs of torch's.
-            steady = [one for one, _ in itertools.takewhile(_is_equal, zip(theirs, again, strict=False))]
-            if batches.difference(steady, mine) is None:
-                return None, (
-                    f"Batches: not comparable {where}: two runs of torch's own loader differ, at "
-                    f"{unlike[0]}. Seed all that draws."
-                )
+            return None, (
+                f"Batches: not comparable {where}: two runs of torch's own loader differ, at {unlike[0]}. "
+                "Seed all that draws."
+            )
         place, expected, got = different
         return False, f"Batches: DIFFERENT {where}: at {place} torch has {expected}, ringloader {got}."
 
@@ -157,32 +136,3 @@ class _Bench:
             (one, error) for one, error in self._failed.items() if one.loader == "ringloader"
         )
         return RunError(f"{configuration} failed: {error.text}", error.users)
-
-
-def _is_equal(pair: tuple[object, object]) -> bool:
-    return pair[0] == pair[1]
-
-
-@contextlib.contextmanager
-def _progress(runs: int) -> Iterator[Callable[[str], None]]:
-    """Shows how many runs are done, by tqdm if it is installed, where standard error is a terminal.
-
-    Args:
-        runs: The number of runs.
-
-    Yields:
-        A function that is called with the name of each run when it begins.
-    """
-    if sys.stderr is None or not sys.stderr.isatty():
-        yield lambda _: None
-    elif importlib.util.find_spec("tqdm") is None:
-        output.complain(f"{runs} runs; with a progress bar: pip install 'ringloader[bench]'\n")
-        yield lambda _: None
-    else:
-        with importlib.import_module("tqdm").tqdm(total=runs, leave=False, unit="run") as bar:
-
-            def begin(name: str) -> None:
-                bar.set_description(name)
-                bar.update()
-
-            yield begin

@@ -1,9 +1,8 @@
-"""The figures of a bench, the number of workers to recommend, and both as a table, JSON and a picture."""
+"""The figures of a bench, the number of workers to recommend, and both as a table and JSON."""
 
 from __future__ import annotations
 
 import dataclasses
-import importlib
 import statistics
 from collections.abc import Iterable
 from typing import Any
@@ -147,37 +146,3 @@ def _cells(row: Row) -> tuple[str, ...]:
 def rate(batches_per_second: float) -> str:
     """Returns a rate with three digits or more."""
     return f"{batches_per_second:,.0f}" if batches_per_second >= 100 else f"{batches_per_second:.3g}"
-
-
-def draw(path: str, rows: list[Row], title: str) -> None:
-    """Draws the rate over the number of workers, a line for each loader and kind of workers."""
-    figure = importlib.import_module("matplotlib.figure").Figure(figsize=(7, 4.2), layout="constrained")
-    axes = figure.add_subplot()
-    auto = [row for row in rows if row.configuration.is_auto]
-    rows = [row for row in rows if not row.configuration.is_auto]
-    # Without workers there is one row for all kinds of them.
-    with_workers = [row.configuration for row in rows if row.configuration.num_workers]
-    kinds = dict.fromkeys(
-        (one.loader, one.worker_method) for one in with_workers or [row.configuration for row in rows]
-    )
-    for loader, method in kinds:
-        own = [
-            row
-            for row in sorted(rows, key=lambda row: row.configuration.number)
-            if row.configuration.loader == loader
-            and (row.configuration.worker_method == method or not row.configuration.num_workers)
-        ]
-        axes.plot(
-            [row.configuration.number for row in own],
-            [row.batches_per_second for row in own],
-            marker="o",
-            label=loader if method == PROCESS else f"{loader}, threads",
-        )
-    for row in auto:
-        axes.axhline(row.batches_per_second, linestyle="--", label=str(row.configuration))
-    axes.set(xlabel="workers", ylabel="batches a second", title=title)
-    axes.set_ylim(bottom=0)
-    axes.xaxis.set_major_locator(importlib.import_module("matplotlib.ticker").MaxNLocator(integer=True))
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path)

@@ -1,17 +1,17 @@
-"""The checks of ``doctor()``: installed software, and the limits that the system sets a loader."""
+"""``doctor()``: software and limits of this machine, for a bug report, and the rates of a test loader."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import multiprocessing
 import os
 import platform
 import sys
+import textwrap
+import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy
 import torch
@@ -19,8 +19,20 @@ import torch.utils.data
 
 import ringloader._native as _native
 from ringloader._common import proc
-from ringloader._torch import devices, hook, internals, select_path
+from ringloader._features.report import report
+from ringloader._torch import devices, hook, internals, modes, select_path
+from ringloader.dataloader import DataLoader
 
+if TYPE_CHECKING:
+    from ringloader._torch.protocols import TorchLoader
+
+# The test loader's.
+_BATCHES = 400
+_WORKERS = 2
+# Seconds for a worker that never answers.
+_TIMEOUT = 30.0
+
+_WIDTH = 100
 Verdict = Literal["ok", "note", "problem"]
 
 # Descriptors that the main process has for each worker, with ringloader's transport.
@@ -45,6 +57,58 @@ class Finding:
     meaning: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Diagnosis:
+    """The findings of ``ringloader.doctor()``. ``print`` it, and paste it into a bug report.
+
+    Attributes:
+        findings: In the order in which they are printed.
+    """
+
+    findings: tuple[Finding, ...]
+
+    @property
+    def problems(self) -> tuple[Finding, ...]:
+        """The findings with which loaders fail, or leave the native path."""
+        return tuple(one for one in self.findings if one.verdict == "problem")
+
+    # The text that a prompt and a notebook show, and that `str` gives.
+    def __repr__(self) -> str:
+        widest = max((len(one.subject) for one in self.findings), default=0)
+        return "\n".join(line for one in self.findings for line in _lines(one, widest))
+
+
+def _lines(finding: Finding, widest: int) -> Iterator[str]:
+    mark = "" if finding.verdict == "ok" else f"{finding.verdict}: "
+    yield f"{finding.subject:<{widest}}  {finding.value}"
+    if finding.meaning:
+        indent = " " * (widest + 2)
+        yield from textwrap.wrap(
+            mark + finding.meaning, _WIDTH, initial_indent=indent, subsequent_indent=indent
+        )
+
+
+def doctor(*, rate: bool = True) -> Diagnosis:
+    """Checks this machine, this Python and this torch for anything that would stop or slow down a loader.
+
+    Looks at versions, at reasons that keep loaders off the native path, and at the limits on processes,
+    descriptors and memory, and runs a test loader beside torch's. ``python -m ringloader doctor`` prints the
+    same. Changes nothing, and draws no random numbers of this process.
+
+    Args:
+        rate: True to run the test loader, which starts worker processes and takes a few seconds.
+
+    Returns:
+        The findings. Their ``str`` belongs into a bug report.
+    """
+    found = [*findings()]
+    if rate:
+        # A default device, or another mode of the program's, is not the machine's.
+        with modes.without_modes():
+            found.append(_rate())
+    return Diagnosis(tuple(found))
+
+
 def findings() -> Iterator[Finding]:
     """Yields the findings, in the order in which they are printed."""
     yield Finding("ringloader", _version("ringloader"))
@@ -64,8 +128,6 @@ def findings() -> Iterator[Finding]:
         yield from _given_back()
         yield from _guarded("open files", _open_files)
         yield from _limits()
-        yield from _overcommit()
-        yield _shared_memory()
 
 
 def _guarded(subject: str, check: Callable[[], Finding]) -> Iterator[Finding]:
@@ -131,20 +193,12 @@ def _path() -> Finding:
 
 
 def _environment() -> Finding:
-    names = sorted(name for name in os.environ if name.startswith("RINGLOADER_") or name in _OTHERS)
+    names = sorted(name for name in os.environ if name.startswith(_VARIABLES))
     return Finding("environment", ", ".join(f"{name}={os.environ[name]}" for name in names) or "nothing set")
 
 
-# Variables of other projects that docs/options.md lists.
-_OTHERS = {
-    select_path.SWITCH,
-    "GLIBC_TUNABLES",
-    "LOCAL_WORLD_SIZE",
-    "MALLOC_MMAP_MAX_",
-    "MALLOC_MMAP_THRESHOLD_",
-    "MALLOC_TOP_PAD_",
-    "MALLOC_TRIM_THRESHOLD_",
-}
+# The variables that docs/options.md lists begin so.
+_VARIABLES = ("RINGLOADER", "GLIBC_TUNABLES", "LOCAL_WORLD_SIZE", "MALLOC_")
 
 
 def _cores() -> Finding:
@@ -182,9 +236,6 @@ def _handles() -> Finding:
             os.close(make())
         except OSError as error:
             missing.append(f"{name} ({error.strerror})")
-        except AttributeError:
-            # Not in this Python; the native side calls it without.
-            continue
     if not missing:
         return Finding("system calls", "memfd_create, pidfd_open and eventfd work")
     return Finding(
@@ -224,17 +275,14 @@ def _open_files() -> Finding:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
-    except OSError:
-        opened = 0
+    opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     if soft == resource.RLIM_INFINITY:
         return Finding("open files", f"{opened}, no limit")
     room = max(soft - opened, 0) // _FDS_PER_WORKER
     value = f"{opened} of {soft}: room for about {room} workers"
     if room >= 64:
         return Finding("open files", value)
-    most = "more" if hard == resource.RLIM_INFINITY else str(hard)
+    most = "unlimited" if hard == resource.RLIM_INFINITY else hard
     meaning = f"More workers need a higher limit: `ulimit -n`, which may be raised to {most}."
     return Finding("open files", value, "note" if room else "problem", meaning)
 
@@ -270,28 +318,61 @@ _OTHER_LIMITS = (
 )
 
 
-def _overcommit() -> Iterator[Finding]:
-    overcommit = ""
-    with contextlib.suppress(OSError):
-        overcommit = Path("/proc/sys/vm/overcommit_memory").read_text().strip()
-    if overcommit == "2":
-        yield _noted(
-            "overcommit",
-            "vm.overcommit_memory=2",
-            "The kernel counts what is reserved, not what is used: it may refuse to fork a large process, "
-            "and to make arrays that would never be touched.",
-        )
+def _rate() -> Finding:
+    """Checks that workers start and batches arrive: the rates of both loaders, each with its own workers."""
+    ours, we_run = _tried(DataLoader)
+    torchs, they_run = _tried(_TorchsLoader)
+    verdict, meaning = _OF_TRIALS[we_run, they_run]
+    return Finding(f"test loader, {_WORKERS} workers", f"{ours}; torch's: {torchs}", verdict, meaning)
 
 
-def _shared_memory() -> Finding:
-    """Returns the size of the folder in which torch's batches lie."""
-    theirs = "ringloader's batches do not lie there; those of torch's own transport do."
+# By whether ringloader's loader has run, and torch's.
+_OF_TRIALS: dict[tuple[bool, bool], tuple[Verdict, str]] = {
+    (True, True): ("ok", ""),
+    (True, False): ("note", "torch's loader with workers does not run here, and ringloader's does."),
+    (False, True): (
+        "problem",
+        "ringloader's loader with workers does not run here, and torch's does: set RINGLOADER=off.",
+    ),
+    (False, False): ("problem", "A loader with workers does not run here."),
+}
+
+
+def _tried(cls: type[torch.utils.data.DataLoader[torch.Tensor]]) -> tuple[str, bool]:
+    """Returns the rate of a loader or its error, and if it has run."""
     try:
-        found = os.statvfs("/dev/shm")
-    except OSError as error:
-        return _noted("/dev/shm", f"not to be had ({error.strerror})", theirs)
-    size = found.f_frsize * found.f_blocks
-    value = f"{size // _MIB} MiB"
-    if found.f_flag & os.ST_RDONLY:
-        return _noted("/dev/shm", f"{value}, read-only", theirs)
-    return _noted("/dev/shm", value, theirs if size < 64 * _MIB + 1 else "")
+        # A generator of its own: torch draws from it, and not from the program's.
+        made: Any = cls(
+            _Rows(), batch_size=4, num_workers=_WORKERS, timeout=_TIMEOUT, generator=torch.Generator()
+        )
+        rate = f"{_batches_per_second(made):.0f}"
+    except Exception as error:
+        return f"{type(error).__name__}: {error}", False
+    if cls is _TorchsLoader:
+        return rate, True
+    return f"{rate} batches of 1 KiB a second on path {report.report(made).path}", True
+
+
+class _Rows(torch.utils.data.Dataset[torch.Tensor]):
+    """A sample costs next to nothing, so the rate is the loader's."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.full((64,), float(index))
+
+    def __len__(self) -> int:
+        return 4 * _BATCHES
+
+
+class _TorchsLoader(torch.utils.data.DataLoader[torch.Tensor]):
+    def _get_iterator(self) -> Any:
+        # Also while install() is in effect.
+        return hook.beneath(internals.Loader._get_iterator)(self)
+
+
+def _batches_per_second(loader: TorchLoader) -> float:
+    batches = iter(loader)
+    # The workers' start is not counted.
+    next(batches)
+    start = time.perf_counter()
+    count = sum(1 for _ in batches)
+    return count / (time.perf_counter() - start)

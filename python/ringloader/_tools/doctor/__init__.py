@@ -1,1 +1,0 @@
-"""``ringloader.doctor()``: the surroundings of a loader, and their rate."""
