@@ -101,7 +101,14 @@ def test_one_error_says_what_the_main_file_needs(tmp_path: Path, kind: str, meth
     assert err.endswith(LAST.format(method=method, file=tmp_path / "program.py", fork=fork)), err
 
 
-@pytest.mark.parametrize("kind", ["loader", "dispatch", "pool"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "loader",
+        pytest.param("dispatch", marks=pytest.mark.slow),
+        pytest.param("pool", marks=pytest.mark.slow),
+    ],
+)
 def test_a_fork_server_that_runs_the_main_file_itself(tmp_path: Path, kind: str) -> None:
     program, fork = PROGRAMS[kind]
     ended = _run(tmp_path, "forkserver", program, PRELOAD_MAIN)

@@ -393,7 +393,7 @@ def load(method, **options):
 
 
 @pytest.mark.limit(90)
-@pytest.mark.parametrize("place", ["/dev/shm", "disk"])
+@pytest.mark.parametrize("place", ["/dev/shm", pytest.param("disk", marks=pytest.mark.slow)])
 def test_no_room_in_a_file_system(place: str, tmp_path: Path) -> None:
     """No batch needs it. Tensors of a dataset do, on their way to spawned workers: they are torch's."""
     body = f"""
@@ -454,7 +454,12 @@ BESIDE = 1 << 20
 
 @pytest.mark.limit(90)
 @pytest.mark.parametrize(
-    ("held", "in_order"), [(0, True), (60, True), pytest.param(60, False, marks=pytest.mark.slow)]
+    ("held", "in_order"),
+    [
+        pytest.param(0, True, marks=pytest.mark.slow),
+        (60, True),
+        pytest.param(60, False, marks=pytest.mark.slow),
+    ],
 )
 def test_max_shared_bytes_is_kept(held: int, in_order: bool, tmp_path: Path) -> None:
     """Of batches of all sizes, up to more than a share, whether the user drops or hoards them."""

@@ -173,7 +173,7 @@ KINDS = ["tensors", "pairs", "views", "strings", "long", "numbers", "set", "own"
     ("kind", "options"),
     [
         *(
-            pytest.param(kind, {}, marks=() if kind in ("tensors", "arrays", "own") else pytest.mark.slow)
+            pytest.param(kind, {}, marks=() if kind in ("tensors", "arrays") else pytest.mark.slow)
             for kind in KINDS
         ),
         # A thread decodes them by the same code.

@@ -113,12 +113,19 @@ def test_workers_that_are_busy(tmp_path: Path, busy: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver", "pool"])
-@pytest.mark.parametrize("busy", ["sleeps", "is stopped", pytest.param("computes", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "busy",
+    [
+        "sleeps",
+        pytest.param("is stopped", marks=pytest.mark.slow),
+        pytest.param("computes", marks=pytest.mark.slow),
+    ],
+)
 def test_other_ways_to_start_them(tmp_path: Path, method: str, busy: str) -> None:
     ends_within(tmp_path, method, BUSY[busy], 2)
 
 
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.slow), "forkserver", "spawn"])
 def test_a_main_process_that_ends_slowly(tmp_path: Path, method: str) -> None:
     large = 3 << 30
     if _native.available_memory() < 2 * large:

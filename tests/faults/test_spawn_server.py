@@ -294,6 +294,7 @@ class Prints(Numbers):
         return index
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 def test_another_executable_makes_another_server(loader_class, tmp_path):
     loader = spawned(loader_class)
@@ -315,6 +316,7 @@ def test_another_executable_makes_another_server(loader_class, tmp_path):
         multiprocessing.set_executable(executable)
 
 
+@pytest.mark.slow
 @pytest.mark.rings_only
 def test_another_priority_makes_another_server(tmp_path):
     body = """
@@ -455,7 +457,7 @@ PARENT = """
 
 
 @pytest.mark.rings_only
-@pytest.mark.parametrize("forks", [False, True])
+@pytest.mark.parametrize("forks", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_main_process_is_killed(tmp_path, forks):
     """Server and workers end, also where a forked child of the main process lives on."""
     process = start("ringloader", PARENT.format(forks=forks), tmp_path)
@@ -495,7 +497,9 @@ def test_an_interrupt_is_for_the_main_process(tmp_path):
 
 
 @pytest.mark.rings_only
-@pytest.mark.parametrize("after", [0.0, 0.05, 0.8])
+@pytest.mark.parametrize(
+    "after", [pytest.param(0.0, marks=pytest.mark.slow), 0.05, pytest.param(0.8, marks=pytest.mark.slow)]
+)
 def test_an_interrupt_while_the_server_starts(tmp_path, after):
     """It is the main process's alone. The server imports for two seconds, and would print where it was."""
     body = f"""

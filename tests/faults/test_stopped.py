@@ -182,7 +182,11 @@ class Busy(Numbers):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize(("ignores", "most"), [(False, 9), (True, 15)], ids=["busy", "that ignore SIGTERM"])
+@pytest.mark.parametrize(
+    ("ignores", "most"),
+    [pytest.param(False, 9, marks=pytest.mark.slow), (True, 15)],
+    ids=["busy", "that ignore SIGTERM"],
+)
 @pytest.mark.parametrize("pooled", [False, True], ids=["own", "pool"])
 def test_many_workers_have_the_time_of_one(pooled, ignores, most, tmp_path):
     """Five seconds, and five after SIGTERM; torch takes as long for each of them."""

@@ -152,6 +152,7 @@ def test_wrong_options_are_said_in_one_line_with_torch(fake_torch: Python, value
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_device_that_is_not_there_leaves_torchs_own(real_torch: Python) -> None:
     text = """
 from torch.utils.data import DataLoader

@@ -157,7 +157,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("who", ["1", "all"])
+@pytest.mark.parametrize("who", [pytest.param("1", marks=pytest.mark.slow), "all"])
 def test_ranks_that_the_program_starts(real_torch: Python, tmp_path: Path, who: str) -> None:
     (tmp_path / "train.py").write_text(RANKS)
     done = real_torch.run("train.py", tmp_path / "file", cwd=tmp_path, RINGLOADER_REPORT=who)
@@ -181,7 +181,7 @@ ringloader:   [a-z]+: .*
 """
 
 
-@pytest.mark.parametrize("times", [1, 2])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_statistics_that_the_command_line_asks_for(real_torch: Python, tmp_path: Path, times: int) -> None:
     """Also of a loader that is gone."""
     program = f"""
@@ -200,7 +200,10 @@ for _ in range({times}):
     assert done.stderr == ""
 
 
-@pytest.mark.parametrize("end", ["", "sys.exit(2)", "1 / 0"])
+@pytest.mark.parametrize(
+    "end",
+    ["", pytest.param("sys.exit(2)", marks=pytest.mark.slow), pytest.param("1 / 0", marks=pytest.mark.slow)],
+)
 def test_a_program_that_imports_the_class(real_torch: Python, tmp_path: Path, end: str) -> None:
     program = "import sys, ringloader, torch\nloader = ringloader.DataLoader(torch.arange(3))\nlist(loader)\n"
     (tmp_path / "train.py").write_text(program + end)
@@ -212,6 +215,7 @@ def test_a_program_that_imports_the_class(real_torch: Python, tmp_path: Path, en
     assert done.returncode == {"": 0, "1 / 0": 1}.get(end, 2)
 
 
+@pytest.mark.slow
 def test_a_loader_that_a_framework_has_replaced(real_torch: Python, tmp_path: Path) -> None:
     """The case in which a user changes the import, and the framework makes a loader of torch's."""
     program = """
@@ -277,6 +281,7 @@ for names in (
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["option", "variable"])
 def test_a_program_that_filters_arguments_by_the_constructor(
     real_torch: Python, tmp_path: Path, how: str

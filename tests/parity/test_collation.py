@@ -27,8 +27,11 @@ FORMS = {
 }
 # The other containers take the code of these.
 SOME_FORMS = [
-    *("alone", "in a dict", "before a tensor"),
-    *(pytest.param(form, marks=pytest.mark.slow) for form in ("in a tuple", "in a list", "after a number")),
+    *("alone", "before a tensor"),
+    *(
+        pytest.param(form, marks=pytest.mark.slow)
+        for form in ("in a dict", "in a tuple", "in a list", "after a number")
+    ),
 ]
 BATCH = 3
 # For torch they end at the interpreter's limit, one call sooner than from Python.

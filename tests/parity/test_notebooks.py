@@ -155,7 +155,7 @@ def test_names_of_cells_are_said_before_workers_start(tmp_path: Path, method: st
         )
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_names_of_cells_travel_by_value_with_cloudpickle(tmp_path: Path, method: str) -> None:
     told = in_notebook(
         tmp_path,
@@ -286,7 +286,7 @@ def test_a_class_that_went_before_the_first_iterator_of_its_loader(tmp_path: Pat
     assert told[6] == ALL, "processes of before have the class"
 
 
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.slow), "forkserver"])
 def test_what_workers_find_works_as_with_torch(tmp_path: Path, method: str) -> None:
     """Modules, what is pickled by value, and text that looks like the name of the main module."""
     (tmp_path / "data.py").write_text(textwrap.dedent(CELL))

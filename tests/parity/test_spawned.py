@@ -112,6 +112,7 @@ UNGUARDED = """
 """
 
 
+@pytest.mark.slow
 def test_a_program_without_a_guard(loader_name, tmp_path):
     """A main module that starts processes when it is imported ends as with torch, by another error.
 
