@@ -19,12 +19,12 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_875,
+    "lines of the package": 17_874,
     "modules of the package": 191,
     "lines of the core": 4_861,
-    "lines of `_features/state`": 1_500,
+    "lines of `_features/state`": 1_499,
     "lines of another feature": 921,
-    "pairs of features": 10,
+    "pairs of features": 9,
     "modules in one folder": 12,
     "lines of Rust": 24_203,
     "files of the binding": 75,

@@ -339,7 +339,6 @@ PAIRS = {
     ("losses", "arrays"),
     ("seeding", "arrays"),
     ("shutdown", "report"),
-    ("state", "on_error"),
     ("state", "seeding"),
     ("stats", "joint"),
     ("stats", "report"),

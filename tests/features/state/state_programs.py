@@ -1,9 +1,8 @@
 """Random programs that stop an epoch and go on, compared with the same epoch as a whole.
 
-A number makes a program: ``made(5)``. ``failure_of`` runs it. ``excluded`` lists what is not promised, and
-``known`` the defects that are known. ``python tests/features/state/state_programs.py 0 1000`` runs programs
-by their numbers and shrinks those that fail; with ``STATE_PROGRAMS_KNOWN=1`` those too that may meet a known
-defect.
+A number makes a program: ``made(5)``. ``failure_of`` runs it. ``excluded`` lists what is not promised.
+``python tests/features/state/state_programs.py 0 1000`` runs programs by their numbers and shrinks those that
+fail.
 """
 
 from __future__ import annotations
@@ -40,8 +39,6 @@ from features.state import state_program_parts as parts
 # Moments of the state. Those of the second group are in the midst of a call of `next`.
 BETWEEN = ["before", "between", "end", "bad"]
 AMID = ["timer", "thread", "inside"]
-# True: programs that may meet a known defect are made too.
-SHOWS_KNOWN = "STATE_PROGRAMS_KNOWN" in os.environ
 SIZES = [1, 2, 3, 4, 7]
 
 
@@ -188,17 +185,12 @@ def excluded(program: Program) -> str | None:
     return None
 
 
-def known(_program: Program) -> str | None:
-    """Returns which known defect a program may meet, or None. A line goes with its defect."""
-    return None
-
-
 def made(number: int) -> Program:
     """Returns the program of a number."""
     rng = random.Random(number)
     while True:
         program = _made(rng, number)
-        if excluded(program) is None and (SHOWS_KNOWN or known(program) is None):
+        if excluded(program) is None:
             return program
 
 
@@ -419,8 +411,8 @@ class WrongError(AssertionError):
     """A promise that a program has found broken."""
 
 
-def run(program: Program) -> str:
-    """Runs a program. Returns a text of what it compared.
+def run(program: Program) -> None:
+    """Runs a program.
 
     Raises:
         WrongError: If what came is not what a run that was never stopped has.
@@ -460,15 +452,12 @@ def run(program: Program) -> str:
             break
     assert stop is not None
     last = program.legs[-1]
-    is_over = (bool(stop.state["_iterator_finished"]) and not at_beginning) or (
-        bool(stop.state["_iterator_finished"]) and any(candidates)
-    )
+    is_over = bool(stop.state["_iterator_finished"]) and (not at_beginning or any(candidates))
     if program.seeding and last.how == "fork":
         rest, later = _in_child(lambda: the_rest(program, last, loader, stop, is_over))
     else:
         rest, later = the_rest(program, last, loader, stop, is_over)
     judge(program, expected, candidates, rest, later, whens)
-    return " ".join(whens)
 
 
 def resumed(program: Program, leg: Leg, before: Any, stop: Stop, is_over: bool) -> Any:
@@ -533,8 +522,8 @@ def _in_child(call: Callable[[], Any]) -> Any:
     return value
 
 
-def fields_of(program: Program, is_rest: bool, whens: list[str]) -> tuple[bool, bool, bool]:
-    """Returns which fields of samples are equal: what was drawn, the tag, and the reads."""
+def fields_of(program: Program, is_rest: bool, whens: list[str]) -> tuple[bool, bool]:
+    """Returns which fields of samples are equal, beside number and tag: what was drawn, and the reads."""
     legs = program.legs
     same_size = len({leg.size for leg in legs}) == 1
     drawn = program.seeding == "sample" or (program.seeding == "batch" and same_size)
@@ -551,7 +540,7 @@ def fields_of(program: Program, is_rest: bool, whens: list[str]) -> tuple[bool, 
         # The worker of a batch after an epoch that went on is as before, if the epoch began there.
         and (legs[0].workers <= 1 or is_rest or not legs[0].persistent)
     )  # fmt: skip
-    return drawn, True, reads
+    return drawn, reads
 
 
 def compares_later(program: Program, whens: list[str]) -> bool:
@@ -577,11 +566,11 @@ def judge(
         return
 
     def same(got: list[Any], want: list[Any], is_rest: bool) -> bool:
-        drawn, tag, reads = fields_of(program, is_rest, whens)
+        drawn, reads = fields_of(program, is_rest, whens)
 
         def seen(sample: Any) -> tuple[Any, ...]:
-            number, draws, its_tag, count = sample
-            return number, draws if drawn else 0, its_tag if tag else 0, count if reads else 0
+            number, draws, tag, count = sample
+            return number, draws if drawn else 0, tag, count if reads else 0
 
         if not ordered:
             pairs = [collections.Counter(seen(one) for one in flat(batches)) for batches in (got, want)]

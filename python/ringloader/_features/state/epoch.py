@@ -19,7 +19,6 @@ from ringloader._torch import internals
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-    from ringloader._features.on_error.collecting import Collecting
     from ringloader._torch.protocols import TorchIterator, TorchLoader
 
 # More batches than any epoch has.
@@ -60,7 +59,8 @@ class Epoch:
             self.attach(iterator)
         self._resumes = begun.has_begun
         self._is_finished = False
-        self._collecting: Collecting | None = None
+        # Counts bad samples; None: there are none.
+        self._collecting: Any = None
 
     def __reduce__(self) -> Any:
         # Copies and pickles of the loader have None in its place.
@@ -138,7 +138,7 @@ class Epoch:
             self.dataset.worker_progress.take()
         return index
 
-    def count_errors(self, collecting: Collecting) -> None:
+    def count_errors(self, collecting: Any) -> None:
         """Counts the bad samples of the whole epoch, and passes over batches that are left out."""
         collecting.number = self.begun.bad_samples
         collecting.has_given = self._resumes and self.begun.num_yielded > 0
@@ -168,7 +168,7 @@ class Epoch:
         return self.begun.fingerprint
 
     def _bad_samples(self) -> int:
-        return self.begun.bad_samples if self._collecting is None else self._collecting.number
+        return self.begun.bad_samples if self._collecting is None else int(self._collecting.number)
 
 
 class SampledEpoch(Epoch):
