@@ -26,7 +26,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 import ringloader
-from ringloader._transport.registration import registrars
+from ringloader._features.device.registration import registrars
 
 from . import datasets
 from .files import BUILD

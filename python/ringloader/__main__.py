@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import ringloader
 from ringloader._common import output
-from ringloader._core import checks
+from ringloader._features import checks
 from ringloader._features.about import Texts, texts
 from ringloader._features.report import asked, at_exit
 from ringloader._features.table import TABLE

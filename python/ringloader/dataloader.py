@@ -12,7 +12,7 @@ import torch.utils.data
 from torch.utils.data import Dataset, Sampler
 
 import ringloader._features.all as features
-from ringloader._core import epochs, pausing
+from ringloader._core import epochs, notes, pausing
 from ringloader._core.feature import Hook
 from ringloader._core.make import make_iterator
 from ringloader._core.torchs import TorchsIterator
@@ -201,8 +201,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         if "max_shared_bytes" not in vars(self):
             # The constructor may have raised, so any attribute may be missing.
             return super().__repr__()
-        noted = report.noted(self)
-        path = "not iterated yet" if noted is None else f"path {noted.path}"
+        note = notes.of(self)
+        path = "not iterated yet" if note is None else f"path {note.path}"
         is_auto = isinstance(self.num_workers, FoundNumber)
         workers = f"auto ({self.num_workers})" if is_auto else self.num_workers
         return (
@@ -233,7 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         iterator = make_iterator(self, loader_options.of(self), here)
         if not isinstance(iterator, pausing.Pausing):
             torchs, iterator = iterator, TorchsIterator(iterator)
-            report.pass_on(self, torchs, iterator)
+            notes.pass_on(self, torchs, iterator)
         return iterator
 
     def set_epoch(self, epoch: int) -> None:

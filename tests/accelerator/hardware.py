@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringloader._transport.registration import registrars
+from ringloader._features.device.registration import registrars
 
 from . import pretend
 

@@ -9,8 +9,8 @@ import torch
 
 from accelerator import pretend
 from ringloader import DataLoader
+from ringloader._features.device import registration
 from ringloader._torch import select_path
-from ringloader._transport import registration
 
 DEVICE = torch.device(pretend.NAME, 0)
 OTHER = torch.device(pretend.NAME, 1)

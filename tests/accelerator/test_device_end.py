@@ -201,7 +201,7 @@ def test_an_interpreter_that_exits_with_batches_under_way(ending, persistent):
         from accelerator import pretend
         pretend.load()
         from accelerator.moved import Numbered, Registrar, loader_on
-        from ringloader._transport import registration
+        from ringloader._features.device import registration
         registration.registrars[pretend.NAME] = Registrar()
         options = dict(num_workers=2, persistent_workers={persistent})
         loader = loader_on("native", Numbered(40, (100, 300000)), **options)

@@ -16,7 +16,7 @@ import ringloader
 from accelerator import moved, pretend
 from parity.harness import taking
 from ringloader import DataLoader
-from ringloader._transport import registration
+from ringloader._features.device import registration
 
 pytestmark = pytest.mark.rings_only
 

@@ -12,7 +12,7 @@ import pytest
 
 from faults.proc import wait_until
 from programs import client
-from ringloader._common import proc
+from ringloader._features import cores
 from ringloader._tools import doctor
 
 pytestmark = pytest.mark.rings_only
@@ -68,16 +68,16 @@ def system(root: Path, own: str, mounts: str, **quotas: str) -> Path:
     ],
 )
 def test_the_least_quota_of_the_groups_counts(own, mounts, quotas, found, tmp_path) -> None:
-    assert proc.cpu_quota(system(tmp_path, own, mounts, **quotas)) == found
+    assert cores.cpu_quota(system(tmp_path, own, mounts, **quotas)) == found
 
 
 def test_a_mount_may_have_a_name_with_a_space(tmp_path) -> None:
     system(tmp_path, "0::/\n", UNIFIED.replace("/sys/fs/cgroup", "/sys/fs/cgroup/a\\040b"), **{"a b": "2 1"})
-    assert proc.cpu_quota(tmp_path) == 2
+    assert cores.cpu_quota(tmp_path) == 2
 
 
 def test_without_proc_there_is_no_quota(tmp_path) -> None:
-    assert proc.cpu_quota(tmp_path) is None
+    assert cores.cpu_quota(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -86,25 +86,25 @@ def test_without_proc_there_is_no_quota(tmp_path) -> None:
 )
 def test_the_least_of_affinity_and_quota_counts_rounded_up(affinity, quota, found, monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(affinity)))
-    monkeypatch.setattr(proc, "cpu_quota", lambda: quota)
-    assert proc.cores() == found
+    monkeypatch.setattr(cores, "cpu_quota", lambda: quota)
+    assert cores.cores() == found
 
 
 @pytest.mark.parametrize("known", [5, None])
 def test_a_system_without_affinity_has_the_cores_of_the_machine(known, monkeypatch) -> None:
     monkeypatch.delattr(os, "sched_getaffinity")
-    monkeypatch.setattr(proc, "cpu_quota", lambda: None)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: None)
     monkeypatch.setattr(os, "process_cpu_count", lambda: known, raising=False)
-    assert proc.cores() == (known or 1)
+    assert cores.cores() == (known or 1)
     monkeypatch.delattr(os, "process_cpu_count")
     monkeypatch.setattr(os, "cpu_count", lambda: known)
-    assert proc.cores() == (known or 1)
+    assert cores.cores() == (known or 1)
 
 
 def test_doctor_says_that_a_quota_is_the_limit(monkeypatch) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)))
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
-    monkeypatch.setattr(proc, "cpu_quota", lambda: 1.5)
+    monkeypatch.setattr(cores, "cpu_quota", lambda: 1.5)
     found = doctor._cores()
     assert found.value == "2 of 64"
     assert "may use 2 of them (the CPU quota of its control group is 1.5)" in found.meaning
@@ -145,13 +145,13 @@ def _removed(group: Path) -> bool:
     return not group.exists()
 
 
-@pytest.mark.skipif(proc.cores() < 2, reason="there is one core")
+@pytest.mark.skipif(cores.cores() < 2, reason="there is one core")
 def test_a_quota_bounds_a_process_of_its_group_and_torchs_warning_is_torchs(half_a_core) -> None:
     program = f"""
 import warnings
 from pathlib import Path
 import ringloader
-from ringloader._common.proc import cores
+from ringloader._features.cores import cores
 from ringloader._tools import doctor
 before = cores()
 Path({str(half_a_core / "cgroup.procs")!r}).write_text("0")

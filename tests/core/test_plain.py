@@ -11,12 +11,9 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 import ringloader
 from ringloader import DataLoader, StatefulDataLoader
-from ringloader._core.without_workers import (
-    IteratorWithOptions,
-    SingleProcessIterator,
-)
+from ringloader._core import notes
+from ringloader._core.without_workers import IteratorWithOptions, SingleProcessIterator
 from ringloader._features.arrays import gather
-from ringloader._features.report import report
 from ringloader._torch import collating
 from ringloader._worker.collate import Collation
 
@@ -108,16 +105,20 @@ class RaisesOnce(SequentialSampler):
 def test_each_iterator_is_noted_once():
     loader = DataLoader(DATA)
     alive = [iter(loader) for _ in range(3)]
-    assert (len(alive), report.times(loader)) == (3, 3)
+    assert notes.iterators_of(loader) == alive
+    assert len({id(notes.of(iterator)) for iterator in alive}) == 3
+    last = alive.pop()
+    assert notes.of(last) is notes.of(loader)
     alive.clear()
-    list(loader)
-    assert report.times(loader) == 4
+    assert notes.iterators_of(loader) == [last]
     loader = DataLoader(DATA, batch_size=None, sampler=RaisesOnce(DATA))
     list(loader)
+    before = notes.of(loader)
     with pytest.raises(LookupError):
         iter(loader)
+    assert notes.of(loader) is before
     list(loader)
-    assert report.times(loader) == 2
+    assert notes.of(loader) is not before
 
 
 def test_batches_are_counted_over_iterators_that_live_and_that_are_gone():

@@ -15,7 +15,8 @@ from faults.proc import mappings
 from faults.script import run_script
 from parity.harness import taking
 from ringloader import DataLoader
-from ringloader._transport import registration, segment_cache
+from ringloader._features.device import registration
+from ringloader._transport import segment_cache
 
 KIBI = 1 << 10
 MEBI = 1 << 20
@@ -84,7 +85,7 @@ def make(batches=24, elements=BATCH // 8, workers=2, max_shared_bytes=24 * MEBI,
 
 
 def registrations_of(iterator):
-    return iterator._transport.registrations("fake")
+    return registration.registrations_of(iterator._transport, "fake")
 
 
 def register(iterator, batch):
@@ -231,7 +232,7 @@ def test_a_refusal_is_said_once_and_final(driver, caplog, monkeypatch):
 @pytest.mark.usefixtures("driver")
 def test_devices_of_other_types_are_not_registered_for():
     iterator = iter(make(2))
-    assert iterator._transport.registrations("xpu") is None
+    assert registration.registrations_of(iterator._transport, "xpu") is None
     assert registrations_of(iterator) is registrations_of(iterator)
     del iterator
 
@@ -329,7 +330,7 @@ def test_persistent_workers_keep_what_is_registered(driver):
 @pytest.mark.parametrize("left", ["", "iterator = iter(loader); copy_out(next(iterator))"])
 def test_nothing_is_unregistered_while_the_interpreter_goes(left, tmp_path):
     body = """
-    from ringloader._transport import registration
+    from ringloader._features.device import registration
 
     class Driver:
         def register(self, address, nbytes):
@@ -339,7 +340,7 @@ def test_nothing_is_unregistered_while_the_interpreter_goes(left, tmp_path):
 
     def copy_out(batch):
         address, touched = iterator._transport.engine.slot_memory().window_of(batch.data_ptr())
-        iterator._transport.registrations("fake").register(address, touched)
+        registration.registrations_of(iterator._transport, "fake").register(address, touched)
 
     registration.registrars["fake"] = Driver()
     loader = DataLoader(Numbers(60, 9000), num_workers=1, batch_size=None)

@@ -14,8 +14,7 @@ import torch
 import torch.utils.data
 
 import ringloader
-import ringloader._features.all as feature_list
-from ringloader._features.report import report, tally
+from ringloader._core import notes
 
 LoaderClass = type[torch.utils.data.DataLoader[Any]]
 
@@ -72,20 +71,19 @@ class Way:
 def use(name: str) -> Iterator[Way]:
     """Puts a way in force, with every generator at the same place, and notes the iterators made."""
     way = Way(name, ringloader.DataLoader if name == "class" else torch.utils.data.DataLoader)
-    record = report.record
+    note = notes.note
 
-    def recorded(loader: Any, iterator: Any, path: Any, reason: str, *others: Any, **noted: Any) -> None:
-        counters = others[0] if others else dict
+    def noted(loader: Any, iterator: Any, path: Any, reason: str, counters: Any = dict) -> notes.Note:
         way.made.append(Made(type(loader), path, reason, counters))
-        record(loader, iterator, path, reason, *others, **noted)
+        return note(loader, iterator, path, reason, counters)
 
     random.seed(11)
     np.random.seed(11)
     torch.manual_seed(11)
     with pytest.MonkeyPatch.context() as patch:
         # The name by which the core calls it.
-        patch.setattr(feature_list, "record", recorded)
-        patch.setattr(tally, "_tallies", {})
+        patch.setattr(notes, "note", noted)
+        patch.setattr(notes, "_loaders", [])
         if name == "torch":
             patch.setattr(torch.utils.data.DataLoader, "_get_iterator", _counting(way))
         with ringloader.installed() if name == "install" else contextlib.nullcontext():

@@ -53,11 +53,11 @@ class Everything(Dataset[Any]):
         return len(self.words)
 
     def __getitem__(self, index: int) -> Any:
-        from ringloader._common import proc
+        from ringloader._features import cores
 
         row = self.array[index]
         number = int(self.cached[index]) + int(self.cached[index])
-        has = hasattr(proc.os, "sched_getaffinity"), get_worker_info() is not None
+        has = hasattr(cores.os, "sched_getaffinity"), get_worker_info() is not None
         return {
             "word": self.words[index],
             "row": torch.from_numpy(row.copy()),

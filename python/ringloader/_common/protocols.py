@@ -47,7 +47,7 @@ class Handle(Protocol):
 class OurIterator(TorchIterator, Protocol):
     """An iterator of ringloader's, on any path."""
 
-    # A record of `_features/report`, which is above.
+    # A `Note`, which is above.
     _noted: Any
     # An `EpochPlan`, which is above.
     _plan: Any

@@ -78,11 +78,13 @@ class MemoryPlan(NamedTuple):
         most_tasks: The most batches of one worker on their way at once.
         sharers: The workers that share the memory equally.
         parts: The equal parts of a worker's share; its batches have the first.
+        use: What the memory is used for. Memory of the last epoch is not taken for another use.
     """
 
     most_tasks: int
     sharers: int
     parts: int = 1
+    use: object = None
 
 
 class Rest(NamedTuple):
@@ -265,9 +267,8 @@ class Feature:
     def close(self) -> None:
         """Gives back memory and descriptors, once the workers have ended."""
 
-    def reported(self) -> Mapping[str, Any]:
-        """Returns what a report notes: arguments of ``report.record``."""
-        return {}
+    def noted(self, note: Any) -> None:
+        """Gets the ``Note`` of the iterator, for reports: the last step of its first ``iter``."""
 
 
 class InWorkers(Feature):
@@ -294,9 +295,6 @@ class Options(Protocol):
         """The names of the options that have another value than their default."""
 
     @property
-    def device(self) -> Any: ...
-
-    @property
     def max_shared_bytes(self) -> int | None: ...
 
 
@@ -312,13 +310,6 @@ class FeatureList(Protocol):
 
     @property
     def fetchers(self) -> Mapping[type, Callable[[Any], Any]]: ...
-
-    @property
-    def record(self) -> Callable[..., None]:
-        """Notes for reports how an iterator gets its batches: ``record`` of the reports."""
-
-    def times(self, loader: object, /) -> int:
-        """Returns how many iterators of a loader have been noted."""
 
     def begun(self, loader: TorchLoader, options: Any, /) -> tuple[int, Any]:
         """Returns the number of workers of an iterator, and its options. Raises if these do not fit."""

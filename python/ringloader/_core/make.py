@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import ringloader._native as _native
-from ringloader._core import epochs
+from ringloader._core import epochs, notes
 from ringloader._core.feature import Feature, Hook, Options, Setup, first
-from ringloader._torch import devices, internals, select_path
+from ringloader._torch import internals, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption, in_order
 
@@ -104,14 +104,14 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
     """Returns torch's own iterator, with the options that work there."""
     from ringloader._core.torchs import TorchsIterator
 
-    before = hook.features.times(loader)
+    before = notes.of(loader)
     left_out = hook.features.without_effect(loader, options, reason.text)
     features = _features_of(loader, options, hook, "torch", loader.num_workers)
     iterator = first(feature.torchs(loader, reason.text, hook.get_iterator) for feature in features)
     if iterator is None:
         iterator = hook.fall_back()
-    if hook.features.times(loader) != before:
-        # An inner hook has recorded this iterator.
+    if notes.of(loader) is not before:
+        # An inner hook has noted this iterator.
         return iterator
     if reason.warning is not None:
         select_path.log_once(reason.warning)
@@ -121,7 +121,7 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
         iterator = TorchsIterator(iterator, features)
         for feature in features:
             feature.begun(loader, iterator)
-    _record(loader, iterator, "torch", reason.text, features, hook)
+    _note(loader, iterator, "torch", reason.text, features)
     return iterator
 
 
@@ -133,11 +133,11 @@ def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     if not options.changed and not listed.asked.mode and not hook.always:
         wrap = listed.fetchers.get(type(loader.dataset))
         made = without_workers.SingleProcessIterator(loader, wrap)
-        listed.record(loader, made, "single-process", _NO_WORKERS)
+        notes.note(loader, made, "single-process", _NO_WORKERS)
         return made
     features = _features_of(loader, options, hook, "single-process")
     made = without_workers.IteratorWithOptions(loader, _worker_options_of(features), features)
-    _record(loader, made, "single-process", _NO_WORKERS, features, hook)
+    _note(loader, made, "single-process", _NO_WORKERS, features)
     return made
 
 
@@ -160,12 +160,10 @@ def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: Wor
     from ringloader._transport import budget
 
     worker_options = _worker_options_of(features)
-    device = None if options.device is None else devices.resolve(options.device)
-    device_type = None if device is None else device.type
     transport = None
     try:
         told = kind.told(loader)
-        transport = kind.transport(loader, options, setup, worker_options, device_type, features)
+        transport = kind.transport(loader, options, setup, worker_options, features)
         for feature in features:
             feature.attach(transport)
         if setup.history is None and kind.are_here:
@@ -182,22 +180,22 @@ def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: Wor
                 "Too few file descriptors are left: raise the limit (ulimit -n), or use fewer workers."
             )
         raise
-    _record(loader, made, transport.path, transport.about, features, hook, transport.counters)
+    _note(loader, made, transport.path, transport.about, features, transport.counters)
     return made
 
 
-def _record(
+def _note(
     loader: TorchLoader,
     made: Any,
     path: PathName,
     reason: str,
-    features: Sequence[Feature],
-    hook: Hook,
+    features: Iterable[Feature],
     of_transport: Callable[[], Mapping[str, int]] = dict,
 ) -> None:
     counts = [of_transport, *(feature.counters for feature in features if feature.counters is not None)]
-    noted = {name: value for feature in features for name, value in feature.reported().items()}
-    hook.features.record(loader, made, path, reason, functools.partial(_counters, counts), **noted)
+    note = notes.note(loader, made, path, reason, functools.partial(_counters, counts))
+    for feature in features:
+        feature.noted(note)
 
 
 def _counters(counts: Iterable[Callable[[], Mapping[str, int]]]) -> Mapping[str, int]:

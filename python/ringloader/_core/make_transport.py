@@ -72,7 +72,6 @@ class WorkerKind:
         options: Options,
         setup: Setup,
         worker_options: Sequence[WorkerOption],
-        device_type: str | None,
         features: Sequence[Feature],
     ) -> Transport:
         """Makes the transport of one iterator.
@@ -82,8 +81,6 @@ class WorkerKind:
             options: Its options.
             setup: The way in which the iterator makes its batches.
             worker_options: The options that workers ask.
-            device_type: Of the device that batches are moved to. What was registered for it is not for
-                batches that the user is given where they lie.
             features: The features that are on.
 
         Raises:
@@ -100,14 +97,14 @@ class WorkerKind:
             plan = MemoryPlan(budget.most_tasks(loader, workers, in_turn), workers)
             for feature in features:
                 plan = feature.memory(plan)
-            cache = SegmentCache(loader, workers, (plan.most_tasks, options.max_shared_bytes, device_type))
+            cache = SegmentCache(loader, workers, (plan.most_tasks, options.max_shared_bytes, plan.use))
             available = _native.available_memory() + cache.resident
             share = budget.share_per_worker(plan.sharers, options.max_shared_bytes, available)
             share = max(share // plan.parts, 1)
             with budget.asking(OSError, ValueError):
                 found = cache.take(share)
-                engine, registrations = found or (_native.Engine(workers, plan.most_tasks, share), None)
+                engine, beside = found or (_native.Engine(workers, plan.most_tasks, share), None)
         except BaseException:
             starter.close()
             raise
-        return ProcessTransport(engine, registrations, starter, workers, cache, worker_options, features)
+        return ProcessTransport(engine, beside, starter, workers, cache, worker_options, features)

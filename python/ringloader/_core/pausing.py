@@ -27,7 +27,7 @@ class Pausing:
     # Gives the next batch to the iterator that it is called with, through all stages.
     _take_next: Callable[[Any], Any]
     _gate: _Gate | None = None
-    # The record of the iterator, with its counts.
+    # The `Note` of the iterator.
     _noted: Any = None
 
     def _seconds_waited(self) -> float | None:
@@ -37,7 +37,7 @@ class Pausing:
     def _settle(self) -> None:
         """Notes for a report what this iterator has counted, before it goes."""
         if self._noted is not None:
-            self._noted.count.settle(self)
+            self._noted.settle(self)
 
     def _chain(self, gate: _Gate | None) -> Callable[[Any], Any]:
         """Returns the stages of this epoch, with a gate as the last one."""

@@ -75,7 +75,7 @@ class TorchsIterator(Pausing):
         for feature in self._features:
             feature.begin_epoch(loader)
         if self._noted is not None:
-            self._noted.count.end_epoch(self._batches_returned)
+            self._noted.end_epoch(self._batches_returned)
         self._batches_returned = 0
         given = loader, "it began the epoch before", hook.beneath(internals.Loader._get_iterator)
         if first(feature.torchs(*given, self._iterator) for feature in self._features) is None:

@@ -148,7 +148,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         else:
             self._take(*begun)
         if self._noted is not None:
-            self._noted.count.end_epoch(returned)
+            self._noted.end_epoch(returned)
         for feature in self._features:
             feature.begin_epoch(loader)
         if self._placement is not None:

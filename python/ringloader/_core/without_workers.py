@@ -45,8 +45,7 @@ class SingleProcessIterator(LoaderIterator, internals.SingleIterator):  # type: 
         return chain(internals.SingleIterator._next_data, self._features, gate)
 
     def __del__(self) -> None:
-        if self._noted is not None:
-            self._noted.count.end(self._num_yielded)
+        self._settle()
 
     def _stop(self, _message: str) -> None:
         # Lets go of the dataset's iterator, as the end of workers does.

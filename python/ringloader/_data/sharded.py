@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch.utils.data
 
-from ringloader._common import ranks
+from ringloader._common import proc
 from ringloader._common.attributes import has_method
 
 _UNEVEN = ("keep", "drop", "pad")
@@ -81,7 +81,7 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
     def _replicas_and_rank(self) -> tuple[int, int]:
         if self._place is not None:
             return self._place
-        rank, replicas = ranks.in_group() or (0, 1)
+        rank, replicas = proc.in_group() or (0, 1)
         return replicas, rank
 
     def __iter__(self) -> Iterator[Any]:

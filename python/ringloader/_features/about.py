@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
-import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from ringloader._core.checks import Check
+from ringloader._features.checks import Check
 
 Topic = Literal["Speed", "Order and randomness", "Errors", "Memory", "Devices", "Watching", "Resume"]
 # In the order of the page of options.
@@ -103,11 +101,3 @@ class About:
 def option(default: Any, **about: Any) -> Any:
     """Returns the field of an option, with its default and its row."""
     return dataclasses.field(default=default, metadata={"about": About(**about)})
-
-
-def given_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the values that were given and are not the very default. No code of a value's class runs."""
-    # No loop of Python's: each constructor asks.
-    found = map(values.get, defaults, defaults.values())
-    given = map(operator.is_not, found, defaults.values())
-    return {name: values[name] for name in itertools.compress(defaults, given)}

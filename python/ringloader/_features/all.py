@@ -16,9 +16,7 @@ from ringloader._data.array_dataset import ArrayDataset
 from ringloader._features import conflicts
 from ringloader._features.conflicts import without_effect as without_effect
 from ringloader._features.report import asked as asked
-from ringloader._features.report import tally
-from ringloader._features.report.report import record as record
-from ringloader._features.report.report import times as times
+from ringloader._features.report import report
 from ringloader._features.table import TABLE, Options
 
 if TYPE_CHECKING:
@@ -105,7 +103,7 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
         options: Its options. Where torch's own loader runs, some have no effect.
         setup: The way in which the iterator makes its batches.
     """
-    found: list[Feature] = [tally.Clock()] if asked.mode else []
+    found: list[Feature] = [report.Clock(loader)] if asked.mode else []
     on: set[str | None] = set()
     on |= {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
     if setup.path != "torch" and type(loader.dataset) in fetchers:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import operator
 from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +12,6 @@ from torch.utils.data import IterableDataset
 import ringloader._features.all as features
 import ringloader._native as _native
 from ringloader._features import conflicts, loader_options
-from ringloader._features.about import given_of
 from ringloader._features.auto import auto_of
 from ringloader._features.dispatch import datapipes
 from ringloader._features.table import DEFAULTS, TABLE, Options
@@ -20,6 +21,14 @@ if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
 
 _OURS = {name: value for name, value in DEFAULTS.items() if not TABLE[name].is_torchs}
+
+
+def _given_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that were given and are not the very default. No code of a value's class runs."""
+    # No loop of Python's: each constructor asks.
+    found = map(values.get, defaults, defaults.values())
+    given = map(operator.is_not, found, defaults.values())
+    return {name: values[name] for name in itertools.compress(defaults, given)}
 
 
 def construct(
@@ -37,7 +46,7 @@ def construct(
         arguments: The arguments of our constructor, by their names.
     """
     # Only values that are not the default: the next class of the MRO may have its own.
-    torchs, ours = given_of(arguments, defaults), given_of(arguments, _OURS)
+    torchs, ours = _given_of(arguments, defaults), _given_of(arguments, _OURS)
     workers = arguments["num_workers"]
     if type(workers) is not int and (given := auto_of(workers)) is not None:
         ours["num_workers"] = given

@@ -10,7 +10,7 @@ import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ringloader._core.checks import AUTO
+from ringloader._features.checks import AUTO
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader

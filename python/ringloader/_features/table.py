@@ -6,13 +6,15 @@ Imports no torch. `make generate` writes signatures, docstrings and pages from i
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ringloader.bad_samples as bad_samples
-from ringloader._core import checks
 from ringloader._features import (
     auto,
+    checks,
     device,
     joint,
     losses,
@@ -27,7 +29,7 @@ from ringloader._features import (
     stats,
     threads,
 )
-from ringloader._features.about import About, Never, given_of, option
+from ringloader._features.about import About, Never, option
 from ringloader._features.auto import NUM_WORKERS
 from ringloader._features.device import DEVICE, DEVICE_PREFETCH, DEVICE_TRANSFORM
 from ringloader._features.joint import WORKER_TASK
@@ -91,14 +93,15 @@ class Options:
     prefetch_epochs: bool = PREFETCH_EPOCHS
 
     def __post_init__(self) -> None:
-        given = given_of(vars(self), DEFAULTS)
-        for name, value in given.items():
-            TABLE[name].check(name, value)
-        changed = tuple(
-            name
-            for name, value in given.items()
-            if value != DEFAULTS[name] and value not in TABLE[name].as_default
-        )
+        values = vars(self)
+        # No loop of Python's: most options have the very default.
+        given = map(operator.is_not, values.values(), DEFAULTS.values())
+        changed: tuple[str, ...] = ()
+        for name in [*itertools.compress(values, given)]:
+            about, value = TABLE[name], values[name]
+            about.check(name, value)
+            if value != DEFAULTS[name] and value not in about.as_default:
+                changed += (name,)
         vars(self)["changed"] = changed
         if changed:
             raise_first(_GIVEN, self, changed)

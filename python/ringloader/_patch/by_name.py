@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ringloader._core import checks
+from ringloader._features import checks
 from ringloader._features.table import TABLE, Options
 
 # The argument of `install` that is no option of a loader.

@@ -7,8 +7,7 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from ringloader._core import checks
-from ringloader._features import loader_options
+from ringloader._features import checks, loader_options
 from ringloader._features.report import at_exit
 from ringloader._features.table import Options
 from ringloader._patch import by_name
@@ -146,10 +145,10 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     """Returns the iterator of any torch loader; ``previous`` makes it without ringloader."""
     import ringloader._features.all as features
     import ringloader.dataloader as dataloader
+    from ringloader._core import notes
     from ringloader._core.feature import Hook
     from ringloader._core.make import make_iterator as make
     from ringloader._features import conflicts
-    from ringloader._features.report import report
     from ringloader._torch import internals
 
     always = getattr(type(loader), "_ringloader_always", ())
@@ -168,5 +167,5 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     options, aside = conflicts.fitting(loader, options)
     made = make(loader, options, hook_at)
     for text in aside:
-        report.add(loader, text)
+        notes.add(loader, text)
     return made

@@ -18,10 +18,10 @@ from ringloader._ray import objects
 from ringloader._ray.actor import Assignment, UnreachableError
 from ringloader._ray.crew import Actor, ActorWorker, Crew, address_of, wait_until
 from ringloader._torch import internals
-from ringloader._transport import budget, overdue, registration
+from ringloader._transport import budget, overdue
 from ringloader._transport.overdue import Late, LostWorker
 from ringloader._transport.protocol import Counters, Transport
-from ringloader._transport.registration import Registrations
+from ringloader._transport.segment_cache import Beside
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
 
@@ -66,7 +66,6 @@ class RayTransport(Transport):
         loader: The loader.
         options: Its options.
         worker_options: The options that workers ask.
-        device_type: Of the device that batches are moved to.
         features: The features that are on.
         pool: The pool of the actors, which ends them when it goes.
         crew: The actors of the pool.
@@ -89,7 +88,6 @@ class RayTransport(Transport):
         loader: TorchLoader,
         options: Options,
         worker_options: Sequence[WorkerOption],
-        device_type: str | None,
         features: Sequence[Feature],
         pool: object,
         crew: Crew,
@@ -111,7 +109,7 @@ class RayTransport(Transport):
         self._crew = crew
         self._settings = settings
         self._count = workers
-        self._registrations: Registrations | None = None
+        self.beside: Beside | None = None
         self._work: dict[int, Work] = {}
         self._handles: dict[int, ActorWorker] = {}
         # The numbers under which the workers are expected.
@@ -119,8 +117,6 @@ class RayTransport(Transport):
         # Why each was lost, as Ray has it, by its worker and number.
         self._why: dict[tuple[int, int], str] = {}
         try:
-            if device_type is not None:
-                self.registrations(device_type)
             self._token = secrets.token_bytes(32)
             self._relay = _native.MainRelay(engine, host, self._token, settings.max_bytes)
         except OSError as error:
@@ -323,11 +319,6 @@ class RayTransport(Transport):
             for handle in workers:
                 handle.kill()
 
-    def registrations(self, device_type: str) -> Registrations | None:
-        """Returns the memory that is registered for devices of a type. None if they have no driver for it."""
-        self._registrations = registration.registrations_for(self.engine, device_type, self._registrations)
-        return self._registrations
-
     def begin_epoch(self) -> None:
         """Begins another epoch of the same workers, before they are told."""
         super().begin_epoch()
@@ -340,8 +331,8 @@ class RayTransport(Transport):
             return
         self._relay.close()
         self.engine.close()
-        if self._registrations is not None:
-            self._registrations.close()
+        if self.beside is not None:
+            self.beside.close()
         for handle in self._handles.values():
             handle.kill()
         while self._waiting:
@@ -378,11 +369,8 @@ class Actors(Lent):
         options: Options,
         _setup: Setup,
         worker_options: Sequence[WorkerOption],
-        device_type: str | None,
         features: Sequence[Feature],
     ) -> RayTransport:
         """Makes the transport of one iterator. Its actors begin to start."""
         self._crew.connect()
-        return RayTransport(
-            loader, options, worker_options, device_type, features, self._pool, self._crew, self._settings
-        )
+        return RayTransport(loader, options, worker_options, features, self._pool, self._crew, self._settings)

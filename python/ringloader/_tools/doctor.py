@@ -18,7 +18,7 @@ import torch
 import torch.utils.data
 
 import ringloader._native as _native
-from ringloader._common import proc
+from ringloader._features import cores
 from ringloader._features.report import report
 from ringloader._torch import devices, hook, internals, modes, select_path
 from ringloader.dataloader import DataLoader
@@ -202,7 +202,7 @@ _VARIABLES = ("RINGLOADER", "GLIBC_TUNABLES", "LOCAL_WORLD_SIZE", "MALLOC_")
 
 
 def _cores() -> Finding:
-    allowed, most = proc.cores(), proc.cpu_quota()
+    allowed, most = cores.cores(), cores.cpu_quota()
     there = os.cpu_count() or allowed
     if allowed == there:
         return Finding("cores", str(there))

@@ -16,11 +16,10 @@ from ringloader._common.protocols import Handle
 from ringloader._start import guard, processes
 from ringloader._start.starter import Starter
 from ringloader._torch import internals
-from ringloader._transport import overdue, registration
+from ringloader._transport import overdue
 from ringloader._transport.overdue import Late, LostWorker
 from ringloader._transport.protocol import Transport
-from ringloader._transport.registration import Registrations
-from ringloader._transport.segment_cache import SegmentCache
+from ringloader._transport.segment_cache import Beside, SegmentCache
 from ringloader._worker import channel
 from ringloader._worker.loop import Work
 from ringloader._worker.options import WorkerOption
@@ -36,7 +35,11 @@ _PICKLE_WARNING = (
 
 
 class ProcessTransport(Transport):
-    """The transport of one iterator with worker processes."""
+    """The transport of one iterator with worker processes.
+
+    Attributes:
+        beside: The object of a feature that goes with the memory.
+    """
 
     engine: _native.Engine
     path = "native"
@@ -49,7 +52,7 @@ class ProcessTransport(Transport):
     def __init__(
         self,
         engine: _native.Engine,
-        registrations: Registrations | None,
+        beside: Beside | None,
         starter: Starter,
         workers: int,
         cache: SegmentCache,
@@ -57,7 +60,7 @@ class ProcessTransport(Transport):
         features: Sequence[Any],
     ) -> None:
         super().__init__(engine, options, features)
-        self._registrations = registrations
+        self.beside = beside
         self._cache = cache
         self._starter = starter
         self._workers = workers
@@ -170,14 +173,6 @@ class ProcessTransport(Transport):
             finally:
                 group.kill()
 
-    def registrations(self, device_type: str) -> Registrations | None:
-        """Returns the memory that is registered for devices of a type, also by epochs before.
-
-        None if they have no driver that registers. Copies out of it end before :meth:`close`.
-        """
-        self._registrations = registration.registrations_for(self.engine, device_type, self._registrations)
-        return self._registrations
-
     def close(self, may_keep: bool = False) -> None:
         """Gives back all memory that no tensor holds. A forked child that inherited this does nothing.
 
@@ -189,15 +184,15 @@ class ProcessTransport(Transport):
         # Processes that an interrupted end has left.
         self._group(list(self._processes.values())).kill()
         self._close_features()
-        registrations, self._registrations = self._registrations, None
+        beside, self.beside = self.beside, None
         if may_keep and self._ended_well():
             for worker, process in self._processes.items():
                 self.retire(worker, process)
-            self._cache.store(self.engine, registrations)
+            self._cache.store(self.engine, beside)
         else:
             self.engine.close()
-            if registrations is not None:
-                registrations.close()
+            if beside is not None:
+                beside.close()
         self._starter.close()
         self._processes.clear()
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import resource
 import weakref
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import ringloader._native as _native
 from ringloader._common import weak_registry
-from ringloader._transport.registration import Registrations
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -21,6 +20,17 @@ MOST_BYTES = 256 << 20
 MOST_LOADERS = 4
 # The part of all descriptors that they may take together, and of the memory that is left.
 _PART = 4
+
+
+class Beside(Protocol):
+    """An object of a feature that goes with the memory of an engine, from one epoch to the next."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the memory that cannot be given back while it is open."""
+
+    def close(self) -> None:
+        """Ends it. Nothing uses the memory in its way any more."""
 
 
 class SegmentCache:
@@ -45,22 +55,22 @@ class SegmentCache:
         """Bytes of the memory that :meth:`take` may return."""
         return 0 if self._found is None else self._found[1].resident
 
-    def take(self, share: int) -> tuple[_native.Engine, Registrations | None] | None:
+    def take(self, share: int) -> tuple[_native.Engine, Beside | None] | None:
         """An engine over the memory of the last epoch, if its workers had about ``share`` bytes each.
 
-        What was registered of it still is.
+        With what is beside it.
         """
         found, self._found = self._found, None
         if found is None or not share // 2 <= found[1].share <= 2 * share:
             return None
         return found[1].take(), found[2]
 
-    def store(self, engine: _native.Engine, registrations: Registrations | None = None) -> None:
-        """Closes an engine whose workers have ended, and keeps its memory, as it is registered, if it can."""
-        if not self._store(engine, registrations) and registrations is not None:
-            registrations.close()
+    def store(self, engine: _native.Engine, beside: Beside | None = None) -> None:
+        """Closes an engine whose workers have ended. Keeps its memory and what is beside it, if it can."""
+        if not self._store(engine, beside) and beside is not None:
+            beside.close()
 
-    def _store(self, engine: _native.Engine, registrations: Registrations | None) -> bool:
+    def _store(self, engine: _native.Engine, beside: Beside | None) -> bool:
         loader = self._loader()
         if loader is None or os.environ.get(SWITCH) == "0" or not _is_affordable(self._workers):
             engine.close()
@@ -70,14 +80,13 @@ class SegmentCache:
         others = sum(segment.resident for _, segment, _ in _warm.values())
         most = min(MOST_BYTES, _native.available_memory() // _PART)
         most = max(0, most - others)
-        if registrations is not None and registrations.nbytes > most:
-            # Registered memory cannot be given back.
-            registrations.close()
-            registrations = None
+        if beside is not None and beside.nbytes > most:
+            beside.close()
+            beside = None
         segment = engine.store(most)
         if segment is None:
             return False
-        _warm.put(loader, (self._plan, segment, registrations))
+        _warm.put(loader, (self._plan, segment, beside))
         # Other threads may have put theirs meanwhile.
         _warm.keep_newest(MOST_LOADERS)
         return True
@@ -89,12 +98,12 @@ def forget(loader: TorchLoader) -> None:
     if found is None or found[0][0] != _native.process_identity():
         return
     _warm.pop(loader)
-    _, _, registrations = found
-    if registrations is not None:
-        registrations.close()
+    _, _, beside = found
+    if beside is not None:
+        beside.close()
 
 
-_Warm = tuple[tuple[object, ...], "_native.CachedSegment", "Registrations | None"]
+_Warm = tuple[tuple[object, ...], "_native.CachedSegment", Beside | None]
 _warm: weak_registry.WeakRegistry[_Warm] = weak_registry.WeakRegistry()
 
 

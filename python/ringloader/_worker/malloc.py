@@ -53,13 +53,6 @@ def keep_freed(share: int) -> Callable[[], object] | None:
     return lambda: libc.malloc_trim(0)
 
 
-def give_back() -> None:
-    """Gives the pages back that the allocator keeps and does not use, where the C library can."""
-    libc = ctypes.CDLL(None)
-    if hasattr(libc, "malloc_trim"):
-        libc.malloc_trim(0)
-
-
 class Trimming:
     """Gives unused memory back: at the 8th task, the 16th, the 32nd and so on, and when idle."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import dataclasses
 import gc
 import inspect
@@ -19,7 +18,8 @@ import torch
 from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
-from ringloader._features.report import asked, report, tally
+from ringloader._core import notes
+from ringloader._features.report import asked, report
 from small_datasets import Numbers, Stream
 
 pytestmark = pytest.mark.rings_only
@@ -41,9 +41,8 @@ PATHS = ["single-process", "native", "native", "native", "threads", "threads"]
 @pytest.fixture(autouse=True)
 def alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """The process has iterated no loader yet."""
-    monkeypatch.setattr(tally, "_tallies", {})
-    monkeypatch.setattr(tally, "_gone", collections.deque())
-    monkeypatch.setattr(tally, "_dropped", [0])
+    monkeypatch.setattr(notes, "_loaders", [])
+    monkeypatch.setattr(notes, "_forgotten", 0)
 
 
 @pytest.fixture
@@ -140,12 +139,13 @@ def test_the_time_is_measured_in_which_no_batch_was_ready(how: dict[str, Any]) -
     assert ringloader.reports()[1].waited == before, "all were ready"
 
 
-def of_report(frame_of: Any) -> set[str]:
-    """Names of functions of `_features/report` that a call runs."""
+def of_reports(frame_of: Any) -> set[str]:
+    """Names of functions that a call runs of the reports and of the notes for them."""
+    files = {str(OURS / "_core/notes.py"), *map(str, (OURS / "_features/report").iterdir())}
     found = set()
 
     def trace(frame: Any, event: str, _argument: Any) -> None:
-        if event == "call" and Path(frame.f_code.co_filename).is_relative_to(OURS / "_features/report"):
+        if event == "call" and frame.f_code.co_filename in files:
             found.add(frame.f_code.co_name)
 
     sys.setprofile(trace)
@@ -159,13 +159,13 @@ def of_report(frame_of: Any) -> set[str]:
 @pytest.mark.parametrize("how", HOW)
 def test_a_batch_costs_nothing(how: dict[str, Any]) -> None:
     iterator = iter(ringloader.DataLoader(Numbers(12), batch_size=2, **how))
-    assert of_report(lambda: [next(iterator) for _ in range(4)]) == set()
+    assert of_reports(lambda: [next(iterator) for _ in range(4)]) == set()
 
 
 @pytest.mark.usefixtures("is_asked")
 def test_a_batch_is_timed_where_a_report_is_asked_for() -> None:
     iterator = iter(ringloader.DataLoader(Numbers(12), batch_size=2))
-    assert of_report(lambda: next(iterator)) == {"timed"}
+    assert of_reports(lambda: next(iterator)) == {"timed", "_passed"}
 
 
 class Sampler(torch.utils.data.SequentialSampler):
@@ -254,15 +254,14 @@ def test_persistent_threads_keep_a_loader_to_which_their_dataset_refers() -> Non
 
 
 def test_the_oldest_that_are_gone_fall_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "MOST", 3)
-    tally._gone.append(-1)
+    monkeypatch.setattr(notes, "MOST", 3)
     alive = [Trainer() for _ in range(2)]
     for trainer in alive:
         trainer.fit()
     for most in (1, 2, 3):
         Trainer().fit(most)
     assert [one.batches for one in ringloader.reports()] == [6, 6, 3]
-    assert tally.dropped() == 2
+    assert notes.forgotten() == 2
     more = [Trainer() for _ in range(4)]
     for trainer in more:
         trainer.fit()
@@ -317,6 +316,11 @@ def test_all_is_counted_where_a_report_is_asked_for(
         assert one.starting is not None and 0 < one.starting < one.seconds
         assert one.used_at is not None and one.used_at.startswith(f"{__file__}:")
         assert one.dataset == "Numbers (12 samples)"
+    del trainer
+    gone = ringloader.reports()
+    assert [one.is_alive for one in gone] == [False] * 3
+    assert [one.counters for one in gone] == [one.counters for one in found]
+    assert gone[1].counters["batches"] >= 2
     line = str(found[2])
     where = f"{report._short(found[2].used_at or '')}: {found[2].loader} of Numbers (12 samples): "
     assert line.startswith(f"{where}torch, because ")

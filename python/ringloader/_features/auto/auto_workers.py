@@ -50,10 +50,7 @@ class Reported(Feature):
     """
 
     def __init__(self, number: int) -> None:
-        self._number = number
-
-    def reported(self) -> Mapping[str, Any]:
-        return {"workers": functools.partial(int, self._number)}
+        self.counters = functools.partial(dict, workers=number)
 
 
 class AutoWorkers(Feature):
@@ -118,8 +115,9 @@ class AutoWorkers(Feature):
         # Of the most workers that there may be, few run at a time.
         return plan if self._is_bounded else plan._replace(sharers=min(self._limits.bound, plan.sharers))
 
-    def reported(self) -> Mapping[str, Any]:
-        return {"workers": functools.partial(getattr, self, "number")}
+    def counters(self) -> Mapping[str, int]:
+        """Returns the number of workers that get tasks."""
+        return {"workers": self.number}
 
     def begin_epoch(self, _loader: TorchLoader) -> None:
         """Begins another epoch of the same workers."""

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._features.auto.controller import Measured
+from ringloader._features.cores import groups
 
 _TICK = 1 / os.sysconf("SC_CLK_TCK") if hasattr(os, "sysconf") else 0.01
 _NANOSECOND = 1e-9
@@ -154,7 +155,7 @@ def throttled(root: Path = Path("/")) -> float:
         root: Directory of ``proc``, and of the file systems that it names.
     """
     found = 0.0
-    for group in proc.groups(root):
+    for group in groups(root):
         try:
             lines = (group / "cpu.stat").read_text().splitlines()
         except (OSError, ValueError):

@@ -7,11 +7,12 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ringloader._common import weak_registry
-from ringloader._common.proc import cores, local_world_size
-from ringloader._core.checks import AUTO
+from ringloader._common.proc import local_world_size
 from ringloader._features import loader_options
 from ringloader._features.auto import FoundNumber
 from ringloader._features.auto.controller import Controller
+from ringloader._features.checks import AUTO
+from ringloader._features.cores import cores
 from ringloader._torch import internals, select_path
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringloader._core import checks
+from ringloader._features import checks
 from ringloader._features.about import option
 from ringloader._features.rules import of_options
 

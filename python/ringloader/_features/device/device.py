@@ -14,10 +14,10 @@ import ringloader._native as _native
 from ringloader._features.device.device_copy import CopyStream, Later, Moved, no_inference_mode
 from ringloader._features.device.device_pack import Block, Packing, copy_each
 from ringloader._features.device.device_tree import has_to, leaves, memory_of, with_leaves
+from ringloader._features.device.registration import Registrations
 from ringloader._torch import devices, internals, modes
 from ringloader._transport.lookahead import Prepared, Ready
 from ringloader._transport.overdue import is_failed, once, reraise
-from ringloader._transport.registration import Registrations
 
 # Devices without the streams and events that copies need: torch's own `.to()` moves their batches.
 _WITHOUT_STREAMS = frozenset({"mps"})
@@ -100,6 +100,7 @@ class Moving:
         transform: The user's `device_transform`.
 
     Attributes:
+        device: The device.
         find_registrations: Returns what is registered of the memory that arrivals lie in, for a device type;
             None where nothing can be.
         depth: ``prefetch``.
@@ -114,7 +115,7 @@ class Moving:
         prefetch: int,
         transform: _Transform | None,
     ) -> None:
-        self._device = device
+        self.device = device
         self._transform = transform
         self.counts = Counts()
         self.begin_epoch()
@@ -134,16 +135,16 @@ class Moving:
     def copies(self) -> CopyStream:
         """The stream of the copies, made with the first batch: workers have forked by then."""
         if self._copies is None:
-            self._copies = CopyStream(self._device)
+            self._copies = CopyStream(self.device)
             if self.find_registrations is not None:
-                self._registrations = self.find_registrations(self._device.type)
+                self._registrations = self.find_registrations(self.device.type)
                 self.counts.registrations = self._registrations
         return self._copies
 
     def begin_epoch(self) -> None:
         """Called by ``iter()``, whose modes a transform has for each batch, whenever it runs."""
         self.counts.begin_epoch()
-        self._modes = modes.CallerModes(self._device.type)
+        self._modes = modes.CallerModes(self.device.type)
 
     def prepare(self, arrival: _native.Arrival) -> Prepared:
         """Begins to move a batch."""
@@ -171,7 +172,7 @@ class Moving:
         return data
 
     def _placed(self, batch: Any) -> Any:
-        if self._device.type in _WITHOUT_STREAMS:
+        if self.device.type in _WITHOUT_STREAMS:
             with self._lock, no_inference_mode():
                 return self._moved_here(batch) if self._transform is None else self._transformed(batch, True)
         with self._lock, no_inference_mode():
@@ -197,7 +198,7 @@ class Moving:
     def explain(self, error: BaseException) -> None:
         """Says what was done when an error was raised."""
         error.add_note(
-            f"ringloader was moving a batch to {str(self._device)!r}, where "
+            f"ringloader was moving a batch to {str(self.device)!r}, where "
             f"device_prefetch={self.depth} batches may wait beside it"
         )
 
@@ -363,8 +364,8 @@ class Moving:
     def _moved_by_torch(self, data: Any) -> Any:
         if not has_to(data):
             # torch pins for no device of that kind.
-            return data if self._device.type in _WITHOUT_STREAMS else data.pin_memory()
-        device = self._device if self._device.type in _WITHOUT_STREAMS else self.copies.device
+            return data if self.device.type in _WITHOUT_STREAMS else data.pin_memory()
+        device = self.device if self.device.type in _WITHOUT_STREAMS else self.copies.device
         try:
             return data.to(device, non_blocking=True)
         except TypeError:

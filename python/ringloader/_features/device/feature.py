@@ -6,8 +6,9 @@ import functools
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
-from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
+from ringloader._core.feature import Feature, MemoryPlan, Setup, Stage, StagePosition, Take
 from ringloader._features.device.device import Moving
+from ringloader._features.device.registration import registrations_of
 from ringloader._features.table import Options
 from ringloader._torch import devices
 from ringloader._worker import result
@@ -42,9 +43,14 @@ class Device(Feature):
         self._is_here = is_here
         self.counters = moving.counts
 
+    def memory(self, plan: MemoryPlan) -> MemoryPlan:
+        # What was registered for it is not for batches that the user is given where they lie.
+        return plan._replace(use=self._moving.device.type)
+
     def attach(self, transport: Any) -> None:
         # Threads have no memory to register.
-        self._moving.find_registrations = getattr(transport, "registrations", None)
+        if hasattr(transport, "beside"):
+            self._moving.find_registrations = functools.partial(registrations_of, transport)
 
     def stages(self) -> Iterable[Stage]:
         return super().stages() if self._is_here else ()

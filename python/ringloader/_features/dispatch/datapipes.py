@@ -13,7 +13,7 @@ import torch.utils.data
 from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
-from ringloader._common import ranks
+from ringloader._common import proc
 from ringloader._features.dispatch.dataset import Dispatch, check_rates
 
 _METHOD = "sharding_round_robin_dispatch"
@@ -77,7 +77,7 @@ def _dispatch_of(dataset: Any) -> Any:
     _find(traverse_dps(source), nested, {})
     if nested:
         raise ValueError(f"one {_METHOD}() is read through another: remove the inner one")
-    group = ranks.in_group()
+    group = proc.in_group()
     if group is not None:
         # torch's iterator shards too. Workers take no part in it: they have other items already.
         rank, world_size = group

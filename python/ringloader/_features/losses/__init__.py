@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringloader._core import checks
+from ringloader._features import checks
 from ringloader._features.about import Never, option
 from ringloader._features.rules import has_remote_pool, of_loader, of_options, with_dispatch
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ringloader._core import checks
-from ringloader._core.checks import THREAD
+from ringloader._features import checks
 from ringloader._features.about import option
+from ringloader._features.checks import THREAD
 from ringloader._features.rules import of_loader
 
 PREFETCH_EPOCHS = option(

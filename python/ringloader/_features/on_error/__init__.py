@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ringloader.bad_samples as bad_samples
-from ringloader._core import checks
+from ringloader._features import checks
 from ringloader._features.about import option
 from ringloader._features.rules import of_loader, of_options, with_dispatch
 from ringloader.bad_samples import raises_first, retries

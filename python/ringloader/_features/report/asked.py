@@ -8,7 +8,7 @@ import os
 import sys
 from types import FrameType
 
-from ringloader._common import output, ranks
+from ringloader._common import output, proc
 
 VARIABLE = "RINGLOADER_REPORT"
 ONE = "1"
@@ -35,7 +35,7 @@ def note_rank() -> None:
     """Notes the rank of this process in torch's group of processes, while there is one."""
     global _rank
     with contextlib.suppress(Exception):
-        found = ranks.in_group()
+        found = proc.in_group()
         _rank = _rank if found is None else found[0]
 
 

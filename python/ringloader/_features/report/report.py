@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import multiprocessing
 import os
+import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-from ringloader._common import weak_registry
-from ringloader._common.attributes import attribute
-from ringloader._features.report import asked, tally
+from ringloader._core import notes
+from ringloader._core.feature import Feature, StagePosition
+from ringloader._features.report import asked
 from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
@@ -63,7 +63,8 @@ class PathReport:
 
     # The text that a prompt and a notebook show, and that `str` gives.
     def __repr__(self) -> str:
-        lines = [_LINES[name].format(f"{count:,}") for name, count in self.counters.items() if count]
+        counts = ((text, self.counters.get(name)) for name, text in _LINES.items())
+        lines = [text.format(f"{count:,}") for text, count in counts if count]
         return "\n  ".join([f"{self.path}: {self.reason}", *lines])
 
 
@@ -74,7 +75,8 @@ class LoaderReport(PathReport):
     Attributes:
         path: The path of its last iterator, as in a ``PathReport``.
         reason: The reason, in a sentence.
-        counters: Counts of the epoch that runs or ran last; once the loader is gone, ``workers`` alone.
+        counters: Counts of the epoch that runs or ran last; once the loader is gone, only if a report at exit
+            was asked for.
         loader: The name of the loader's class.
         is_alive: False once the loader is gone.
         batches: Batches that ``next`` has returned, in all epochs. None where they are not counted: for
@@ -103,148 +105,75 @@ class LoaderReport(PathReport):
         return line([self])
 
 
-@dataclasses.dataclass(slots=True)
-class Record:
-    """The notes of an iterator: how it gets its batches, and what counts them."""
-
-    path: PathName
-    reason: str
-    counters: Callable[[], Mapping[str, int]]
-    # Notes the times of its epochs; None without ``stats=True``.
-    recording: Any
-    # The sums over the loader; None for one without weak references.
-    counted: tally.Tally | None
-    count: tally.Count
-    # Returns the number of workers that get tasks, with `num_workers="auto"`.
-    workers: Callable[[], int] | None = None
-
-
-class Kept:
-    """The record of a loader's last iterator, and how many it has made; or that of another's iterator."""
-
-    __slots__ = ("record", "times")
-
-    def __init__(self, record: Record) -> None:
-        self.record = record
-        self.times = 1
-
-
-_records: weak_registry.WeakRegistry[Kept] = weak_registry.WeakRegistry()
-
-
-def record(
-    loader: object,
-    iterator: object,
-    path: PathName,
-    reason: str,
-    counters: Callable[[], Mapping[str, int]] = dict,
-    recording: Any = None,
-    clock: tally.Clock | None = None,
-    workers: Callable[[], int] | None = None,
-) -> None:
-    """Notes how ``iterator``, made by ``loader``, gets its batches, and what notes their times.
+class _Times:
+    """The notes of one loader for a report at exit, summed up over its iterators.
 
     Args:
         loader: The loader.
-        iterator: The iterator, of any class.
-        path: Its path.
-        reason: The reason for that.
-        counters: Returns what a report counts.
-        recording: Notes times, with ``stats``.
-        clock: Notes times, for a report at exit.
-        workers: Returns the number of workers that get tasks, with ``num_workers="auto"``.
+
+    Attributes:
+        used_at: File and line of the program where it was iterated first.
+        dataset: Class and length of its dataset.
+        is_workers: True for a loader of a dataset, in a worker process.
+        waited: Seconds in ``next``.
+        starting: Seconds in ``iter``.
+        seconds: Seconds from ``iter`` to the last batch.
+        note: The note of its last iterator.
     """
-    kept = _records.get(loader)
-    counted = tally.tally_of(loader, None if kept is None else kept.record.counted, path, reason)
-    # As `_is_ours`, in fewer steps: each `iter` asks.
-    ours: Any = iterator if hasattr(type(iterator), "_seconds_waited") else None
-    count = tally.Count(clock, ours)
-    noted = Record(path, reason, counters, recording, counted, count)
-    if ours is None:
-        _records.put(iterator, Kept(noted))
-    else:
-        ours._noted = noted
-    if counted is not None:
-        counted.begin(count)
-        if asked.mode:
-            asked.note_rank()
-            counted.recording = recording
-            if counted.used_at is None:
-                counted.used_at = asked.line_of_program()
-                counted.dataset = sized(getattr(loader, "dataset", None))
-            counted.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
-    if workers is not None:
-        noted.workers = workers
-        if counted is not None:
-            counted.workers = workers
-    if kept is None:
-        _records.put(loader, Kept(noted))
-    else:
-        kept.record = noted
-        kept.times += 1
-    if clock is not None:
-        clock.has_begun()
+
+    def __init__(self, loader: Any) -> None:
+        self.used_at = asked.line_of_program()
+        self.dataset = sized(loader.dataset)
+        self.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
+        self.waited = self.starting = self.seconds = 0.0
+        self.note: Any = None
 
 
-def _is_ours(iterator: object) -> TypeGuard[OurIterator]:
-    return hasattr(type(iterator), "_seconds_waited")
+class Clock(Feature):
+    """Notes the times of an iterator's epochs. The ``iter`` of the first one begins now.
 
-
-def pass_on(loader: object, iterator: object, other: OurIterator) -> None:
-    """Notes for ``other``, which stands in front of an iterator of a loader, what was noted for that."""
-    # Other code may have put an iterator of its own in the place of the one that was noted.
-    found = noted(iterator) or noted(loader)
-    if found is not None:
-        found.count.follow(other)
-        other._noted = found
-
-
-def add(loader: object, text: str) -> None:
-    """Adds ``text`` to the reason that was noted last for ``loader``, and for the iterator it made then."""
-    found = noted(loader)
-    if found is not None:
-        found.reason += f"; {text}"
-        if found.counted is not None:
-            found.counted.reason = found.reason
-
-
-def noted(iterator: object) -> Record | None:
-    """Returns the record that was noted last for an iterator, or for a loader."""
-    if _is_ours(iterator):
-        found: Record | None = iterator._noted
-        return found
-    kept = _records.get(iterator)
-    return None if kept is None else kept.record
-
-
-def times(loader: object) -> int:
-    """Returns how many iterators of a loader have been noted."""
-    kept = _records.get(loader)
-    return 0 if kept is None else kept.times
-
-
-def iterators_of(loader: object) -> list[Any]:
-    """Returns the iterators that a loader has made in this process and that live, the oldest first.
-
-    One that other code has made is not among them: it is that code's to end.
+    Args:
+        loader: The loader.
     """
-    found = noted(loader)
-    return [] if found is None or found.counted is None else found.counted.iterators()
 
+    position = StagePosition.CLOCK
 
-def is_of_this_process(loader: object) -> bool:
-    """False for a loader whose last iterator is one of the parent process."""
-    found = noted(loader)
-    return found is None or found.count.is_of_this_process
+    def __init__(self, loader: object) -> None:
+        self._last = time.monotonic()
+        found = notes.of(loader)
+        before = None if found is None else found.of_loader.more
+        self._times = before or _Times(loader)
 
+    def noted(self, note: notes.Note) -> None:
+        note.of_loader.more, self._times.note = self._times, note
+        asked.note_rank()
+        self.has_begun()
 
-def noted_behind(key: object) -> Record | None:
-    """Returns the record of an iterator or a loader, or of the loader that it stands in front of."""
-    found = noted(key)
-    # The attributes where accelerate, Lightning and Ray keep that loader.
-    for name in ("base_dataloader", "_dataloader"):
-        found = found or noted(attribute(key, name))
-    return found
+    def begin_times(self) -> None:
+        """Notes the beginning of the ``iter`` of another epoch."""
+        self._last = time.monotonic()
+
+    def has_begun(self) -> None:
+        """Notes the end of an ``iter``."""
+        self._times.starting += self._passed()
+
+    def around(self, take: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        """Returns ``take`` with the clock read before and after each batch."""
+
+        def timed(iterator: OurIterator) -> Any:
+            begun = time.monotonic()
+            batch = take(iterator)
+            self._passed()
+            self._times.waited += self._last - begun
+            return batch
+
+        return timed
+
+    def _passed(self) -> float:
+        """Returns the seconds since this was called last, or since ``iter`` was."""
+        last, self._last = self._last, time.monotonic()
+        self._times.seconds += self._last - last
+        return self._last - last
 
 
 def report(iterator_or_loader: object) -> PathReport:
@@ -258,9 +187,9 @@ def report(iterator_or_loader: object) -> PathReport:
     Raises:
         ValueError: If the loader was not iterated yet, or is not one of ringloader's.
     """
-    found = noted_behind(iterator_or_loader)
+    found = notes.of_or_behind(iterator_or_loader)
     if found is not None:
-        return PathReport(found.path, found.reason, _counts(found.workers, found.counters))
+        return PathReport(found.path, found.reason, found.counters())
     cls = type(iterator_or_loader)
     about = (
         "pass a ringloader.DataLoader after iter() was called on it, or what iter() returned; another torch "
@@ -289,41 +218,39 @@ def reports() -> list[LoaderReport]:
 
     At most 1,000 loaders are remembered: of those that are gone, the oldest are forgotten first.
     """
-    return [report_of(one) for one in tally.all_tallies()]
+    return [report_of(one) for one in notes.all_loaders()]
 
 
-def report_of(one: tally.Tally) -> LoaderReport:
+def report_of(one: notes.LoaderNotes) -> LoaderReport:
     """Returns the report of one loader."""
-    loader = one.loader()
-    found = None if loader is None else noted(loader)
-    counters = _counts(one.workers, dict if found is None else found.counters)
-    batches, waited, starting, seconds = one.figures()
+    loader, times = one.loader(), one.more
+    note = notes.of(loader) if times is None else times.note
+    batches, waited = one.batches, one.waited
+    for iterator in one.alive():
+        more, longer = iterator._noted.unsettled(iterator)
+        batches += more
+        waited = waited if longer is None else (waited or 0.0) + longer
     return LoaderReport(
         path=one.path,
         reason=one.reason,
-        counters=counters,
+        counters={} if note is None else note.counters(),
         loader=one.name,
         is_alive=loader is not None,
-        batches=batches,
-        waited=waited,
-        starting=starting,
-        seconds=seconds,
-        used_at=one.used_at,
-        dataset=one.dataset or None,
+        batches=None if one.uncounted else batches,
+        waited=times.waited if waited is None and times is not None else waited,
+        starting=None if times is None else times.starting,
+        seconds=None if times is None else times.seconds,
+        used_at=None if times is None else times.used_at,
+        dataset=None if times is None else times.dataset,
     )
-
-
-def _counts(workers: Callable[[], int] | None, counters: Callable[[], Mapping[str, int]]) -> dict[str, int]:
-    own = {} if workers is None else {"workers": workers()}
-    return {**own, **counters()}
 
 
 def lines_at_exit() -> list[str]:
     """Returns the lines of the report at exit."""
-    tallies = [one for one in tally.all_tallies() if not one.is_workers]
-    found = lines((report_of(one), one.recording) for one in tallies)
-    if tally.dropped():
-        found.append(f"{tally.dropped():,} more loaders, which are gone, are not listed")
+    loaders = [one for one in notes.all_loaders() if one.more is not None and not one.more.is_workers]
+    found = lines((report_of(one), one.more.note.more.get("recording")) for one in loaders)
+    if notes.forgotten():
+        found.append(f"{notes.forgotten():,} more loaders, which are gone, are not listed")
     return found
 
 
@@ -352,7 +279,9 @@ def line(group: list[LoaderReport]) -> str:
     """Returns the line of loaders of one class, dataset, place and path."""
     one = group[0]
     figures = ((each.batches, each.waited, each.starting, each.seconds) for each in group)
-    batches, waited, starting, seconds = functools.reduce(tally.plus, figures, tally.NOTHING)
+    batches, waited, starting, seconds = (
+        None if None in parts else sum(parts) for parts in zip(*figures, strict=True)
+    )
     parts = [one.path if one.path != "torch" else f"torch, because {one.reason}"]
     if "workers" in group[-1].counters:
         parts.append(_LINES["workers"].format(group[-1].counters["workers"]))

@@ -10,7 +10,7 @@ import numpy
 import torch
 from torch.utils.data import get_worker_info
 
-from ringloader._common import ranks
+from ringloader._common import proc
 from ringloader._core.feature import InWorkers, Setup
 from ringloader._features.table import Options
 from ringloader._torch import internals
@@ -98,5 +98,5 @@ def feature_for(_loader: TorchLoader, options: Options, setup: Setup) -> InWorke
     reseeds = options.seeding == "epoch" and setup.workers > 0
     if options.worker_reset_fn is None and not reseeds:
         return None
-    option = EpochOption(options.worker_reset_fn, reseeds, options.seed, *ranks.ranks())
+    option = EpochOption(options.worker_reset_fn, reseeds, options.seed, *proc.ranks())
     return InWorkers(option, counts_epochs=True)

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._common import ranks
-from ringloader._core.checks import THREAD
+from ringloader._common import proc
 from ringloader._core.feature import Feature, Rest, Setup, asks_dataset
 from ringloader._features.arrays import gather
+from ringloader._features.checks import THREAD
 from ringloader._features.seeding import generators, places
 from ringloader._features.seeding.generators import Global, OfThread
 from ringloader._features.table import Options
@@ -61,7 +61,7 @@ class Keys(Feature):
     def __init__(self, loader: TorchLoader, seed: int | None, option: Seeding) -> None:
         self._seed = seed
         self._option = option
-        self._rank, _ = ranks.ranks()
+        self._rank, _ = proc.ranks()
         # True if an index is a batch's.
         self._batches = loader._auto_collation
         self.in_turn = not any_may_make(loader)

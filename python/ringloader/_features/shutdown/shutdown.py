@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
+from ringloader._core import notes
 from ringloader._core.pausing import Pausing, end, has_ended
-from ringloader._features.report import report
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def alive(loader: TorchLoader) -> list[Any]:
     """The iterators that a loader has made in this process and that have not ended, the oldest first."""
-    return [iterator for iterator in report.iterators_of(loader) if not has_ended(iterator)]
+    return [iterator for iterator in notes.iterators_of(loader) if not has_ended(iterator)]
 
 
 def shut_down(loader: TorchLoader) -> None:
@@ -23,7 +23,7 @@ def shut_down(loader: TorchLoader) -> None:
     Raises:
         BaseException: What ending one raised first. The others are ended nevertheless.
     """
-    if report.is_of_this_process(loader):
+    if notes.is_of_this_process(loader):
         # In a forked child the iterator is the parent's.
         loader._iterator = None
     errors = []

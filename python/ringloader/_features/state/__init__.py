@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ringloader._core import checks
+from ringloader._features import checks
 from ringloader._features.about import option
 
 SNAPSHOT_EVERY_N_STEPS = option(

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
-from ringloader._core.checks import THREAD
 from ringloader._features import loader_options
+from ringloader._features.checks import THREAD
 from ringloader._features.state.dataset_state import DatasetState, MapDatasetState
 from ringloader._features.state.objects import SnapshotPolicy
 from ringloader._features.state.positions import Part, Workers, has_state

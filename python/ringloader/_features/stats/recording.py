@@ -5,19 +5,19 @@ from __future__ import annotations
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 import ringloader._native as _native
-from ringloader._common import proc
-from ringloader._core.checks import THREAD
+from ringloader._core import notes
 from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
 from ringloader._core.make import needed_by
 from ringloader._features import conflicts, loader_options
+from ringloader._features.checks import THREAD
+from ringloader._features.cores import cores
 from ringloader._features.joint import worker_task
-from ringloader._features.report import report
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
 from ringloader._features.table import Options
@@ -60,7 +60,8 @@ class Recording(Feature):
         # Bytes of shared memory of all workers.
         self._shared_bytes = 0
         self._decodes_early = options.main_prefetch > 0
-        workers, has_device = setup.workers, devices.resolve(options.device) is not None
+        workers = setup.workers
+        has_device = options.device is not None and devices.resolve(options.device) is not None
         clocks = [_native.WorkerClock() for _ in range(workers)] if setup.path == "threads" else None
         is_iterable = loader._dataset_kind == internals.ITERABLE
         self._timing = Timing(clocks) if workers else TimingHere(recorder, is_iterable)
@@ -79,7 +80,7 @@ class Recording(Feature):
             may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
-            cores=proc.cores(),
+            cores=cores(),
             window=None if self._window is None else self._window(workers),
         )
         self._is_installed = not loader_options.are_on(loader)
@@ -106,8 +107,8 @@ class Recording(Feature):
     def begin_times(self) -> None:
         self.recorder.begin()
 
-    def reported(self) -> Mapping[str, Any]:
-        return {"recording": self}
+    def noted(self, note: notes.Note) -> None:
+        note.more["recording"] = self
 
     def stages(self) -> Iterable[Stage]:
         return (_Fetched(self._note_fetched), self) if self._notes_placing else (self,)
@@ -282,9 +283,9 @@ def epoch_stats(loader: object) -> EpochStats:
         RuntimeError: If the loader's last epoch had no ``stats=True``, or may have been one that was not
             seen, after ``ringloader.uninstall``; if the loader was not iterated yet.
     """
-    noted = report.noted_behind(loader)
-    recording: Recording | None = None if noted is None else noted.recording
-    found = None if noted is None or recording is None else recording.figures(noted.path)
+    note = notes.of_or_behind(loader)
+    recording: Recording | None = None if note is None else note.more.get("recording")
+    found = None if note is None or recording is None else recording.figures(note.path)
     if found is not None:
         return found
     raise RuntimeError(

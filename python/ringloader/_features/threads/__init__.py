@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ringloader._core import checks
-from ringloader._core.checks import THREAD
+from ringloader._features import checks
 from ringloader._features.about import About, Never, option
+from ringloader._features.checks import THREAD
 from ringloader._features.rules import Conflict, Facts, is_auto, of_loader, of_options
 
 _AS_THREADS = f'"{THREAD}"'

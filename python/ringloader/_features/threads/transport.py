@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import held_memory
-from ringloader._core.checks import THREAD
 from ringloader._core.feature import Feature, Options, Setup
 from ringloader._core.make_transport import WorkerKind
+from ringloader._features.checks import THREAD
 from ringloader._features.threads.thread import WorkerThread, put_worker_info_in_place
 from ringloader._log import logger
 from ringloader._torch import internals, modes, select_path
@@ -147,7 +147,6 @@ class Threads(WorkerKind):
         _options: Options,
         setup: Setup,
         worker_options: Sequence[WorkerOption],
-        _device_type: str | None,
         features: Sequence[Feature],
     ) -> ThreadTransport:
         return ThreadTransport(setup.workers, worker_options, features)

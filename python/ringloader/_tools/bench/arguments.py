@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from ringloader._common import proc
-from ringloader._core.checks import AUTO, THREAD
+from ringloader._features.checks import AUTO, THREAD
+from ringloader._features.cores import cores
 
 # Up to here every number of workers is measured; from here on each is twice the one before.
 _EACH = 8
@@ -240,7 +240,7 @@ def parse(given: list[str]) -> Arguments:
         "--workers",
         type=_workers,
         metavar="0,1,2,4,auto",
-        default=_up_to(proc.cores()),
+        default=_up_to(cores()),
         help="the numbers of workers; auto: ringloader finds one (default: 0, 1, 2, ... up to the cores)",
     )
     add(

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from ringloader._core.checks import AUTO
+from ringloader._core import notes
 from ringloader._features import loader_options
-from ringloader._features.report import report
+from ringloader._features.checks import AUTO
 from ringloader._features.stats.recording import epoch_stats
 from ringloader._patch.convert import convert
 from ringloader._patch.install import uninstall
@@ -144,7 +144,7 @@ def measure(target: Target, configuration: Configuration, seconds: float, step: 
         last = time.perf_counter()
     cpu = time.process_time() - cpu
     used = child.memory_of_tree()
-    taken = report.noted(loader)
+    taken = notes.of(loader)
     batches.close()
     # Ends persistent workers.
     loader._iterator = None

@@ -196,22 +196,21 @@ class _Window:
         return self.missed > max(1, self.times)
 
 
-def registrations_for(
-    engine: _native.Engine, device_type: str, found: Registrations | None
-) -> Registrations | None:
-    """Returns registrations of an engine's slots for devices of a type; None if they have no driver for it.
+def registrations_of(transport: Any, device_type: str) -> Registrations | None:
+    """Returns the registrations of a transport's memory for devices of a type, also of epochs before.
 
-    Args:
-        engine: The engine.
-        device_type: The type.
-        found: The ones there are. Those for another type are closed: copies out of the memory have ended.
+    None if they have no driver that registers. Those for another type are closed, whose copies have ended.
+    Copies end before the transport closes.
     """
-    if found is not None and found.device_type == device_type:
-        return found
-    if found is not None:
-        found.close()
-    registrar = registrars.get(device_type)
-    return None if registrar is None else Registrations(engine.slot_memory(), device_type, registrar)
+    found: Registrations | None = transport.beside
+    if found is None or found.device_type != device_type:
+        if found is not None:
+            found.close()
+        registrar = registrars.get(device_type)
+        memory = transport.engine.slot_memory()
+        found = None if registrar is None else Registrations(memory, device_type, registrar)
+        transport.beside = found
+    return found
 
 
 def _log_refused(device_type: str, nbytes: int, before: int, error: RuntimeError) -> None:
