@@ -276,11 +276,8 @@ class _Noting(WorkerOption):
         words = self._words
         many = min(max(words.get(worker, _MANY), 0), _MOST)
         for at in range(_FIRST, _FIRST + _WORDS_OF_CALL * many, _WORDS_OF_CALL):
-            times = self._known.get(words.get(worker, at), [0])[0]
-            self._known[words.get(worker, at)] = [
-                times + words.get(worker, at + 1),
-                words.get(worker, at + 2),
-            ]
+            call, times, why = (words.get(worker, at + number) for number in range(_WORDS_OF_CALL))
+            self._known[call] = [self._known.get(call, [0])[0] + times, why]
 
     def end_batch(self) -> None:
         """Ends a batch, or a run."""
@@ -330,11 +327,7 @@ def _is_torchs(collate: Any) -> bool:
 def _in_words(call: int, argument: Any) -> str:
     if call == _COLLATE:
         return "collate_fn"
-    return (
-        f"the samples at indices {shown(argument)}"
-        if call == _SEVERAL
-        else f"the sample at index {shown(argument)}"
-    )
+    return f"the {'samples at indices' if call == _SEVERAL else 'sample at index'} {shown(argument)}"
 
 
 class _Batches(WorkerOption):

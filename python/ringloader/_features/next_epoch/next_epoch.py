@@ -177,12 +177,12 @@ class _Begun:
         self._generators = [(one, state := one.get_state(), state) for one in distinct.values()]
 
     def begin(self, loader: TorchLoader, iterator: OurWorkersIterator) -> None:
-        """Plans the epoch, and sends its first tasks. The loader's samplers then are as before.
+        """Plans the epoch, and sends its first tasks. Samplers and iterator then are as before.
 
         Its numbers are one more than those of the epoch before, unless the program has set them since, or has
         not set them for that epoch.
         """
-        previous, index_sampler = iterator._plan, loader._index_sampler
+        previous, indices, index_sampler = iterator._plan, iterator._sampler_iter, loader._index_sampler
         sampler, epoch = inside.with_epoch(index_sampler), inside.epoch_of(index_sampler)
         rest = index_sampler.rest() if isinstance(index_sampler, RolloverBatchSampler) else None
         number, told = epochs.next_of(loader), epochs.told_by(loader)
@@ -192,27 +192,22 @@ class _Begun:
         try:
             if sampler is not None and previous.has_moved and epoch == previous.sampler_epoch:
                 sampler.set_epoch(sampler.epoch + 1)
-            self._send(iterator, *plan_epoch(loader, iterator, previous, None, (number, told)))
-        finally:
-            self._generators = [(one, before, one.get_state()) for one, before, _ in self._generators]
-            if rest is not None:
-                self.rest = index_sampler.rest()
-                index_sampler.set_rest(rest)
-            if sampler is not None and sampler.epoch != epoch:
-                sampler.set_epoch(epoch)
-
-    def _send(self, iterator: OurWorkersIterator, plan: EpochPlan, drawn: Drawn) -> None:
-        """Tells the workers of the epoch, and sends its first tasks. The iterator then is as before."""
-        before = iterator._plan, iterator._sampler_iter
-        try:
+            plan, drawn = plan_epoch(loader, iterator, previous, None, (number, told))
             iterator._plan, iterator._sampler_iter = plan, drawn["_sampler_iter"]
             iterator._scheduler.follow(iterator._send_start())
             for _ in range(iterator._all_workers.most_tasks()):
                 iterator._scheduler.put_following(iterator)
             self.is_whole = True
         finally:
-            self.plan, self.drawn = iterator._plan, {**drawn, "_sampler_iter": iterator._sampler_iter}
-            iterator._plan, iterator._sampler_iter = before
+            if iterator._plan is not previous:
+                self.plan, self.drawn = iterator._plan, {**drawn, "_sampler_iter": iterator._sampler_iter}
+                iterator._plan, iterator._sampler_iter = previous, indices
+            self._generators = [(one, before, one.get_state()) for one, before, _ in self._generators]
+            if rest is not None:
+                self.rest = index_sampler.rest()
+                index_sampler.set_rest(rest)
+            if sampler is not None and sampler.epoch != epoch:
+                sampler.set_epoch(epoch)
 
     def undo(self) -> None:
         """Puts generators back. Leaves out generators that the program has since set, or drawn from."""

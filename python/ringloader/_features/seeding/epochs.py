@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy
-import torch
 from torch.utils.data import get_worker_info
 
 from ringloader._common import proc
 from ringloader._core.feature import InWorkers, Setup
+from ringloader._features.seeding import generators
 from ringloader._features.table import Options
 from ringloader._torch import internals
 from ringloader._worker.options import EpochStart, Position, WorkerOption
@@ -62,7 +60,7 @@ class EpochOption(WorkerOption):
         seed = info.seed - info.id if self._seed is None else self._seed
         seeds = Seeds(seed, epoch=start.number, rank=self._rank, shared_by_all=agreed).spawn(info.id)
         if self._reseeds:
-            _set_generators(seeds, info)
+            generators.of_this_worker().set_words(seeds.generator_words(10))
         if self._reset_fn is None:
             return dataset
         try:
@@ -71,25 +69,6 @@ class EpochOption(WorkerOption):
             # To the worker loop that would be the end of an iterable dataset.
             raise RuntimeError("worker_reset_fn raised StopIteration") from error
         return dataset if returned is None else returned
-
-
-def _set_generators(seeds: Seeds, info: Any) -> None:
-    words = seeds.generator_words(10)
-    if getattr(info, "worker_method", None) == "thread":
-        # A thread sets generators of its own: the global ones are the process's.
-        rng = info.rng
-        rng.random_generator.seed(_joined(words[:4]))
-        made = type(rng.numpy_generator.bit_generator)(words[4:8])
-        rng.numpy_generator.bit_generator.state = made.state
-        rng.torch_generator.manual_seed(_joined(words[8:]))
-        return
-    random.seed(_joined(words[:4]))
-    numpy.random.seed(words[4:8])
-    torch.manual_seed(_joined(words[8:]))
-
-
-def _joined(words: list[int]) -> int:
-    return int.from_bytes(b"".join(word.to_bytes(4, "little") for word in words), "little")
 
 
 def feature_for(_loader: TorchLoader, options: Options, setup: Setup) -> InWorkers | None:

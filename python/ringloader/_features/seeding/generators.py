@@ -22,6 +22,12 @@ class Global:
         numpy.random.seed(key >> 32)
         torch.default_generator.manual_seed(key)
 
+    def set_words(self, words: list[int]) -> None:
+        """Sets each of them by words of its own, of ten words of 32 bits."""
+        random.seed(_joined(words[:4]))
+        numpy.random.seed(words[4:8])
+        torch.manual_seed(_joined(words[8:]))
+
     def states(self) -> Any:
         """Returns their states."""
         return random.getstate(), numpy.random.get_state(legacy=False), torch.default_generator.get_state()
@@ -57,6 +63,11 @@ class OfThread:
         self._numpy.state = type(self._numpy)(key).state
         self._torch.manual_seed(key)
 
+    def set_words(self, words: list[int]) -> None:
+        self._random.seed(_joined(words[:4]))
+        self._numpy.state = type(self._numpy)(words[4:8]).state
+        self._torch.manual_seed(_joined(words[8:]))
+
     def states(self) -> Any:
         return self._random.getstate(), self._numpy.state, self._torch.get_state()
 
@@ -64,6 +75,10 @@ class OfThread:
         self._random.setstate(states[0])
         self._numpy.state = states[1]
         self._torch.set_state(states[2])
+
+
+def _joined(words: list[int]) -> int:
+    return int.from_bytes(b"".join(word.to_bytes(4, "little") for word in words), "little")
 
 
 def of_this_worker() -> Global | OfThread:
