@@ -52,8 +52,8 @@ class Seeds:
         """
         if not self._shared_by_all:
             raise RuntimeError(
-                "seeds.shared() is to be equal in all ranks, which draw their base seeds on their own: pass "
-                "DataLoader(seed=...), the same number in all ranks"
+                "seeds.shared() must be equal on all ranks, but each rank draws its own base seed: pass the "
+                "same DataLoader(seed=...) on all ranks"
             )
         return int(self._shared.random_raw()) >> 1
 

@@ -113,7 +113,7 @@ def test_an_epoch_that_it_goes_on_within_has_no_state_of_ours(monkeypatch, caplo
     with caplog.at_level(logging.WARNING, "ringloader"):
         assert len(list(loader)) == 2
         assert loader.state_dict() == {}
-    assert "speechbrain goes on within this epoch" in caplog.text
+    assert "speechbrain resumes within this epoch" in caplog.text
     assert len(list(loader)) == 6
     assert loader.state_dict()["_num_yielded"] == 6
 

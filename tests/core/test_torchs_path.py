@@ -96,7 +96,7 @@ def test_threads_are_an_error(monkeypatch):
     monkeypatch.setattr(select_path, "reason_against_threads", lambda *_: select_path.Reason(REASON))
     with pytest.raises(RuntimeError) as caught:
         iter(made(worker_method="thread"))
-    assert str(caught.value) == (f"worker_method='thread' cannot be had: {REASON}; leave worker_method out")
+    assert str(caught.value) == (f"worker_method='thread' cannot be used: {REASON}; leave worker_method out")
 
 
 @pytest.mark.parametrize("options", [{"worker_reset_fn": reset}, {"on_error": "skip"}, {"seeding": "epoch"}])

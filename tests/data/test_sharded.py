@@ -129,9 +129,9 @@ def test_the_length_is_the_ranks():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(TypeError, match="needs an iterable, and int is none"):
+    with pytest.raises(TypeError, match="needs an iterable, not an object of type int"):
         Sharded(3)
-    with pytest.raises(ValueError, match="uneven must be one of 'keep', 'drop', 'pad', and is 'leave'"):
+    with pytest.raises(ValueError, match="uneven must be one of 'keep', 'drop', 'pad', not 'leave'"):
         Sharded([], uneven="leave")
     with pytest.raises(ValueError, match="num_replicas=2 and rank=None go together"):
         Sharded([], num_replicas=2)

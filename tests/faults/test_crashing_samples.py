@@ -174,7 +174,7 @@ def test_without_on_error_the_error_names_it(caplog: pytest.LogCaptureFixture) -
     # The first worker notes no samples.
     first, second = (record.getMessage() for record in caplog.records)
     assert "the sample at index" not in first
-    assert "where it died in the sample at index 21; it is restarted" in second
+    assert "where it died in the sample at index 21; another worker makes its batches" in second
 
 
 class CrashesInCollation:

@@ -335,7 +335,7 @@ def test_a_seccomp_profile_without(call: str, refusal: str, tmp_path: Path) -> N
         pytest.skip("no seccomp here")
     text = {"EPERM": "Operation not permitted", "ENOSYS": "Function not implemented"}[refusal]
     for line in out.splitlines():
-        assert line.startswith("torch shared memory could not be had"), out
+        assert line.startswith("torch shared memory is not available"), out
         assert call in line and text in line, out
     assert len(out.splitlines()) == 2
 

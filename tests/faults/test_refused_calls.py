@@ -76,7 +76,7 @@ def assert_no_worse_than_torch(asked: list[dict[str, Any]], path: str = "native"
         if one.get("digests") != right:
             failed.append(one)
         else:
-            assert one["path"] == path or (one["path"] == "torch" and "could not be had" in one["reason"]), (
+            assert one["path"] == path or (one["path"] == "torch" and "is not available" in one["reason"]), (
                 one
             )
     theirs = outcomes([{**one["case"], "loader": "torch", "options": context} for one in failed])

@@ -322,7 +322,7 @@ def test_a_state_that_is_taken_on_the_way():
 @pytest.mark.parametrize(
     ("dataset", "options", "words"),
     [
-        (Hangs(), {"worker_method": "thread"}, "a thread cannot be ended"),
+        (Hangs(), {"worker_method": "thread"}, "a thread cannot be killed"),
         (ringloader.Dispatch(range(3)), {}, "a Dispatch as dataset"),
         (ringloader.Sharded(range(3)), {}, "an IterableDataset do not go together"),
         (Hangs(), {"sample_timeout": 0}, "must be positive|more than 0|must be"),

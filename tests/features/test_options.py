@@ -74,7 +74,7 @@ WRONG = [
         "must be a callable or None, not 'f': pass the function itself",
     ),
     ({"device_transform": scaled}, ValueError, "device_transform needs device: pass the device"),
-    ({"device": "gpu"}, ValueError, "device 'gpu' is none that torch knows, nor 'auto': "),
+    ({"device": "gpu"}, ValueError, "device 'gpu' is unknown to torch, and is not 'auto': "),
 ]
 
 
@@ -96,13 +96,13 @@ def test_what_is_wrong_is_said_at_once(options, error, text, taken_by):
 @pytest.mark.parametrize(
     ("count", "device", "text"),
     [
-        (None, 0, "device 0 is not there: torch has no accelerator here; pass 'auto' or None"),
+        (None, 0, "device 0 does not exist: torch has no accelerator here; pass 'auto' or None"),
         (None, "cuda", r"device 'cuda' is not of the current accelerator \(there is none\); pass 'auto'"),
-        (0, "cuda", "device 'cuda' is not there: torch finds no 'cuda' device; pass 'auto'"),
-        (0, 0, "device 0 is not there: torch finds no 'cuda' device"),
-        (2, 2, r"device 2 is not there: torch finds 2 'cuda' device\(s\); pass an index below 2"),
-        (2, "cuda:3", "device 'cuda:3' is not there: torch finds 2"),
-        (2, torch.device("cuda:3"), r"device device\(type='cuda', index=3\) is not there: torch finds 2"),
+        (0, "cuda", "device 'cuda' does not exist: torch finds no 'cuda' device; pass 'auto'"),
+        (0, 0, "device 0 does not exist: torch finds no 'cuda' device"),
+        (2, 2, r"device 2 does not exist: torch finds 2 'cuda' device\(s\); pass an index below 2"),
+        (2, "cuda:3", "device 'cuda:3' does not exist: torch finds 2"),
+        (2, torch.device("cuda:3"), r"device device\(type='cuda', index=3\) does not exist: torch finds 2"),
         (2, "xpu", r"device 'xpu' is not of the current accelerator \(which is 'cuda'\)"),
         (2, "meta", "device 'meta' is not of the current accelerator"),
     ],
@@ -186,7 +186,7 @@ def test_what_is_no_size(text):
 
 
 def test_no_text_names_a_function():
-    with pytest.raises(TypeError, match="cannot take device_transform, which no text can name: pass it to"):
+    with pytest.raises(TypeError, match="cannot take device_transform, which has no text form: pass it to"):
         by_name.from_text("device=cuda,device_transform=scaled")
 
 

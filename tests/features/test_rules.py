@@ -94,7 +94,7 @@ CASES = {
     ("worker_method", "with `main_prefetch`"): Case(
         {"worker_method": "thread", "main_prefetch": 2},
         {},
-        "worker_method='thread' and main_prefetch=2 do not go together: what threads make",
+        "worker_method='thread' and main_prefetch=2 do not go together: batches of threads",
         "leave one of them out",
     ),
     ("worker_method", "with `worker_pool`"): Case(
@@ -106,7 +106,7 @@ CASES = {
     ("worker_method", "with `sample_timeout`"): Case(
         {"worker_method": "thread", "sample_timeout": 2.0},
         {},
-        "worker_method='thread' and sample_timeout=2.0 do not go together: a thread cannot be ended",
+        "worker_method='thread' and sample_timeout=2.0 do not go together: a thread cannot be killed",
         "leave one of them out",
     ),
     ("worker_method", "with `restart_workers`"): Case(

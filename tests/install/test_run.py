@@ -125,7 +125,7 @@ def test_what_is_not_there(fake_torch: Python, folder: Path, way: list[str]) -> 
         (["run", "--device=cuda", "--device-prefetch=-1", "program.py"], "device_prefetch must be 0 or more"),
         (
             ["run", "--device-transform=f", "program.py"],
-            "ringloader run cannot take device_transform, which no text can name",
+            "ringloader run cannot take device_transform, which has no text form",
         ),
         (["run", "--device=-1", "program.py"], "device must be an index of 0 or more, not -1"),
         (["run", "--max", "1", "program.py"], "unrecognized arguments: --max"),

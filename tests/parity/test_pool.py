@@ -420,7 +420,7 @@ def test_functions_are_called_in_the_processes_of_the_loader():
     with WorkerPool(2) as pool:
         loader = DataLoader(Epochs(6), worker_pool=pool, collate_fn=first)
         other = DataLoader(Epochs(5), worker_pool=pool, collate_fn=first)
-        with pytest.raises(RuntimeError, match="no worker that lives"):
+        with pytest.raises(RuntimeError, match="no living worker"):
             loader.call_workers(count_and_pid, 1)
         iterator, beside = iter(loader), iter(other)
         answers = loader.call_workers(count_and_pid, 1)
@@ -428,7 +428,7 @@ def test_functions_are_called_in_the_processes_of_the_loader():
         assert [pid for _, pid in answers] == [process.pid for process in iterator._workers]
         assert len(list(iterator)) == 6
         assert [batch[2] for batch in beside] == [None] * 5
-        with pytest.raises(RuntimeError, match="no worker that lives"):
+        with pytest.raises(RuntimeError, match="no living worker"):
             loader.call_workers(count_and_pid, 1)
         # Attributes that the function has set have gone with its iterator.
         assert [batch[2] for batch in loader] == [None] * 6

@@ -75,7 +75,7 @@ def test_each_option_has_an_example():
 
 def test_options_that_change_batches_are_an_error_with_workers():
     for name in sorted(ERRORS):
-        with pytest.raises(ValueError, match="cannot be had with num_workers=1 on this system") as raised:
+        with pytest.raises(ValueError, match="cannot be used with num_workers=1 on this system") as raised:
             with_workers(name)
         said = str(raised.value)
         assert "ringloader's own workers need Linux; leave it out here, or pass num_workers=0" in said, name
@@ -83,14 +83,14 @@ def test_options_that_change_batches_are_an_error_with_workers():
 
 
 def test_a_dispatch_is_an_error_with_workers():
-    with pytest.raises(ValueError, match="a Dispatch as dataset cannot be had with num_workers=2"):
+    with pytest.raises(ValueError, match="a Dispatch as dataset cannot be used with num_workers=2"):
         DataLoader(Dispatch(range(4)), num_workers=2)
     assert lists(DataLoader(Dispatch(range(4)), batch_size=2)) == [[0, 1], [2, 3]]
 
 
 def test_convert_raises_the_same():
     loader = torch.utils.data.DataLoader(parts.Numbers(), num_workers=1)
-    with pytest.raises(ValueError, match="on_error cannot be had with num_workers=1"):
+    with pytest.raises(ValueError, match="on_error cannot be used with num_workers=1"):
         ringloader.convert(loader, on_error="skip")
     assert type(loader) is torch.utils.data.DataLoader
 

@@ -42,7 +42,7 @@ def test_the_function_gets_the_number_of_workers_if_it_takes_it(demo, tmp_path):
     [
         ("nothing", "demo.py has no 'nothing' (nothing under", ""),
         ("hidden", "demo.py has no 'hidden' (nothing under", ""),
-        ("number", "demo.py:number is no function that returns a loader, but of <class 'int'>", ""),
+        ("number", "demo.py:number must be a function that returns a loader, not <class 'int'>", ""),
         ("fails", "demo.py:fails fails: ValueError: no data", "in fails\n"),
         ("ends", "demo.py:ends fails: SystemExit: 3", "in ends\n"),
     ],
@@ -115,5 +115,5 @@ def test_what_the_program_has_installed_does_not_make_torchs_loader_ours():
 
 
 def test_what_is_no_loader_is_told():
-    with pytest.raises(TargetError, match="returns no DataLoader, but an object of <class 'list'>"):
+    with pytest.raises(TargetError, match="must return a DataLoader, not <class 'list'>"):
         measure.make(Returning(list), TORCH)

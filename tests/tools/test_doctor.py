@@ -88,7 +88,7 @@ def test_a_refused_system_call_is_a_problem_that_names_it(monkeypatch: pytest.Mo
     monkeypatch.setattr("os.pidfd_open", refuse)
     calls = finding("system calls", ringloader.Diagnosis(tuple(doctor.findings())))
     assert calls.verdict == "problem"
-    assert calls.value == "not to be had: pidfd_open (Operation not permitted)"
+    assert calls.value == "not available: pidfd_open (Operation not permitted)"
 
 
 def test_a_system_that_takes_no_shared_memory_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,9 +53,9 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
         rank: int | None = None,
     ) -> None:
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
-            raise TypeError(f"Sharded needs an iterable, and {type(iterable).__name__} is none")
+            raise TypeError(f"Sharded needs an iterable, not an object of type {type(iterable).__name__}")
         if uneven not in _UNEVEN:
-            raise ValueError(f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, and is {uneven!r}")
+            raise ValueError(f"uneven must be one of {', '.join(map(repr, _UNEVEN))}, not {uneven!r}")
         self._shards_itself = has_method(iterable, "shard")
         if self._shards_itself and uneven != "keep":
             raise ValueError(
@@ -101,7 +101,7 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
             raise TypeError(f"with uneven={self._uneven!r} the length depends on the number of workers")
         replicas, rank = self._replicas_and_rank()
         if self._shards_itself and replicas > 1:
-            raise TypeError("how many items a rank has is known to the source's shard() alone")
+            raise TypeError("only the source's shard() knows how many items a rank has")
         return len(range(rank, len(self._source), replicas))  # type: ignore[arg-type]
 
 

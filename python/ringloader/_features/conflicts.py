@@ -148,7 +148,7 @@ def _check_off_linux(loader: TorchLoader, options: Options) -> None:
         names.append(f"a {needed} as dataset")
     if names:
         raise ValueError(
-            f"{' and '.join(names)} cannot be had with num_workers={loader.num_workers} on this system: "
+            f"{' and '.join(names)} cannot be used with num_workers={loader.num_workers} on this system: "
             f"{select_path.NEEDS_LINUX}; leave it out here, or pass num_workers=0"
         )
 

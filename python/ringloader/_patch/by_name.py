@@ -63,7 +63,7 @@ def checked_words(function: str, given: Mapping[str, Any]) -> Options:
     for name in given:
         if not TABLE[name].is_text:
             raise TypeError(
-                f"{function} cannot take {name}, which no text can name: pass it to DataLoader, install() or "
+                f"{function} cannot take {name}, which has no text form: pass it to DataLoader, install() or "
                 "convert()"
             )
     return checked(function, given)

@@ -228,8 +228,8 @@ class Crew:
         """Raises a ``RuntimeError`` once it is shut down, and in a forked child."""
         if self.is_inherited():
             raise RuntimeError(
-                "Workers on a cluster cannot be used in a process that was forked from the one that made "
-                "them: Ray cannot be; make them in this process"
+                "Workers on a cluster cannot be used in a forked process, because Ray cannot: make them in "
+                "this process"
             )
         if self.is_shut_down:
             raise RuntimeError(

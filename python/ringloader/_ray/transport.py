@@ -228,7 +228,7 @@ class RayTransport(Transport):
                 f"within {seconds}: its actor lives, and unpickles the dataset or cannot reach this address"
             )
         return RuntimeError(
-            f"the cluster has had no room for DataLoader worker {worker} within {seconds}: each of the "
+            f"the cluster had no room for DataLoader worker {worker} within {seconds}: each of the "
             f"{self._count} workers asks for {self._crew.options}; `ray status` shows "
             "what is left: use fewer workers, ask for less, or add nodes"
         )
@@ -274,7 +274,7 @@ class RayTransport(Transport):
             lost.notes.append(lost.refusal or f"retries={retries}: it was lost {times} times in this batch")
             return None
         logger.warning(
-            "DataLoader worker %d (pid %s on %s) was lost: %s; another actor does its tasks again",
+            "DataLoader worker %d (pid %s on %s) was lost: %s; another actor makes its batches",
             lost.worker,
             lost.handle.pid,
             lost.handle.node,

@@ -240,7 +240,7 @@ def _handles() -> Finding:
         return Finding("system calls", "memfd_create, pidfd_open and eventfd work")
     return Finding(
         "system calls",
-        f"not to be had: {', '.join(missing)}",
+        f"not available: {', '.join(missing)}",
         "problem",
         "Batches travel by torch's own transport. In a container, its seccomp profile may forbid them.",
     )

@@ -37,12 +37,12 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
             asked = torch.device(device)
         except RuntimeError as error:
             what = str(error).splitlines()[0]
-            raise ValueError(f"device {device!r} is none that torch knows, nor {AUTO!r}: {what}") from None
+            raise ValueError(f"device {device!r} is unknown to torch, and is not {AUTO!r}: {what}") from None
         if asked.type == "cpu":
             return None
     elif accelerator is None:
         raise ValueError(
-            f"device {device} is not there: torch has no accelerator here; pass {AUTO!r} or None"
+            f"device {device} does not exist: torch has no accelerator here; pass {AUTO!r} or None"
         )
     else:
         asked = torch.device(accelerator.type, device)
@@ -56,12 +56,12 @@ def resolve(device: torch.device | str | int | None) -> torch.device | None:
         count = _count(asked.type)
         if count == 0:
             raise ValueError(
-                f"device {device!r} is not there: torch finds no {asked.type!r} device; pass {AUTO!r} "
+                f"device {device!r} does not exist: torch finds no {asked.type!r} device; pass {AUTO!r} "
                 "for the CPU where there is none"
             )
         if asked.index is not None and asked.index >= count:
             raise ValueError(
-                f"device {device!r} is not there: torch finds {count} {asked.type!r} device(s); pass an "
+                f"device {device!r} does not exist: torch finds {count} {asked.type!r} device(s); pass an "
                 f"index below {count}"
             )
         _known.add(asked)

@@ -58,7 +58,7 @@ _KNOWN = {
 }
 # A loader with this attribute resumes within its next epoch: speechbrain's constructor passes over indices.
 _SKIPS_TO = "_speechbrain_recovery_skip_to"
-_RECOVERS = "speechbrain goes on within this epoch, by torch's own iterator"
+_RECOVERS = "speechbrain resumes within this epoch, by torch's own iterator"
 
 
 def log_once(text: str, key: object = None) -> None:

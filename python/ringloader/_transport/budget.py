@@ -76,7 +76,7 @@ def asking(*errors: type[Exception]) -> Iterator[None]:
     except errors as error:
         if is_for_descriptors(error):
             raise
-        raise RefusedError(f"shared memory could not be had: {error}{_limits_behind(error)}") from error
+        raise RefusedError(f"shared memory is not available: {error}{_limits_behind(error)}") from error
 
 
 def is_for_descriptors(error: BaseException) -> bool:
@@ -107,7 +107,7 @@ def log_oversize(nbytes: int, share: int, largest: int, num_workers: int) -> Non
     # Half a share holds it, with room for the table and for rounding.
     enough = num_workers * 2 * (nbytes + (1 << 20))
     if nbytes <= largest:
-        why = f"had no room beside the batches that are held or on their way in its worker's {mib(share)}"
+        why = f"had no room next to the batches that are held or on their way in its worker's {mib(share)}"
         what = f"pass max_shared_bytes={_in_mib(max(enough, 2 * num_workers * share))}"
     elif share // 2 < nbytes:
         why = f"is larger than half of its worker's {mib(share)}"
@@ -136,8 +136,7 @@ def log_refused(why: str) -> None:
         why: What it refused.
     """
     logger.warning(
-        "memory of an iterator that is closed could not be given back: %s; it goes when its last batch does, "
-        "and the processes that were forked meanwhile. Locked memory (mlockall) is not given back before; "
-        "many mappings need a larger vm.max_map_count",
+        "memory of a closed iterator could not be given back: %s; it goes with the iterator's last batch and "
+        "the processes that were forked meanwhile. Unlock memory (mlockall), or raise vm.max_map_count",
         why,
     )

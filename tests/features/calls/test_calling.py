@@ -124,7 +124,7 @@ def test_where_no_worker_lives_it_says_so(epochs):
     loader = made(persistent=False)
     for _ in range(epochs):
         list(loader)
-    with pytest.raises(RuntimeError, match="found no worker that lives"):
+    with pytest.raises(RuntimeError, match="found no living worker"):
         loader.call_workers(set_scale, 2)
 
 
@@ -448,6 +448,6 @@ def test_in_a_forked_child_there_is_no_worker_to_call():
         os._exit(0)
     os.close(writer)
     with os.fdopen(reader) as answer:
-        assert "found no worker that lives" in answer.read()
+        assert "found no living worker" in answer.read()
     os.waitpid(pid, 0)
     assert loader.call_workers(worker_id) == [0, 1]

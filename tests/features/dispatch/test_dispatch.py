@@ -420,13 +420,13 @@ def test_threads_as_workers_are_refused():
 
 
 def test_wrong_arguments_are_named():
-    with pytest.raises(TypeError, match="needs an iterable, and int is none"):
+    with pytest.raises(TypeError, match="needs an iterable, not an object of type int"):
         Dispatch(3)
     for made in (lambda: Dispatch([], prefetch=0), lambda: Dispatch([]).batch(0)):
-        with pytest.raises(ValueError, match="must be at least 1, and is 0"):
+        with pytest.raises(ValueError, match="must be at least 1, not 0"):
             made()
     for made in (lambda: Dispatch([], prefetch=1.5), lambda: Dispatch([]).batch(True)):
-        with pytest.raises(TypeError, match="must be an integer"):
+        with pytest.raises(TypeError, match="must be an int, not"):
             made()
     for made in (Dispatch([]).map, Dispatch([]).filter):
         with pytest.raises(TypeError, match="3 cannot be called"):

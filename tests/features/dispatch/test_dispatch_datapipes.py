@@ -81,7 +81,7 @@ def test_a_sharding_filter_in_front_of_it_is_for_ranks(monkeypatch):
 def test_what_cannot_be_translated_is_an_error():
     other = IterableWrapper(range(3))
     one = IterableWrapper(range(3)).sharding_round_robin_dispatch()
-    with pytest.raises(ValueError, match="IterableWrapperIterDataPipe is read beside"):
+    with pytest.raises(ValueError, match="IterableWrapperIterDataPipe is read in addition to"):
         DataLoader(one.zip(other), num_workers=2)
     with pytest.raises(ValueError, match="2 pipes sharding_round_robin_dispatch"):
         DataLoader(one.zip(other.sharding_round_robin_dispatch()), num_workers=2)

@@ -310,7 +310,7 @@ class LentElsewhere(Lent):
     are_here = False
 
     def transport(self, *_arguments):
-        raise budget.RefusedError("shared memory could not be had")
+        raise budget.RefusedError("shared memory is not available")
 
 
 @pytest.mark.parametrize("way", ["constructor", "convert"])

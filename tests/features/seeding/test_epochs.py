@@ -287,9 +287,7 @@ def test_ranks_have_different_seeds_and_agree_where_they_are_given_one(monkeypat
     for one, other in zip(*found, strict=True):
         assert one[:2] == other[:2]
         assert not set(one[2:]) & set(other[2:])
-    with pytest.raises(
-        RuntimeError, match=r"seeds.shared\(\) is to be equal in all ranks.*DataLoader\(seed="
-    ):
+    with pytest.raises(RuntimeError, match=r"seeds.shared\(\) must be equal on all ranks.*DataLoader\(seed="):
         drawn(workers=1)
 
 

@@ -111,5 +111,5 @@ def test_without_agreement_nothing_is_shared():
     seeds = Seeds(1, shared_by_all=False)
     seeds.unique()
     for one in (seeds, seeds.spawn(0)):
-        with pytest.raises(RuntimeError, match="to be equal in all ranks"):
+        with pytest.raises(RuntimeError, match="must be equal on all ranks"):
             one.shared()

@@ -114,14 +114,14 @@ def test_a_dispatch_does_not_go_with_threads():
 def test_what_of_torch_was_replaced_is_said(monkeypatch, name):
     loader = DataLoader(NUMBERS, num_workers=1, worker_method="thread")
     monkeypatch.setattr(internals.worker_module, name, lambda *_: None)
-    with pytest.raises(RuntimeError, match=f"worker_method='thread' cannot be had: .*{name}"):
+    with pytest.raises(RuntimeError, match=f"worker_method='thread' cannot be used: .*{name}"):
         iter(loader)
 
 
 def test_what_this_torch_does_not_have_is_said(monkeypatch):
     loader = DataLoader(NUMBERS, num_workers=1, worker_method="thread")
     monkeypatch.setattr(internals, "missing_name", lambda: "WorkerInfo")
-    with pytest.raises(RuntimeError, match=r"worker_method='thread' cannot be had: .* no WorkerInfo"):
+    with pytest.raises(RuntimeError, match=r"worker_method='thread' cannot be used: .* no WorkerInfo"):
         iter(loader)
 
 
@@ -177,6 +177,6 @@ def test_no_server_for_spawn_is_started(monkeypatch):
 def test_the_reason_is_looked_for_before_anything_is_drawn(monkeypatch):
     monkeypatch.setattr(select_path, "reason_against_threads", lambda *_: select_path.Reason("of the test"))
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError, match="cannot be had: of the test; leave worker_method out"):
+    with pytest.raises(RuntimeError, match="cannot be used: of the test; leave worker_method out"):
         iter(DataLoader(NUMBERS, num_workers=1, worker_method="thread"))
     assert torch.equal(torch.get_rng_state(), before)

@@ -55,7 +55,7 @@ def call_workers(
     pickled = b"" if in_threads else _pickled(function, args)
     if not workers:
         raise RuntimeError(
-            "call_workers() found no worker that lives: workers live during an epoch, and with "
+            "call_workers() found no living worker: workers live during an epoch, and with "
             "persistent_workers=True from the first iter() on; before that, change the dataset itself"
         )
     asked = _AskedThreads(workers, function, args) if in_threads else _AskedProcesses(workers, pickled)
@@ -76,9 +76,8 @@ def _pickled(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise pickle.PicklingError(
             f"call_workers() cannot send {function!r} and its arguments to worker processes: {error}. "
-            "They are pickled: pass a function that a module has at its top level, no lambda and none that "
-            "is defined in another one, and arguments that can be pickled; with worker_method='thread' "
-            "nothing is sent"
+            "They are pickled: pass a function at the top level of a module, no lambda or inner one, and "
+            "arguments that can be pickled; worker_method='thread' pickles nothing"
         ) from error
 
 
@@ -204,8 +203,8 @@ def _check_ended(number: int, process: Any) -> None:
     process.join(1.0)
     if process.is_alive():
         raise RuntimeError(
-            f"call_workers() has no answer of worker {number} (pid {process.pid}): it could not be told "
-            "where to answer, as where too many files are open in it"
+            f"call_workers() has no answer of worker {number} (pid {process.pid}): it did not get "
+            "the address for its answer, perhaps because too many files are open in it"
         )
 
 

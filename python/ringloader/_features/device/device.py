@@ -198,8 +198,8 @@ class Moving:
     def explain(self, error: BaseException) -> None:
         """Says what was done when an error was raised."""
         error.add_note(
-            f"ringloader was moving a batch to {str(self.device)!r}, where "
-            f"device_prefetch={self.depth} batches may wait beside it"
+            f"ringloader was moving a batch to {str(self.device)!r}, which may have "
+            f"device_prefetch={self.depth} more batches"
         )
 
     def _issue(self, arrival: _native.Arrival) -> Prepared:

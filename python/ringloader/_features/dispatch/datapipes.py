@@ -69,8 +69,8 @@ def _dispatch_of(dataset: Any) -> Any:
     if others:
         names = ", ".join(sorted(type(one).__name__ for one in others.values()))
         raise ValueError(
-            f"{names} is read beside {_METHOD}(), so each worker would read all of it: move {_METHOD}() "
-            "after the pipe in which they meet"
+            f"{names} is read in addition to {_METHOD}(), so each worker would read all of it: move "
+            f"{_METHOD}() after the pipe in which they meet"
         )
     source = dispatcher.source_datapipe
     nested: dict[int, Any] = {}

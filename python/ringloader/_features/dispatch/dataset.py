@@ -51,7 +51,7 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
 
     def __init__(self, iterable: Iterable[Any], *, prefetch: int = 16) -> None:
         if not hasattr(type(iterable), "__iter__") and not hasattr(type(iterable), "__getitem__"):
-            raise TypeError(f"Dispatch needs an iterable, and {type(iterable).__name__} is none")
+            raise TypeError(f"Dispatch needs an iterable, not an object of type {type(iterable).__name__}")
         _check_count("prefetch", prefetch)
         self._source: Iterable[Any] = iterable
         self._prefetch = prefetch
@@ -107,7 +107,7 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
 
     def __len__(self) -> int:
         if not self._keeps_count:
-            raise TypeError("how many items filter and batch leave is not known before they run")
+            raise TypeError("the length is not known before filter and batch have run")
         return len(self._source)  # type: ignore[arg-type]
 
 
@@ -176,6 +176,6 @@ def _check_callable(where: str, fn: object) -> None:
 
 def _check_count(name: str, count: object) -> None:
     if not isinstance(count, int) or isinstance(count, bool):
-        raise TypeError(f"{name} must be an integer, and is {count!r}")
+        raise TypeError(f"{name} must be an int, not {count!r}")
     if count < 1:
-        raise ValueError(f"{name} must be at least 1, and is {count}")
+        raise ValueError(f"{name} must be at least 1, not {count}")

@@ -17,7 +17,7 @@ RESTART_WORKERS = option(
 SAMPLE_TIMEOUT = option(
     None,
     check=checks.seconds_or_none,
-    in_threads=Never("a thread cannot be ended"),
+    in_threads=Never("a thread cannot be killed"),
     in_pool="is undone",
     in_worker="works",
     on_torchs="is left out",
@@ -59,6 +59,6 @@ RULES = (
         "with an `IterableDataset`",
         lambda _, facts: facts.is_iterable and not facts.is_dispatch,
         "an IterableDataset",
-        "a worker that is ended cannot go on in the middle of its part; use timeout, or watchdog",
+        "a successor could not continue in the middle of a part; use timeout, or watchdog",
     ),
 )

@@ -125,18 +125,18 @@ class Restarting(Feature):
             batch = overdue.batch(*lost.in_hand[1:])
         if loss.is_late:
             logger.warning(
-                "%s was ended: %s took longer than %s in %s; another worker makes the rest of the batch "
+                "%s was killed: %s took longer than %s in %s; another worker makes the rest of the batch "
                 "again",
                 who,
                 loss.where,
                 self._limit,
-                batch or "a batch that nobody waits for",
+                batch or "an abandoned batch",
             )
             return
         code = lost.handle.exitcode
         how = f"was killed by signal {-code}" if code is not None and code < 0 else f"exited with code {code}"
         logger.warning(
-            "%s %s %s%s; it is restarted, and its tasks are done again (%d more restarts in this epoch)",
+            "%s %s %s%s; another worker makes its batches (%d more restarts in this epoch)",
             who,
             how,
             "outside of a batch" if batch is None else f"in {batch}",

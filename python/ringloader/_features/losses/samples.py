@@ -308,10 +308,10 @@ class _Noting(WorkerOption):
     def _error(self, where: str, why: int) -> Exception:
         if why == _LATE:
             return TimeoutError(
-                f"{where} took longer than sample_timeout={self._seconds} s; the worker was ended, and "
-                "another one goes on"
+                f"{where} took longer than sample_timeout={self._seconds} s; the worker was killed, and "
+                "another one continues"
             )
-        return RuntimeError(f"the DataLoader worker {_ended(why - _CODE)} in {where}; another one goes on")
+        return RuntimeError(f"the DataLoader worker {_ended(why - _CODE)} in {where}; another one continues")
 
 
 def _ended(code: int) -> str:

@@ -9,7 +9,7 @@ from ringloader._features.rules import is_without_workers, of_loader, of_options
 MAIN_PREFETCH = option(
     0,
     check=checks.integer(0),
-    in_threads=Never("what threads make needs no decoding"),
+    in_threads=Never("batches of threads are not pickled"),
     in_pool="leaves nothing",
     in_worker="works",
     on_torchs="is left out",
@@ -28,7 +28,7 @@ RULES = (
         "without workers",
         is_without_workers,
         "num_workers=0",
-        "without workers nothing is there to be decoded; use num_workers=1",
+        "without workers there is nothing to unpickle; use num_workers=1",
     ),
     of_loader(
         "main_prefetch",

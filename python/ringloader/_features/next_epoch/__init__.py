@@ -22,7 +22,7 @@ RULES = (
         "without `persistent_workers` or `worker_pool`",
         lambda _, facts: not (facts.loader.persistent_workers and facts.loader.num_workers > 0),
         "persistent_workers={facts.loader.persistent_workers} with num_workers={facts.loader.num_workers}",
-        "workers that end with their epoch can begin no other; pass persistent_workers=True, a worker_pool "
+        "workers that end with their epoch begin no other; pass persistent_workers=True, a worker_pool "
         "to ringloader.DataLoader, or leave prefetch_epochs out",
     ),
     of_loader(
@@ -30,15 +30,15 @@ RULES = (
         "with an `IterableDataset`",
         lambda _, facts: facts.is_iterable,
         "an IterableDataset",
-        "its iterator would begin again before iter() asks for it, and what it gave to an epoch that is "
-        "dropped would be lost; leave prefetch_epochs out",
+        "its iterator would begin before iter(), and a dropped epoch would lose its items; leave "
+        "prefetch_epochs out",
     ),
     of_loader(
         "prefetch_epochs",
         "with a dataset that has a `state_dict`",
         lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
         "a dataset with a state_dict",
-        "its state between two epochs would be one of the next; leave prefetch_epochs out, or pass "
+        "its state between two epochs would be that of the next; leave prefetch_epochs out, or pass "
         "snapshot_every_n_steps=None",
     ),
     of_loader(

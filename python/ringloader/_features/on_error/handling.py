@@ -294,9 +294,8 @@ class StreamPolicy(ErrorPolicy):
         assert error is not None
         self._torchs.ended = True
         error.add_note(
-            "on_error cannot go on: a generator ends with its error, and what it would have given after that "
-            "is lost. Catch the error in the generator, or give the dataset an iterator with a __next__ that "
-            "may be called again"
+            "on_error cannot continue: an error ends a generator, and the rest of its samples is lost. Catch "
+            "the error in the generator, or give the dataset an iterator whose __next__ may be called again"
         )
         return error
 

@@ -164,7 +164,7 @@ class Crew:
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
         if self._holder == threading.get_ident():
-            raise RuntimeError("worker_pool is at work already, below a signal handler or a finalizer")
+            raise RuntimeError("worker_pool is in use: a signal handler or finalizer interrupted that use")
         try:
             with self._lock:
                 self._holder = threading.get_ident()

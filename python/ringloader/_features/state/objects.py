@@ -137,8 +137,8 @@ class Objects:
                 except StopIteration:
                     raise ValueError(
                         f"load_state_dict(): the dataset of worker {self._worker} has ended after {number} "
-                        f"of the {self._to_pass} batches that are read again: it is another one than that of "
-                        "the state"
+                        f"of the {self._to_pass} batches that are read again: it is not the dataset "
+                        "of the state"
                     ) from None
                 except Exception:
                     # The caller got this error before, in its turn.

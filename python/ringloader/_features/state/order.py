@@ -226,8 +226,8 @@ def other_indices(saved: Saved, kind: str) -> str:
     """Returns the text of the error for indices that are not those of a state."""
     return (
         f"load_state_dict(): the {saved.batches} batches that the state has passed are not those that the "
-        f"{kind} gives now: its dataset, arguments or seed are others than when the state was taken; give it "
-        "those, or begin the epoch anew"
+        f"{kind} gives now: its dataset, arguments or seed have changed since the state was taken; change "
+        "them back, or start the epoch over"
     )
 
 

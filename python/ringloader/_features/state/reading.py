@@ -107,7 +107,7 @@ class ReadOrder(Order):
         if many != saved.num_replicas and not self.has_state:
             raise ValueError(
                 f"load_state_dict(): the state was taken with {saved.num_replicas} ranks, and there are "
-                f"{many} now: over a {self.kind} an epoch goes on with as many ranks only"
+                f"{many} now: over a {self.kind} an epoch resumes with as many ranks only"
             )
         # The indices of another rank cannot be compared with those of this one.
         return saved.but(rank=rank, num_replicas=many, passed=None, fingerprint=None)

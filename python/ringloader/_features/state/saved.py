@@ -198,7 +198,7 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
         if "_snapshot" in state or "_sampler_iter_state" in state:
             raise ValueError(
                 "load_state_dict() got a state of torchdata's StatefulDataLoader, which has another layout: "
-                "load it there, or begin the epoch anew"
+                "load it there, or start the epoch over"
             )
         raise ValueError("load_state_dict() needs the key 'version', which this state does not have")
     if state["version"] != VERSION or isinstance(state["version"], bool):

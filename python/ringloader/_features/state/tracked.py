@@ -42,7 +42,7 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
             found = epoch.saved()
         else:
             select_path.log_once(
-                f"state_dict() returns {{}}, by which a run begins its epoch anew: {epoch.why_not}"
+                f"state_dict() returns {{}}, so a resumed run starts its epoch over: {epoch.why_not}"
             )
             return {}
     return saved.to_dict(found)
@@ -119,7 +119,7 @@ class State(Feature):
         if why_not is not None and loaded is not None:
             raise RuntimeError(
                 f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
-                f"{why_not}; to begin the epoch anew, make the loader anew and load no state"
+                f"{why_not}; to start the epoch over, make a new loader and load no state"
             )
         if why_not is not None:
             why_not = f"torch's own loader runs: {reason}; {why_not}"

@@ -136,7 +136,7 @@ class Threads(WorkerKind):
         return select_path.reason_against_threads(loader, get_iterator)
 
     def refuse(self, reason: Reason) -> None:
-        raise RuntimeError(f"worker_method='thread' cannot be had: {reason.text}; leave worker_method out")
+        raise RuntimeError(f"worker_method='thread' cannot be used: {reason.text}; leave worker_method out")
 
     def while_made(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()

@@ -175,7 +175,7 @@ class Target:
                 )
             make = getattr(make, name)
         if not callable(make):
-            raise TargetError(f"{self} is no function that returns a loader, but of {type(make)}")
+            raise TargetError(f"{self} must be a function that returns a loader, not {type(make)}")
         given = {"num_workers": num_workers} if _takes_num_workers(make) else {}
         return self._run(f"{self} fails", lambda: make(**given))
 

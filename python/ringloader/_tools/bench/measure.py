@@ -78,7 +78,7 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
     number = 1 if configuration.is_auto else configuration.number
     loader = target.call(max(number, 1))
     if not isinstance(loader, internals.Loader):
-        raise TargetError(f"{target} returns no DataLoader, but an object of {type(loader)}")
+        raise TargetError(f"{target} must return a DataLoader, not {type(loader)}")
     # The program may have called it.
     uninstall()
     _set_workers(loader, number)
