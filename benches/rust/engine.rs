@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ringloader_core::batch::MetaWriter;
 use ringloader_core::plan::ResultOrder;
+use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{Task, TaskKind};
 use ringloader_core::transport::port::Wake;
@@ -23,7 +24,7 @@ const WORKERS: [u32; 7] = [1, 2, 4, 8, 16, 32, 64];
 
 fn send(engine: &Engine, seq: u64) {
     let bytes = seq.to_le_bytes().to_vec();
-    engine.put_task(0, Task { seq, kind: TaskKind::Index, bytes }).expect("a task that fits");
+    engine.put(0, Task { seq, kind: TaskKind::Index, bytes }).expect("a task that fits");
 }
 
 /// Takes the batch of `seq`, if it is there.
@@ -76,7 +77,7 @@ fn two_threads(batches: u64, checked: bool) -> Duration {
             }
         }
         let elapsed = start.elapsed();
-        engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() }).expect("the end");
+        engine.put(0, Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() }).expect("the end");
         elapsed
     })
 }

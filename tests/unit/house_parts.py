@@ -50,12 +50,17 @@ _RUST_TEXT = re.compile(
 _RUST_TEST = re.compile(r"#\[cfg\((?:all\()?test\b[^\]]*\]")
 
 
-def rust_lines(text: str) -> int:
-    """Returns the lines of Rust code without blank ones, comments and what only tests build."""
+def rust_code(text: str) -> str:
+    """Returns Rust code without comments, the text of strings, and what only tests build."""
     text = _RUST_TEXT.sub(lambda found: _blank(found[0]), text)
     while found := _RUST_TEST.search(text):
         text = text[: found.start()] + text[_end_of_item(text, found.end()) :]
-    return sum(bool(line.strip()) for line in text.splitlines())
+    return text
+
+
+def rust_lines(text: str) -> int:
+    """Returns the lines of Rust code without blank ones, comments and what only tests build."""
+    return sum(bool(line.strip()) for line in rust_code(text).splitlines())
 
 
 def _blank(part: str) -> str:

@@ -11,11 +11,11 @@ use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
 use ringloader_core::os::Segment;
 use ringloader_core::os::fd_passing::SendOutcome;
 use ringloader_core::sync::Ordering;
-use ringloader_core::transport::Control;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{Commit, Port, Room};
 use ringloader_core::transport::received::Received;
+use ringloader_core::transport::{Control, Transport};
 use ringloader_core::{Error, Result};
 
 const SHARE: u64 = 1 << 20;
@@ -39,7 +39,7 @@ fn port(engine: &Engine) -> Result<Port> {
 }
 
 fn send(engine: &Engine, seq: u64) -> Result<()> {
-    engine.put_task(0, Task { seq, kind: TaskKind::Index, bytes: seq.to_le_bytes().to_vec() })
+    engine.put(0, Task { seq, kind: TaskKind::Index, bytes: seq.to_le_bytes().to_vec() })
 }
 
 fn block(commit: &Commit<&Port>) -> Vec<u8> {

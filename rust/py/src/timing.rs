@@ -1,7 +1,7 @@
 //! The times of batches, as Python classes: the moments of each where it is made, and the figures of an iterator's
 //! epochs.
 
-use std::sync::MutexGuard;
+use std::sync::{MutexGuard, OnceLock};
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
@@ -10,6 +10,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::os::clock::{monotonic, thread_cpu};
 use ringloader_core::sync::{AtomicU64, Lock, Ordering};
 use ringloader_core::timing::{EpochTimes, Event, Fetch, MainWork, Stamps, WorkerClock as CoreClock};
+use ringloader_core::transport::run_times::TimedRun;
 
 use crate::strings;
 
@@ -78,6 +79,58 @@ impl WorkerClock {
 
     pub(crate) fn made_here(&self) -> Stamps {
         self.core().made_here(monotonic(), thread_cpu)
+    }
+}
+
+/// The moments of a batch that a thread has made, where they are noted.
+#[derive(Default)]
+pub(crate) struct BatchTimes {
+    /// The worker, and the batch's moments there.
+    pub(crate) stamps: Option<Box<(u32, Stamps)>>,
+    /// The runs of a batch that all workers have made.
+    pub(crate) runs: Vec<TimedRun>,
+}
+
+/// Notes the moments of the batches that threads make, where that is wanted.
+pub(crate) struct ThreadClocks {
+    /// By worker.
+    clocks: OnceLock<Vec<Py<WorkerClock>>>,
+    /// By worker: the runs of the batch that it collates.
+    runs: Lock<Vec<Vec<TimedRun>>>,
+}
+
+impl ThreadClocks {
+    pub(crate) fn new(workers: u32) -> Self {
+        Self { clocks: OnceLock::new(), runs: Lock::new(vec![Vec::new(); workers as usize]) }
+    }
+
+    /// Lets `clocks` note the moments from now on.
+    pub(crate) fn set(&self, clocks: Vec<Py<WorkerClock>>) {
+        let _ = self.clocks.set(clocks);
+    }
+
+    pub(crate) fn of(&self, worker: u32) -> Option<&WorkerClock> {
+        self.clocks.get()?.get(worker as usize).map(Py::get)
+    }
+
+    /// The worker has a task.
+    pub(crate) fn note_task(&self, worker: u32) {
+        if let Some(clock) = self.of(worker) {
+            clock.note_task();
+        }
+    }
+
+    /// Keeps the runs of the batch that the worker collates.
+    pub(crate) fn keep_runs(&self, worker: u32, runs: Vec<TimedRun>) {
+        self.runs.lock()[worker as usize] = runs;
+    }
+
+    /// The worker has made a batch and sends it. Returns its moments.
+    pub(crate) fn sent(&self, worker: u32) -> BatchTimes {
+        let Some(clock) = self.of(worker) else { return BatchTimes::default() };
+        clock.note_made();
+        let stamps = Some(Box::new((worker, clock.note_sent())));
+        BatchTimes { stamps, runs: std::mem::take(&mut self.runs.lock()[worker as usize]) }
     }
 }
 

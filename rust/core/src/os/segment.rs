@@ -1,7 +1,6 @@
 //! One sealed, sparse memfd, mapped once: bytes and lengths, nothing of what lies in them.
 //!
-//! INVARIANT I1: `base .. base + len` is one shared mapping of the memfd for as long as the `Segment` lives,
-//! but for the ranges that were given up with `unmap`, which are not used any more.
+//! INVARIANT I1: `base .. base + len` is one shared mapping of the memfd for as long as the `Segment` lives.
 //! INVARIANT I2: the memfd is at least `len` long and can never shrink (sealed), so that no access
 //! inside the mapping raises SIGBUS.
 //!
@@ -9,7 +8,6 @@
 //! and slots, and may die at any instruction. The parent validates what they wrote before it believes it.
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 
@@ -20,7 +18,6 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::mappings::map;
 use super::page::page_size;
 use crate::error::{Error, Result};
-use crate::sync::{AtomicBool, Ordering};
 
 /// A mapped memfd. Unmapped when dropped; pages that no process maps go back to the system. It keeps no
 /// descriptor: a batch that the user keeps costs none.
@@ -28,8 +25,8 @@ use crate::sync::{AtomicBool, Ordering};
 pub struct Segment {
     base: NonNull<u8>,
     len: u64,
-    /// True if a part was unmapped. The owner must then unmap the rest, for only the owner knows which parts are left.
-    in_parts: AtomicBool,
+    /// True if it stays mapped until the process ends.
+    stays: bool,
 }
 
 // SAFETY: the mapping is shared memory without a thread of its own (I1); all access goes through
@@ -69,7 +66,7 @@ impl Segment {
         let bytes = usize::try_from(len).map_err(|_| Error::os("mmap", Errno::NOMEM))?;
         let flags = MapFlags::SHARED | MapFlags::NORESERVE;
         let base = map(fd, 0, bytes, ProtFlags::READ | ProtFlags::WRITE, flags)?;
-        Ok(Self { base, len, in_parts: AtomicBool::new(false) })
+        Ok(Self { base, len, stays: false })
     }
 
     /// Bytes mapped.
@@ -203,33 +200,10 @@ impl Segment {
         }
         .map_err(|errno| Error::os("giving memory back by madvise", errno))
     }
-}
 
-impl Segment {
-    /// Returns true if a part was unmapped.
-    pub(crate) fn is_in_parts(&self) -> bool {
-        self.in_parts.load(Ordering::Relaxed)
-    }
-
-    /// Unmaps a part for good. From the first call on, all parts must be unmapped by this.
-    ///
-    /// # Errors
-    /// [`Error::Os`] when the system refuses: the whole range is mapped as before, and the caller's to unmap.
-    ///
-    /// # Safety
-    /// The range is not used, now or later, and it was not unmapped before: the address may be another
-    /// mapping's by then.
-    pub(crate) unsafe fn unmap(&self, range: Range<u64>) -> Result<()> {
-        self.in_parts.store(true, Ordering::Relaxed);
-        if range.is_empty() {
-            return Ok(());
-        }
-        // SAFETY: the range was mapped and lies inside the mapping; the rest is the caller's promise.
-        unsafe {
-            let at = self.base.add(range.start as usize).as_ptr().cast();
-            rustix::mm::munmap(at, (range.end - range.start) as usize)
-        }
-        .map_err(|errno| Error::os("munmap", errno))
+    /// Leaves the mapping in place until the process ends.
+    pub(crate) fn keep_mapped(&mut self) {
+        self.stays = true;
     }
 }
 
@@ -267,11 +241,10 @@ fn advised_page(flags: MapFlags) -> Option<NonNull<u8>> {
 
 impl Drop for Segment {
     fn drop(&mut self) {
-        if self.is_in_parts() {
+        if self.stays {
             return;
         }
         // SAFETY: the mapping is ours (I1), and all that hold a pointer into it hold the `Segment` too.
-        // A whole mapping, which nothing has to be split for, is not refused.
         let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
     }
 }
@@ -344,13 +317,9 @@ mod tests {
         assert!(matches!(segment.punch(0, 1 << 20), Err(Error::Os { .. })));
         let resident = rustix::fs::fstat(&fd).unwrap().st_blocks as usize * 512;
         assert!(resident >= locked, "{resident}");
-        // SAFETY: the mapping is not used, and a range that begins inside a page is not unmapped.
-        assert!(matches!(unsafe { segment.unmap(1..1 << 20) }, Err(Error::Os { .. })));
         let mut read = Vec::new();
         segment.copy_out(0, 1, &mut read).unwrap();
         assert_eq!(read, [7]);
-        // SAFETY: the mapping is not used, and is whole.
-        unsafe { segment.unmap(0..1 << 20) }.unwrap();
     }
 
     #[test]

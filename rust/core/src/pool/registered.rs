@@ -4,7 +4,7 @@
 //! next write: the device keeps reading the old ones, and sees old bytes. Unmapped, the driver keeps an address
 //! that may be another mapping's. So:
 //!
-//! INVARIANT registered: no page below `registered` is punched, unmapped or replaced. The worker keeps it when it
+//! INVARIANT registered: no page below `registered` is punched or replaced. The worker keeps it when it
 //! makes room and when it is idle, so does the segment cache, and at the end [`retire`](super::retire) refuses the
 //! slot until the parent has unregistered it.
 //!

@@ -12,7 +12,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::{EPOCH_SHIFT, Scheduler};
+use super::Scheduler;
 use crate::error::{Error, Result};
 use crate::testing::fault::fault;
 use crate::transport::Transport;
@@ -34,13 +34,7 @@ impl<T> Scheduler<T> {
     /// Workers that have ended and owe a result, which may still be in their rings.
     fn debtors(&self, transport: &impl Transport) -> impl Iterator<Item = u32> {
         let ended = self.ended.iter().copied();
-        ended.filter(|&worker| {
-            self.selector.is_active(worker)
-                && match transport.joint() {
-                    Some(joint) => self.owes_jointly(joint, worker),
-                    None => self.tasks.awaits(worker),
-                }
-        })
+        ended.filter(|&worker| self.selector.is_active(worker) && self.owes(transport, worker))
     }
 
     /// One of them that has nothing of this epoch left in its ring.
@@ -54,13 +48,14 @@ impl<T> Scheduler<T> {
         Ok(None)
     }
 
-    /// Drops the results at the head of a worker's ring that no epoch waits for. Returns true if nothing of this
-    /// epoch comes after them. If workers share tasks, the next epoch is not lost with a
-    /// worker: then nothing of the next epoch either.
+    /// Drops the results at the head of a worker's ring that no epoch waits for. Returns true if nothing
+    /// that is awaited of the worker comes after them.
     pub(super) fn drop_stale(&self, transport: &impl Transport, worker: u32) -> Result<bool> {
         loop {
             match transport.peek_of(worker)? {
-                Some((seq, kind)) if self.is_early(seq, kind) => return Ok(!self.shares),
+                Some((seq, kind)) if self.features.is_early(seq, kind) => {
+                    return Ok(self.features.is_lost_before_next());
+                }
                 Some((seq, kind)) if self.is_stale(seq, kind) => match transport.try_next_of(worker) {
                     Ok(_) | Err(Error::Arrival { .. }) => {}
                     Err(error) => return Err(error),
@@ -91,33 +86,5 @@ impl<T> Scheduler<T> {
     /// it, as torch's does.
     pub fn give_up(&mut self, worker: u32) {
         self.selector.deactivate(worker);
-    }
-
-    /// A successor runs in place of a worker that was [lost](super::Poll::Lost): sends the tasks again whose results have not
-    /// come, in their order, with the indices that `index` knows.
-    ///
-    /// # Errors
-    /// As [`Transport::put_task`]; [`Error::Config`] for a task whose index is not known.
-    pub fn resume<C: Transport>(
-        &mut self,
-        transport: &C,
-        worker: u32,
-        index: impl Fn(u64) -> Option<C::Index>,
-    ) -> Result<()> {
-        self.ended.retain(|&ended| ended != worker);
-        self.behind = None;
-        if let Some(joint) = transport.joint() {
-            joint.lose(worker);
-            return Ok(());
-        }
-        let of_worker = self.tasks.awaited_tasks().filter(|&(_, of)| of == worker);
-        let mut awaited: Vec<u64> = of_worker.map(|(seq, _)| seq).collect();
-        awaited.sort_unstable();
-        for seq in awaited {
-            let index =
-                index(seq).ok_or_else(|| Error::Config(format!("the index of task {seq} was not kept")))?;
-            transport.put_task(worker, (self.epoch << EPOCH_SHIFT) | seq, index)?;
-        }
-        Ok(())
     }
 }

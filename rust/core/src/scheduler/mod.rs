@@ -18,27 +18,21 @@
 //! | `poll.rs` | the next step towards the next batch |
 //! | `lost.rs` | lost workers |
 //! | `epochs.rs` | the numbers of epochs |
-//! | `balance.rs` | tasks for the worker with the fewest |
-//! | `varying.rs` | a number of workers that changes |
-//! | `joint.rs` | tasks that all workers share |
-//! | `following.rs` | an epoch that begins before the end of the one before |
+//! | `features/` | what features change, and the hooks by which they do |
 
-mod balance;
 mod epochs;
-mod following;
-mod joint;
+mod features;
 mod lost;
 mod poll;
-mod varying;
 
 use std::time::Instant;
 
 pub use self::lost::PATIENCE;
 pub use self::poll::Poll;
 
-use self::balance::Balance;
+use self::epochs::EpochNumbers;
+use self::features::Features;
 use self::lost::Missing;
-use self::varying::Varying;
 use crate::error::{Error, Result};
 use crate::plan::{Next, ReorderBuffer, ResultOrder, WorkerSelector};
 use crate::testing::fault::fault;
@@ -65,16 +59,8 @@ pub struct Scheduler<T> {
     ended: Vec<u32>,
     /// The time since which results of a worker that has ended wait for another worker's.
     behind: Option<Instant>,
-    /// The last number that an epoch got, also one that never began.
-    last_number: u64,
-    /// The number of the epoch that begins next, if it has one already.
-    told: Option<u64>,
-    balance: Option<Balance>,
-    varying: Option<Varying>,
-    /// True if all workers share all tasks. Then a task's worker is only the one that its result is counted for.
-    shares: bool,
-    /// The epoch that follows, once its tasks may be out, after all tasks of this one.
-    follower: Option<u64>,
+    numbers: EpochNumbers,
+    features: Features,
 }
 
 impl<T> Scheduler<T> {
@@ -89,26 +75,15 @@ impl<T> Scheduler<T> {
             epoch: 0,
             ended: Vec::new(),
             behind: None,
-            last_number: 0,
-            told: None,
-            balance: None,
-            varying: None,
-            shares: false,
-            follower: None,
+            numbers: EpochNumbers::default(),
+            features: Features::default(),
         }
     }
 
-    /// Returns true if torch's limit forbids another task. Where the limit may fall, results that wait for their turn
-    /// count too: as many would always be kept.
+    /// Returns true if torch's limit forbids another task.
     #[must_use]
     pub fn is_full(&self) -> bool {
-        let is_in_order = self.order == ResultOrder::InOrder;
-        let out = if self.varies() && is_in_order {
-            self.tasks.send_idx() - self.tasks.rcvd_idx()
-        } else {
-            self.tasks.outstanding()
-        };
-        out >= self.selector.max_tasks()
+        self.features.counted(self.order, &self.tasks) >= self.selector.max_tasks()
     }
 
     /// Sends an index that was read to the worker whose turn it is, and returns which. `None`: no worker is
@@ -213,13 +188,15 @@ impl<T> Scheduler<T> {
         match found {
             Ok(Some(received)) => {
                 let (seq, kind) = C::answered(&received);
-                if self.is_early(seq, kind) {
+                if self.features.is_early(seq, kind) {
                     return Ok(Some(Poll::Early { seq: seq & SEQ_MASK, found: Ok(received) }));
                 }
                 let seq = (!self.is_stale(seq, kind)).then_some(seq & SEQ_MASK);
                 Ok(seq.map(|seq| Poll::Arrived { seq, received }))
             }
-            Err(Error::Arrival { task: Some(seq), error }) if self.is_early(seq, ResultKind::Batch) => {
+            Err(Error::Arrival { task: Some(seq), error })
+                if self.features.is_early(seq, ResultKind::Batch) =>
+            {
                 Ok(Some(Poll::Early { seq: seq & SEQ_MASK, found: Err(*error) }))
             }
             Err(Error::Arrival { task: Some(seq), error }) if !self.is_stale(seq, ResultKind::Batch) => {

@@ -34,7 +34,7 @@ pub enum Poll<T, D> {
         /// Why.
         error: Error,
     },
-    /// A result of the epoch that [follows](super::Scheduler::follow) has come before this one is over:
+    /// A result of the next epoch, whose tasks are [out already](super::Scheduler::follow), has come:
     /// [`buffer`](super::Scheduler::buffer) it there.
     Early {
         /// The task that the result answers.

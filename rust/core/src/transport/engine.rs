@@ -5,12 +5,13 @@ mod joint;
 mod relayed;
 mod results;
 mod segment_cache;
+mod successors;
 mod tasks;
 mod workers;
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::sync::{MutexGuard, OnceLock};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::error::{Error, Result};
@@ -25,15 +26,13 @@ use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
 use crate::sync::ready::Ready;
 use crate::sync::{Arc, Lock};
-use crate::transport::joint::windows::JointWindows;
+use crate::transport::LONGEST_SLEEP;
 use crate::transport::layout::{Control, Geometry};
-use crate::transport::message::{ResultKind, Task, TaskIndex};
-use crate::transport::received::Received;
 use crate::transport::slot_memory::SlotMemory;
 use crate::transport::worker_handle::WorkerHandle;
-use crate::transport::{LONGEST_SLEEP, Transport};
 
 use channel::WorkerChannel;
+use joint::JointBatches;
 pub use segment_cache::CachedSegment;
 
 /// The parent's end of the transport between it and its workers.
@@ -53,8 +52,7 @@ pub struct Engine {
     /// worker looks here, and what held the state's lock at the fork never gives it back there.
     worker_ends: Lock<Vec<Option<Arc<OwnedFd>>>>,
     state: Lock<EngineState>,
-    /// The windows of batches that all workers make, if they do.
-    windows: OnceLock<Arc<JointWindows>>,
+    joint: JointBatches,
     spin: AdaptiveSpin,
     /// The process that made it. A forked child has all of it too.
     process: &'static Process,
@@ -111,7 +109,7 @@ impl Engine {
             handles: Vec::new(),
             worker_ends: Lock::default(),
             state: Lock::new(EngineState::new(workers)),
-            windows: OnceLock::new(),
+            joint: JointBatches::default(),
             memfd,
             control,
             spin: AdaptiveSpin::default(),
@@ -226,46 +224,6 @@ impl Engine {
             return Err(Error::Inherited { owner: self.process.pid() });
         }
         Ok(self.state.lock())
-    }
-}
-
-impl Transport for Engine {
-    type Index = TaskIndex;
-    type Received = Received;
-
-    #[inline]
-    fn answered(received: &Received) -> (u64, ResultKind) {
-        (received.seq, received.kind)
-    }
-
-    #[inline]
-    fn put_task(&self, worker: u32, seq: u64, (kind, bytes): TaskIndex) -> Result<()> {
-        self.put_task(worker, Task { seq, kind, bytes })
-    }
-
-    #[inline]
-    fn try_next(&self) -> Result<Option<Received>> {
-        self.try_next()
-    }
-
-    #[inline]
-    fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
-        self.try_next_of(worker)
-    }
-
-    #[inline]
-    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
-        self.peek_of(worker)
-    }
-
-    #[inline]
-    fn there_of(&self, worker: u32) -> Result<u64> {
-        self.there_of(worker)
-    }
-
-    #[inline]
-    fn take_ended(&self) -> Option<u32> {
-        self.take_ended()
     }
 }
 

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 pub use self::joint::TaskRun;
 
-use self::joint::ThreadTasks;
+use self::joint::JointTasks;
 use self::state::{QueueState, Worker};
 use super::message::ResultKind;
 use crate::error::{Error, Result};
@@ -62,8 +62,8 @@ pub struct Reply<R> {
 #[derive(Debug)]
 pub struct Queues<I, R> {
     state: Lock<QueueState<I, R>>,
-    /// True once all workers share all tasks. Spares others a look under the lock.
-    shares: AtomicBool,
+    /// Spares others a look under the lock.
+    has_joint: AtomicBool,
     /// For each worker, says that it has a request, or that all is closed.
     requested: Box<[Condvar]>,
     /// Says that there is something that the parent waits for.
@@ -77,7 +77,7 @@ pub struct Queues<I, R> {
 pub struct Remains<I, R> {
     _requests: Vec<VecDeque<Request<I>>>,
     _replies: Vec<VecDeque<Reply<R>>>,
-    _joint: Option<ThreadTasks<I, R>>,
+    _tasks: JointTasks<I, R>,
 }
 
 impl<I, R> Queues<I, R> {
@@ -86,7 +86,7 @@ impl<I, R> Queues<I, R> {
     pub fn new(workers: u32) -> Self {
         Self {
             state: Lock::new(QueueState::new(workers)),
-            shares: AtomicBool::new(false),
+            has_joint: AtomicBool::new(false),
             requested: (0..workers).map(|_| Condvar::new()).collect(),
             replied: Condvar::new(),
             process: process::current(),
@@ -123,7 +123,7 @@ impl<I, R> Queues<I, R> {
     pub fn wait_for_request(&self, worker: u32, limit: Duration) -> Result<()> {
         let deadline = Instant::now().checked_add(limit);
         let mut state = self.lock()?;
-        while state.request_for(worker).is_none() && !state.is_run_for(worker) && !state.is_closed {
+        while state.request_for(worker).is_none() && !state.joint.is_open_for(worker) && !state.is_closed {
             let Some(left) = left(deadline) else { break };
             let wait = self.requested[worker as usize].wait_timeout(state, left);
             state = wait.unwrap_or_else(PoisonError::into_inner).0;
@@ -141,10 +141,9 @@ impl<I, R> Queues<I, R> {
             return Ok(Some(Request::End));
         }
         let Some(first) = state.request_for(worker) else { return Ok(None) };
-        let taker = &mut state.workers[worker as usize];
-        let request = taker.requests.remove(first);
+        let request = state.workers[worker as usize].requests.remove(first);
         if let Some(Request::Epoch { number, .. }) = &request {
-            taker.entered = *number;
+            state.joint.enter(worker, *number);
         }
         Ok(request)
     }
@@ -166,13 +165,10 @@ impl<I, R> Queues<I, R> {
         }
         sender.batches[(sender.epoch % 2) as usize] += u64::from(is_batch);
         let (kind, seq) = (reply.kind, reply.seq);
-        let sent = sender.collating.take_if(|claimed| kind == ResultKind::Batch && claimed.plan.seq == seq);
         sender.replies.push_back(reply);
-        if let (Some(joint), Some(sent)) = (&state.joint, &sent) {
-            joint.claims().note_sent(sent);
-        }
         // Others may wait for it to begin an epoch.
-        let may_begin = sent.is_some() && state.workers.iter().any(|worker| !worker.requests.is_empty());
+        let is_last = kind == ResultKind::Batch && state.joint.note_sent(worker, seq);
+        let may_begin = is_last && state.workers.iter().any(|worker| !worker.requests.is_empty());
         self.notify_of(worker, state);
         if may_begin {
             self.wake_workers();
@@ -204,10 +200,9 @@ impl<I, R> Queues<I, R> {
     pub fn begin_worker(&self, worker: u32, epoch: u64) -> Result<()> {
         let mut state = self.lock()?;
         state.ended.retain(|&ended| ended != worker);
-        let begun = &mut state.workers[worker as usize];
-        begun.entered = epoch;
+        state.joint.enter(worker, epoch);
         // The one before may have been told of an epoch that it never began.
-        let left = std::mem::take(&mut begun.requests);
+        let left = take(&mut state.workers[worker as usize].requests);
         drop(state);
         drop(left);
         Ok(())
@@ -275,11 +270,10 @@ impl<I, R> Queues<I, R> {
         let mut state = self.lock()?;
         state.is_done = true;
         state.is_closed = true;
-        let runs = state.joint.take();
         let remains = Remains {
             _requests: state.workers.iter_mut().map(|worker| take(&mut worker.requests)).collect(),
             _replies: state.workers.iter_mut().map(|worker| take(&mut worker.replies)).collect(),
-            _joint: runs,
+            _tasks: take(&mut state.joint),
         };
         drop(state);
         self.requested.iter().for_each(Condvar::notify_all);

@@ -4,6 +4,7 @@ use std::os::fd::OwnedFd;
 
 use ringloader_core::batch::{Dtype, MetaWriter, StorageRecord};
 use ringloader_core::os::fd_passing::SendOutcome;
+use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{Commit, Port, Room};
@@ -46,7 +47,7 @@ pub(crate) fn describe(commit: &Commit<&Port>) -> Vec<u8> {
 }
 
 pub(crate) fn take_task(engine: &Engine, port: &Port, seq: u64) {
-    engine.put_task(0, task(seq)).unwrap();
+    engine.put(0, task(seq)).unwrap();
     take_sent_task(port, seq);
 }
 

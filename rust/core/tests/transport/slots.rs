@@ -4,9 +4,9 @@ use std::time::Duration;
 
 use ringloader_core::os::Segment;
 use ringloader_core::sync::{Arc, Ordering};
-use ringloader_core::transport::Control;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::Port;
+use ringloader_core::transport::{Control, Transport};
 
 use crate::both_ends::{LEAF, answer, answer_oversize, check, engine, port, take, take_task, task};
 
@@ -84,7 +84,7 @@ fn tasks_that_had_no_room_follow_though_none_is_answered() {
     let engine = engine();
     let port = port(&engine, None);
     let sent = 3 * u64::from(engine.control().geometry().ring_capacity);
-    (0..sent).for_each(|seq| engine.put_task(0, task(seq)).unwrap());
+    (0..sent).for_each(|seq| engine.put(0, task(seq)).unwrap());
     let mut taken = 0;
     for _ in 0..3 {
         while let Some(task) = port.try_task().unwrap() {

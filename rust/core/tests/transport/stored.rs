@@ -1,6 +1,7 @@
 //! Engines between two epochs.
 
 use ringloader_core::sync::Ordering;
+use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::Room;
@@ -19,7 +20,7 @@ fn cached_slots_are_warm_and_what_is_held_is_left_alone() {
     let held = take(&engine, 1);
     drop(take(&engine, 2));
     answer_oversize(&engine, &first, 4);
-    engine.put_task(0, task(5)).unwrap();
+    engine.put(0, task(5)).unwrap();
     engine.set_done();
     drop(first);
 

@@ -2,6 +2,7 @@
 
 use ringloader_core::Error;
 use ringloader_core::os::fd_passing::SendOutcome;
+use ringloader_core::transport::Transport;
 use ringloader_core::transport::port::Port;
 
 use crate::both_ends::{SHARE, answer, answer_oversize, check, engine, port, take, take_sent_task, task};
@@ -12,7 +13,7 @@ fn a_successor_leaves_what_is_held_and_gets_no_old_task() {
     let port_of_the_first = port(&engine, None);
     answer(&engine, &port_of_the_first, 1);
     answer(&engine, &port_of_the_first, 2);
-    engine.put_task(0, task(3)).unwrap();
+    engine.put(0, task(3)).unwrap();
     assert!(matches!(engine.succeed(0), Err(Error::Config(_))), "results were not taken");
     let held = take(&engine, 1);
     drop(take(&engine, 2));

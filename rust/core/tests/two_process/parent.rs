@@ -11,6 +11,7 @@ use ringloader_core::batch::Token;
 use ringloader_core::os::fd_passing;
 use ringloader_core::pool::SlotId;
 use ringloader_core::sync::Ordering;
+use ringloader_core::transport::Transport;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::message::{ResultKind, Task, TaskKind};
 use ringloader_core::transport::port::{Commit, Port, Room};
@@ -136,7 +137,7 @@ impl Parent {
 
     /// Sends the next task to `worker`.
     pub(crate) fn send(&mut self, worker: u32) {
-        self.engine.put_task(worker, self.profile.task(self.next_seq)).unwrap();
+        self.engine.put(worker, self.profile.task(self.next_seq)).unwrap();
         self.peers[worker as usize].outstanding.push_back(self.next_seq);
         self.next_seq += 1;
     }
@@ -230,7 +231,7 @@ impl Parent {
         assert!(self.engine.control().worker(worker).tasks.is_empty().unwrap());
         self.start(worker, Some(&busy), failpoint);
         for seq in &self.peers[worker as usize].outstanding {
-            self.engine.put_task(worker, self.profile.task(*seq)).unwrap();
+            self.engine.put(worker, self.profile.task(*seq)).unwrap();
         }
     }
 
@@ -283,7 +284,7 @@ impl Parent {
     pub(crate) fn end_workers(&mut self, audit: bool) {
         for worker in 0..self.peers.len() as u32 {
             let end = Task { seq: 0, kind: TaskKind::End, bytes: vec![1; audit.into()] };
-            self.engine.put_task(worker, end).unwrap();
+            self.engine.put(worker, end).unwrap();
         }
         let mut left = self.peers.len();
         let start = Instant::now();

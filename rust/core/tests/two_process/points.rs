@@ -7,9 +7,9 @@ use ringloader_core::Result;
 use ringloader_core::pool::Leases;
 use ringloader_core::sync::Ordering;
 use ringloader_core::testing::failpoint::select;
-use ringloader_core::transport::WorkerView;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::received::Received;
+use ringloader_core::transport::{Transport, WorkerView};
 
 use super::content::Profile;
 use super::keeper::Keepers;

@@ -11,7 +11,7 @@ use ringloader_core::batch::Dtype;
 use super::batch_memory::{Allocator, BatchMemory};
 use super::fallback::{Fallback, Part, Unchanged};
 use super::rows::{Destination, Rows, fill};
-use super::{DEEPEST, is_number, is_text};
+use super::{DEEPEST, exact_items, is_number, is_text};
 use crate::gil::in_thread;
 use crate::objects::entries_of;
 use crate::strings;
@@ -106,13 +106,8 @@ impl Collate {
     /// `None` for what torch must collate.
     fn native<'py>(&self, batch: &Bound<'py, PyAny>) -> Collated<'py> {
         let py = batch.py();
-        let (samples, form): (Vec<_>, _) = if let Ok(list) = batch.cast_exact::<PyList>() {
-            (list.iter().collect(), Container::List)
-        } else if let Ok(tuple) = batch.cast_exact::<PyTuple>() {
-            (tuple.iter().collect(), Container::Tuple)
-        } else {
-            return Ok(None);
-        };
+        let Some(samples) = exact_items(batch) else { return Ok(None) };
+        let form = if batch.is_exact_instance_of::<PyList>() { Container::List } else { Container::Tuple };
         let torch = Torch::get(py)?;
         match samples.first() {
             Some(first) if is_text(first) => return Ok(Some(batch.clone())),
@@ -197,7 +192,7 @@ impl Work<'_> {
         }
         let made = if self.port.is_none() && first.get_type().is(&self.torch.tensor) {
             self.stacked_by_torch(items)?
-        } else if let Some(rows) = self.rows(items)? {
+        } else if let Some(rows) = Rows::of(self.torch, items)? {
             self.stacked(&rows, items)?
         } else if is_number(first) {
             self.numbers(items)?
@@ -271,18 +266,6 @@ impl Work<'_> {
         Ok(Some(made.into_any()))
     }
 
-    /// Samples that may be the rows of a tensor.
-    fn rows<'i, 'py>(&self, items: &'i [Bound<'py, PyAny>]) -> PyResult<Option<Rows<'i, 'py>>> {
-        let kind = items[0].get_type();
-        if kind.is(&self.torch.tensor) {
-            Rows::of_tensors(self.torch, items)
-        } else if kind.is(&self.torch.ndarray) {
-            Ok(Rows::of_arrays(self.torch, items))
-        } else {
-            Ok(None)
-        }
-    }
-
     fn copied<'py>(
         &self,
         py: Python<'py>,
@@ -299,7 +282,7 @@ impl Work<'_> {
         let Some(memory) = self.memory(py, dtype, shape, len)? else { return Ok(None) };
         let is_copied = if memory.is_torchs() {
             // To make it may have run finalisers and other threads, which may have done anything to a sample.
-            match self.rows(items)? {
+            match Rows::of(self.torch, items)? {
                 Some(now) if now.stacked() == rows.stacked() => self.copied(py, &now, &memory)?,
                 _ => false,
             }

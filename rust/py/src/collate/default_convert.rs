@@ -1,10 +1,10 @@
 //! torch's `default_convert`, as a Python class: native for trees of common types.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList};
 
 use super::fallback::{Fallback, Part};
-use super::{DEEPEST, is_number, is_text};
+use super::{DEEPEST, exact_items, is_number, is_text};
 use crate::objects::entries_of;
 use crate::torch::names::Torch;
 
@@ -61,14 +61,8 @@ fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Op
         }
         return Ok(Some(made.into_any()));
     }
-    let items: Vec<_> = if let Ok(list) = data.cast_exact::<PyList>() {
-        list.iter().collect()
-    } else if let Ok(tuple) = data.cast_exact::<PyTuple>() {
-        // Becomes a list, as with torch.
-        tuple.iter().collect()
-    } else {
-        return Ok(None);
-    };
+    // A tuple becomes a list, as with torch.
+    let Some(items) = exact_items(data) else { return Ok(None) };
     let made = PyList::empty(data.py());
     for item in &items {
         let Some(item) = tree(torch, item, depth + 1)? else { return Ok(None) };

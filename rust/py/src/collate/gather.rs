@@ -1,18 +1,18 @@
 //! Rows of arrays and tensors, gathered into what torch's `default_collate` makes of them one by one.
 
-use std::ptr::copy_nonoverlapping;
 use std::time::{Duration, Instant};
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
+use pyo3::types::{PyDict, PyInt};
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::read_ahead::{one_of_each_page, read_ahead};
 use ringloader_core::testing::fault::fault;
 
 use super::batch_memory::{Allocator, BatchMemory};
+use super::exact_items;
 use super::fallback::{Part, Unchanged};
-use super::rows::{byte_len, dtype_of_format, has_strides_of_torch, is_contiguous};
+use super::rows::{byte_len, copy_rows, dtype_of_format, has_strides_of_torch, is_contiguous};
 use crate::gil::{DETACH, in_thread, without_interpreter};
 use crate::torch::elements::describe;
 use crate::torch::names::Torch;
@@ -108,14 +108,6 @@ impl Gather {
         column.copy(py, indices, &memory);
         memory.into_tensor(py).map(Some)
     }
-}
-
-/// The items of an exact list or tuple.
-fn exact_items<'py>(object: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
-    if let Ok(list) = object.cast_exact::<PyList>() {
-        return Some(list.iter().collect());
-    }
-    object.cast_exact::<PyTuple>().ok().map(|tuple| tuple.iter().collect())
 }
 
 /// Indices of which rows are certain to make what indexing makes of them: exact integers, at least one.
@@ -303,20 +295,10 @@ impl Column {
             // a tensor's storage, whatever other threads do to the object meanwhile. They must not resize the
             // storage, as while torch stacks its rows.
             unsafe {
-                match self.len {
-                    _ if follow_each_other => copies()
-                        .take(1)
-                        .for_each(|(from, to)| copy_nonoverlapping(from as *const u8, to as *mut u8, nbytes)),
-                    1 => copies().for_each(|(from, to)| *(to as *mut u8) = *(from as *const u8)),
-                    4 => copies().for_each(|(from, to)| {
-                        (to as *mut u32).write_unaligned((from as *const u32).read_unaligned());
-                    }),
-                    8 => copies().for_each(|(from, to)| {
-                        (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
-                    }),
-                    len => copies().for_each(|(from, to)| {
-                        copy_nonoverlapping(from as *const u8, to as *mut u8, len);
-                    }),
+                if follow_each_other {
+                    copy_rows(copies().take(1), nbytes);
+                } else {
+                    copy_rows(copies(), self.len);
                 }
                 if self.quiets {
                     for at in (to..to + nbytes).step_by(4) {

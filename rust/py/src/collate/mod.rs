@@ -25,7 +25,7 @@ mod rows;
 pub(crate) mod sample_rows;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyString};
+use pyo3::types::{PyBool, PyBytes, PyFloat, PyInt, PyList, PyString, PyTuple};
 
 /// Trees that are deeper are torch's matter, which has a limit and an error of its own.
 const DEEPEST: u32 = 100;
@@ -38,4 +38,12 @@ fn is_number(object: &Bound<'_, PyAny>) -> bool {
 
 fn is_text(object: &Bound<'_, PyAny>) -> bool {
     object.is_exact_instance_of::<PyString>() || object.is_exact_instance_of::<PyBytes>()
+}
+
+/// The items of an exact list or tuple.
+fn exact_items<'py>(object: &Bound<'py, PyAny>) -> Option<Vec<Bound<'py, PyAny>>> {
+    if let Ok(list) = object.cast_exact::<PyList>() {
+        return Some(list.iter().collect());
+    }
+    object.cast_exact::<PyTuple>().ok().map(|tuple| tuple.iter().collect())
 }

@@ -4,10 +4,11 @@ use std::sync::OnceLock;
 
 use pyo3::exceptions::{PyException, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
+use super::exact_items;
 use super::padded::{Cast, Padded, Pattern};
 use super::ragged::{Kind, Numbers, Ragged, Shapes};
 use super::rows::{Destination, fill};
@@ -62,13 +63,7 @@ impl Pad {
         new_shared: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let py = samples.py();
-        let items: Vec<_> = if let Ok(list) = samples.cast_exact::<PyList>() {
-            list.iter().collect()
-        } else if let Ok(tuple) = samples.cast_exact::<PyTuple>() {
-            tuple.iter().collect()
-        } else {
-            return Ok(None);
-        };
+        let Some(items) = exact_items(samples) else { return Ok(None) };
         let allocator = Allocator { py, port: port.map(Bound::get), new_shared };
         let pad = || self.padded(&items, allocator);
         // Without a port this may be a worker's thread.

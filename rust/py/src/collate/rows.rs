@@ -99,11 +99,24 @@ impl<'a, 'py> Rows<'a, 'py> {
         Self { form: None, addresses: Vec::with_capacity(items.len()), _items: items, _buffers: Vec::new() }
     }
 
+    /// `None` unless all of `items` are plain tensors or plain arrays that may be rows, and there are any.
+    ///
+    /// # Errors
+    /// The error that torch raises.
+    pub(crate) fn of(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
+        let kind = items[0].get_type();
+        if kind.is(&torch.tensor) {
+            Self::of_tensors(torch, items)
+        } else {
+            Ok(if kind.is(&torch.ndarray) { Self::of_arrays(torch, items) } else { None })
+        }
+    }
+
     /// `None` unless all of `items` are plain tensors whose values are their bytes, and there are any.
     ///
     /// # Errors
     /// The error that torch raises.
-    pub(crate) fn of_tensors(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
+    fn of_tensors(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> PyResult<Option<Self>> {
         let Some(api) = torch.exchange else { return Ok(None) };
         let mut dims = Vec::new();
         if !are_their_bytes(torch, api, items, &mut dims)? {
@@ -129,7 +142,7 @@ impl<'a, 'py> Rows<'a, 'py> {
     }
 
     /// `None` unless all of `items` are plain arrays that torch takes without a warning, and there are any.
-    pub(crate) fn of_arrays(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> Option<Self> {
+    fn of_arrays(torch: &Torch, items: &'a [Bound<'py, PyAny>]) -> Option<Self> {
         let mut rows = Self::new(items);
         let mut asked = false;
         for array in items {
@@ -228,17 +241,7 @@ impl<'a, 'py> Rows<'a, 'py> {
             // have left them as they are. Where other threads may run, buffers and storages are held; those threads must
             // not resize these storages, as while torch stacks the samples.
             unsafe {
-                match each {
-                    4 => addresses.iter().zip(targets).for_each(|(&from, to)| {
-                        (to as *mut u32).write_unaligned((from as *const u32).read_unaligned());
-                    }),
-                    8 => addresses.iter().zip(targets).for_each(|(&from, to)| {
-                        (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
-                    }),
-                    _ => addresses.iter().zip(targets).for_each(|(&from, to)| {
-                        copy_nonoverlapping(from as *const u8, to as *mut u8, each);
-                    }),
-                }
+                copy_rows(addresses.iter().copied().zip(targets), each);
             }
         };
         if !runs_others(nbytes) {
@@ -252,6 +255,26 @@ impl<'a, 'py> Rows<'a, 'py> {
             without_interpreter(py, copy)
         }
         Ok(true)
+    }
+}
+
+/// Copies rows of `len` bytes, each from one address to another.
+///
+/// # Safety
+/// The bytes and the room for them are there, and do not overlap. Nothing is assumed of alignment.
+pub(super) unsafe fn copy_rows(rows: impl Iterator<Item = (usize, usize)>, len: usize) {
+    // SAFETY: the caller's.
+    unsafe {
+        match len {
+            1 => rows.for_each(|(from, to)| *(to as *mut u8) = *(from as *const u8)),
+            4 => rows.for_each(|(from, to)| {
+                (to as *mut u32).write_unaligned((from as *const u32).read_unaligned());
+            }),
+            8 => rows.for_each(|(from, to)| {
+                (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
+            }),
+            _ => rows.for_each(|(from, to)| copy_nonoverlapping(from as *const u8, to as *mut u8, len)),
+        }
     }
 }
 

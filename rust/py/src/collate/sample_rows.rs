@@ -206,17 +206,6 @@ fn column_of_array(array: &Bound<'_, PyAny>) -> Option<Column> {
     (is_taken && buffer.dimensions() > 0).then_some(Column { kind: ColumnKind::Array, dtype, shape })
 }
 
-fn rows_of<'i, 'py>(torch: &Torch, items: &'i [Bound<'py, PyAny>]) -> PyResult<Option<Rows<'i, 'py>>> {
-    let kind = items[0].get_type();
-    if kind.is(&torch.tensor) {
-        Rows::of_tensors(torch, items)
-    } else if kind.is(&torch.ndarray) {
-        Ok(Rows::of_arrays(torch, items))
-    } else {
-        Ok(None)
-    }
-}
-
 /// An exact number's element type and bytes; `None` of any other object, and of an integer that is too large.
 fn number(object: &Bound<'_, PyAny>) -> Option<(Dtype, [u8; 8])> {
     if let Ok(value) = object.cast_exact::<PyFloat>() {
@@ -322,7 +311,7 @@ fn write_column(
     let py = samples[0].py();
     let is_tensor = samples[0].get_type().is(&torch.tensor);
     if is_tensor == (column.kind == ColumnKind::Tensor)
-        && let Some(rows) = rows_of(torch, samples)?
+        && let Some(rows) = Rows::of(torch, samples)?
         && let Some((dtype, shape, _)) = rows.stacked()
     {
         let is_it = dtype == column.dtype && shape[1..] == column.shape;

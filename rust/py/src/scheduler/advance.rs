@@ -1,16 +1,14 @@
 //! From one batch to the next: waiting, what ended workers left, errors in their turn, the next task.
 
-use pyo3::exceptions::{PyAssertionError, PyException, PyRuntimeError, PyStopIteration};
+use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::Ordering;
-use ringloader_core::timing::MainWork;
 use ringloader_core::transport::Transport;
 
-use super::following::Reading;
-use super::late::Watched;
-use super::parent_end::{DeliveryOf, IndexOf, ParentEnd};
+use super::features::ParentEnd;
+use super::parent_end::{DeliveryOf, IndexOf};
 use super::{Core, Due, End, EpochState, Scheduling, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
 use crate::python::Callbacks;
@@ -34,7 +32,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut watched = None;
         loop {
             self.check_stopped()?;
-            match state.core.poll(engine.as_deref()).map_err(exception)? {
+            let due = match state.core.poll(engine.as_deref()).map_err(exception)? {
                 Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => return Ok(None),
                 Poll::End => {
                     // Only an engine that has no other user can be kept for the next epoch.
@@ -46,49 +44,31 @@ impl<E: ParentEnd> Scheduling<E> {
                     if !self.iterable || !is_end(&data)? {
                         return Ok(Some(Due { seq, worker, data }));
                     }
-                    if !wait {
-                        state.end_ahead = Some(End::Stored(worker));
+                    if !self.reach_end(state, callbacks, wait, End::Stored(worker))? {
                         return Ok(None);
                     }
-                    self.end_worker(state, callbacks, End::Stored(worker))?;
-                    deadline = Deadline::after(self.timeout)?;
+                    None
                 }
-                Poll::Failed { seq, error } => {
-                    if let Some(due) = self.fail(py, &mut state.core, seq, exception(error))? {
-                        return Ok(Some(due));
-                    }
-                    deadline = Deadline::after(self.timeout)?;
-                }
+                Poll::Failed { seq, error } => self.fail(py, &mut state.core, seq, exception(error))?,
                 Poll::Early { seq, found } => {
-                    self.store_early(py, state.following.as_mut(), seq, found, &unpack)?;
+                    self.store_early(py, state, seq, found, &unpack)?;
+                    continue;
                 }
                 Poll::Arrived { seq, received: delivery } => {
                     let timed = self.begin_timed(&delivery);
-                    let data = match unpack(delivery) {
-                        Ok(data) => data,
-                        Err(error) => {
-                            if let Some(due) = self.fail(py, &mut state.core, seq, error)? {
-                                return Ok(Some(due));
+                    match unpack(delivery) {
+                        Err(error) => self.fail(py, &mut state.core, seq, error)?,
+                        Ok(data) if self.iterable && is_end(&data)? => {
+                            if !self.reach_end(state, callbacks, wait, End::Answer(seq))? {
+                                return Ok(None);
                             }
-                            continue;
+                            None
                         }
-                    };
-                    if self.iterable && is_end(&data)? {
-                        if !wait {
-                            state.end_ahead = Some(End::Answer(seq));
-                            return Ok(None);
-                        }
-                        self.end_worker(state, callbacks, End::Answer(seq))?;
-                    } else {
-                        if let Some(timed) = timed {
+                        Ok(data) => {
                             self.end_timed(py, state, seq, timed);
-                        }
-                        let due = state.core.accept(seq, data.unbind()).map_err(exception)?;
-                        if let Some((worker, data)) = due {
-                            return Ok(Some(Due { seq, worker, data: data.into_bound(py) }));
+                            accept(&mut state.core, seq, data)?
                         }
                     }
-                    deadline = Deadline::after(self.timeout)?;
                 }
                 Poll::Lost { worker } => {
                     // Another thread, or a signal handler, ends the workers.
@@ -97,7 +77,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     }
                     let Some(core) = &engine else { return Err(invalid_state()) };
                     self.replace_lost(state, callbacks, core, worker)?;
-                    deadline = Deadline::after(self.timeout)?;
+                    None
                 }
                 Poll::Wait { worker, limit } => {
                     let Some(engine) = &engine else { return Err(invalid_state()) };
@@ -105,59 +85,39 @@ impl<E: ParentEnd> Scheduling<E> {
                         callbacks.raise_timeout(Self::late(py, state, engine, worker))?;
                         return Err(PyRuntimeError::new_err("DataLoader timed out"));
                     };
-                    let mut limit = left.min(limit);
-                    if let Some(after) = state.watch {
-                        let watched = watched.get_or_insert_with(|| Watched::new(after));
-                        match Self::report(watched, state, callbacks, engine, worker)? {
-                            Some(left) => limit = limit.min(left),
-                            None => continue,
-                        }
-                    }
+                    let told = Self::report_wait(&mut watched, state, callbacks, engine, worker)?;
+                    let Some(until_told) = told else { continue };
                     let begun = monotonic();
-                    let woken = E::wait(py, engine, worker, limit);
+                    let woken = E::wait(py, engine, worker, left.min(limit).min(until_told));
                     self.waited.fetch_add(monotonic().saturating_sub(begun), Ordering::Relaxed);
                     woken?;
                     if E::core(&self.engine).is_err() {
                         return Err(invalid_state());
                     }
+                    continue;
                 }
+            };
+            if due.is_some() {
+                return Ok(due);
             }
+            deadline = Deadline::after(self.timeout)?;
         }
     }
 
-    /// A worker has ended and owes a result: a successor gets its tasks.
-    ///
-    /// # Errors
-    /// The error for a lost worker, where it has no successor.
-    fn replace_lost(
+    /// The end of a worker's iterable dataset has come. Returns false if it is kept for its turn, without `wait`.
+    fn reach_end(
         &self,
         state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
-        core: &E::Core,
-        worker: u32,
-    ) -> PyResult<()> {
-        let py = callbacks.py();
-        // If workers share tasks, the others make the tasks of this one.
-        if let Some(following) = state.following.as_mut().filter(|_| !state.core.shares()) {
-            following.lose();
+        wait: bool,
+        end: End,
+    ) -> PyResult<bool> {
+        if wait {
+            self.end_worker(state, callbacks, end)?;
+        } else {
+            state.taken.end = Some(end);
         }
-        let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
-            Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
-        });
-        // Not known of a worker that is elsewhere: it does its tasks in their order.
-        let in_hand = in_hand.or_else(|| {
-            let index = |index: &_| E::index(py, index);
-            E::is_elsewhere(core, worker).then(|| state.sent.late(&state.core, Some(worker), index).pop())?
-        });
-        state.source.get().record_lost(worker, || state.core.awaited_of(worker));
-        if callbacks.replace_lost(worker, in_hand.clone())? {
-            let sent = |seq| state.sent.get(seq).map(|index| E::clone_index(index, py));
-            state.core.resume(core, worker, sent).map_err(exception)?;
-            return Ok(());
-        }
-        state.core.leave_to_others(core, worker);
-        callbacks.raise_lost(worker, in_hand)?;
-        Err(PyRuntimeError::new_err(format!("DataLoader worker {worker} exited unexpectedly")))
+        Ok(wait)
     }
 
     /// A worker has nothing more of its iterable dataset.
@@ -198,10 +158,7 @@ impl<E: ParentEnd> Scheduling<E> {
     ) -> PyResult<Option<Due<'py>>> {
         let (standing, interrupt) = stand_in(py, error)?;
         match interrupt {
-            None => {
-                let due = core.accept(seq, standing.unbind()).map_err(exception)?;
-                Ok(due.map(|(worker, data)| Due { seq, worker, data: data.into_bound(py) }))
-            }
+            None => accept(core, seq, standing),
             Some(interrupt) => {
                 core.buffer(seq, standing.unbind()).map_err(exception)?;
                 Err(interrupt)
@@ -259,40 +216,24 @@ impl<E: ParentEnd> Scheduling<E> {
         put: impl FnOnce(&E::Core, u32, u64, IndexOf<E>) -> ringloader_core::Result<()>,
     ) -> PyResult<()> {
         if state.core.is_full() {
-            if state.core.varies() {
-                return Ok(());
-            }
-            return Err(PyAssertionError::new_err(
-                "Number of outstanding tasks exceeded maximum allowed tasks",
-            ));
+            return Self::pass_limit(state);
         }
-        if state.reading == Reading::Closed {
-            if let Some(following) = &mut state.following
-                && let Ok(engine) = E::core(&self.engine)
-            {
-                following.send_held(&*engine);
-            }
+        if self.sends_next(state) {
             return Ok(());
         }
-        // Two looks at the clock take longer than to read from a native stream, so that is not timed.
-        let begun = match self.recorder.get() {
-            Some((recorder, _)) if !state.source.get().is_native() => Some((recorder.get(), monotonic())),
-            _ => None,
-        };
-        let Some(index) = E::read(state.source.get(), callbacks, state.keeps_sent)? else {
-            state.reading = Reading::AtEnd;
+        let begun = self.begin_index(state.source.get().is_native());
+        let Some(index) = E::read(state.source.get(), callbacks, state.features.sent.keeps())? else {
+            state.at_end = true;
             return Ok(());
         };
-        if let Some((recorder, begun)) = begun {
-            recorder.note_main(MainWork::Index, 0, begun);
-        }
+        self.end_index(begun);
         // After shutdown there is no worker left, and as in torch the index is lost.
         let Ok(engine) = E::core(&self.engine) else {
             state.source.get().lose_last();
             return Ok(());
         };
-        if state.keeps_sent {
-            state.sent.insert(&state.core, E::clone_index(&index, callbacks.py()));
+        if state.features.sent.keeps() {
+            state.features.sent.insert(&state.core, E::clone_index(&index, callbacks.py()));
         }
         let put = |worker, seq| put(&engine, worker, seq, index);
         let sent = state.core.send_by(&*engine, put).map_err(exception);
@@ -302,6 +243,13 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         sent.map(drop)
     }
+}
+
+/// As [`Core::accept`].
+fn accept<'py>(core: &mut Core, seq: u64, data: Bound<'py, PyAny>) -> PyResult<Option<Due<'py>>> {
+    let py = data.py();
+    let due = core.accept(seq, data.unbind()).map_err(exception)?;
+    Ok(due.map(|(worker, data)| Due { seq, worker, data: data.into_bound(py) }))
 }
 
 /// Clears the frame of torch's `reraise`. It has the error in a local variable, and the error has the frame in its

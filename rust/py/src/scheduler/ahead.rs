@@ -8,8 +8,8 @@ use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::sync::Ordering;
 
-use super::parent_end::ParentEnd;
-use super::{BUSY, Due, Scheduling, Taken, invalid_state};
+use super::features::ParentEnd;
+use super::{BUSY, Due, End, Scheduling, invalid_state};
 use crate::caught::caught;
 use crate::objects;
 use crate::placement::arrival::Arrival;
@@ -37,6 +37,55 @@ impl Default for Ahead {
 impl Ahead {
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.batches.iter().try_for_each(|batch| visit.call(batch))
+    }
+}
+
+/// A batch that was taken and not yet handed out.
+struct Taken {
+    seq: u64,
+    worker: u32,
+    /// torch's `_rcvd_idx` before it.
+    received: u64,
+}
+
+/// The batches of an epoch that were taken and not yet handed out, as the scheduler counts them.
+#[derive(Default)]
+pub(super) struct TakenBatches {
+    /// In their order.
+    queue: VecDeque<Taken>,
+    /// The one that was taken next, if there was no memory to keep it with the others.
+    unqueued: Option<(Taken, Py<PyAny>)>,
+    /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
+    /// change which worker gets which of the tasks that are sent until its turn.
+    pub(super) end: Option<End>,
+}
+
+impl TakenBatches {
+    /// Forgets all. Returns the objects, for the caller to drop after the lock is released.
+    pub(super) fn forget(&mut self) -> impl Sized + use<> {
+        self.queue.clear();
+        self.end = None;
+        self.unqueued.take()
+    }
+
+    /// Returns the number of batches.
+    pub(super) fn len(&self) -> u64 {
+        self.queue.len() as u64 + u64::from(self.unqueued.is_some())
+    }
+
+    /// Returns torch's `_rcvd_idx` before the first of them.
+    pub(super) fn received(&self) -> Option<u64> {
+        let unqueued = self.unqueued.as_ref().map(|(taken, _)| taken);
+        self.queue.front().or(unqueued).map(|first| first.received)
+    }
+
+    /// Returns the task of the batch at this position; 0 if there is none.
+    pub(super) fn seq_at(&self, at: usize) -> u64 {
+        self.queue.get(at).map_or(0, |taken| taken.seq)
+    }
+
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(self.unqueued.as_ref().map(|(_, data)| data))
     }
 }
 
@@ -100,7 +149,7 @@ impl<E: ParentEnd> Scheduling<E> {
             return Err(PyAssertionError::new_err("Invalid iterator state: it was shut down meanwhile"));
         }
         let mut state = self.lock(py)?;
-        let Taken { seq, worker, .. } = state.taken.pop_front().ok_or_else(invalid_state)?;
+        let Taken { seq, worker, .. } = state.taken.queue.pop_front().ok_or_else(invalid_state)?;
         state.core.record_delivered(worker);
         let prepared = ahead.batches.pop_front();
         let found = self.hand_out(&mut state, callbacks, (seq, worker), data);
@@ -132,16 +181,16 @@ impl<E: ParentEnd> Scheduling<E> {
         let wait = ahead.batches.is_empty();
         if wait {
             // Batches that are no longer ahead were given up.
-            state.taken.clear();
+            state.taken.queue.clear();
         }
-        if let Some(end) = state.end_ahead {
+        if let Some(end) = state.taken.end {
             if !wait {
                 return Ok(false);
             }
-            state.end_ahead = None;
+            state.taken.end = None;
             self.end_worker(state, callbacks, end)?;
         }
-        let (taken, data) = match state.unqueued.take() {
+        let (taken, data) = match state.taken.unqueued.take() {
             Some((taken, data)) => (taken, data.into_bound(py)),
             None => {
                 let (_, received, _) = state.core.positions();
@@ -158,11 +207,11 @@ impl<E: ParentEnd> Scheduling<E> {
         match arrival {
             Ok(arrival) => ahead.batches.push_back(arrival.into_any().unbind()),
             Err(error) => {
-                state.unqueued = Some((taken, data.unbind()));
+                state.taken.unqueued = Some((taken, data.unbind()));
                 return Err(error);
             }
         }
-        state.taken.push_back(taken);
+        state.taken.queue.push_back(taken);
         Ok(true)
     }
 

@@ -6,23 +6,14 @@
 //! | `advance.rs` | from one batch to the next |
 //! | `parent_end.rs` | the parent's end of a transport |
 //! | `ahead.rs` | batches that are prepared before their turn |
-//! | `following.rs` | the epoch that follows |
-//! | `late.rs` | tasks that are late |
-//! | `timed.rs` | what the recorder is told |
-//! | `varying.rs` | a number of workers that changes |
-//! | `joint.rs` | tasks that all workers share |
+//! | `features/` | what features have here, and do at their hooks |
 
 mod advance;
 mod ahead;
 mod classes;
-mod following;
-mod joint;
-mod late;
-pub(crate) mod parent_end;
-mod timed;
-mod varying;
+mod features;
+mod parent_end;
 
-use std::collections::VecDeque;
 use std::sync::OnceLock;
 use std::time::Duration;
 
@@ -34,22 +25,18 @@ use ringloader_core::plan::ResultOrder as CoreOrder;
 use ringloader_core::process::{self, Process};
 use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::{AtomicU64, Ordering};
-use ringloader_core::timing::MainWork;
 use ringloader_core::transport::Transport;
 
 pub(crate) use self::classes::{JointScheduler, Order, Positions, Scheduler, ThreadScheduler};
 
-use self::ahead::Ahead;
-use self::following::{Following, Reading};
-use self::late::SentTasks;
-use self::parent_end::{IndexOf, ParentEnd};
-use self::timed::Made;
+use self::ahead::{Ahead, TakenBatches};
+use self::features::{Features, ParentEnd, Recording};
+use self::parent_end::IndexOf;
 use crate::caught::caught;
 use crate::gil::exception;
 use crate::lock::{DetachedLock, Guard};
 use crate::python::Callbacks;
 use crate::sampling::source::IndexSource;
-use crate::timing::Recorder;
 use crate::torch::names::Torch;
 use crate::transport::event::stand_in;
 
@@ -76,71 +63,46 @@ struct Scheduling<E: ParentEnd> {
     workers: u32,
     iterable: bool,
     timeout: Option<f64>,
-    /// Notes how long batches take, where that is wanted; and the work that is done for a batch ahead of its turn.
-    recorder: OnceLock<(Py<Recorder>, MainWork)>,
+    recording: Recording,
 }
 
 /// The state of an epoch, which the scheduler has under one lock.
 struct EpochState<I> {
     core: Core,
     source: Py<IndexSource>,
-    reading: Reading,
-    /// The epoch that follows, once its first tasks may go out.
-    following: Option<Following<I>>,
-    /// Batches that were taken and not yet handed out, in their order.
-    taken: VecDeque<Taken>,
+    /// True once the last read has found the sampler's end.
+    at_end: bool,
+    taken: TakenBatches,
     /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
     interrupted: Option<((u64, u32), Py<PyAny>)>,
-    /// The batch that was taken next, if there was no memory to keep it with the others.
-    unqueued: Option<(Taken, Py<PyAny>)>,
-    /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
-    /// change which worker gets which of the tasks that are sent until its turn.
-    end_ahead: Option<End>,
     /// Workers whose end was taken and is stored until its turn.
     ends_stored: Vec<u32>,
-    /// True if the indices of tasks are kept until their results have come: for errors of lateness, and for successors.
-    keeps_sent: bool,
-    /// The indices that are kept.
-    sent: SentTasks<I>,
-    /// The moments of results that came before this epoch began, for the recorder.
-    early: Vec<(u64, Made)>,
-    /// The time after which a wait for a batch is reported.
-    watch: Option<Duration>,
+    features: Features<I>,
 }
 
 impl<I> EpochState<I> {
-    fn new(core: Core, source: Py<IndexSource>, keeps_sent: bool) -> Self {
+    fn new(core: Core, source: Py<IndexSource>, features: Features<I>) -> Self {
         Self {
             core,
             source,
-            reading: Reading::Open,
-            following: None,
-            taken: VecDeque::new(),
+            at_end: false,
+            taken: TakenBatches::default(),
             interrupted: None,
-            unqueued: None,
-            end_ahead: None,
             ends_stored: Vec::new(),
-            keeps_sent,
-            sent: SentTasks::default(),
-            early: Vec::new(),
-            watch: None,
+            features,
         }
     }
 
-    /// Forgets the batches that this epoch has taken, and the epoch that follows. Returns the objects, for the caller
+    /// Forgets the batches that this epoch has taken, and what features have of it. Returns the objects, for the caller
     /// to drop after the lock is released.
     fn forget(&mut self) -> impl Sized + use<I> {
-        self.taken.clear();
-        self.end_ahead = None;
         self.ends_stored.clear();
-        self.early.clear();
-        (self.interrupted.take(), self.unqueued.take(), self.following.take())
+        (self.taken.forget(), self.interrupted.take(), self.features.forget())
     }
 
     /// Returns the number of tasks that were sent and whose batches were not handed out.
     fn outstanding(&self) -> u64 {
-        let taken = self.taken.len() + usize::from(self.unqueued.is_some());
-        self.core.positions().2 + taken as u64 + u64::from(self.interrupted.is_some())
+        self.core.positions().2 + self.taken.len() + u64::from(self.interrupted.is_some())
     }
 }
 
@@ -161,14 +123,6 @@ struct Due<'py> {
     data: Bound<'py, PyAny>,
 }
 
-/// A batch that was taken and not yet handed out.
-struct Taken {
-    seq: u64,
-    worker: u32,
-    /// torch's `_rcvd_idx` before it.
-    received: u64,
-}
-
 impl<E: ParentEnd> Scheduling<E> {
     fn new(
         engine: Py<E>,
@@ -187,7 +141,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let mut core = Core::new(workers, prefetch_factor, order);
         core.begin_at(source.get().first_worker());
         let timeout = (timeout > 0.0).then_some(timeout);
-        let state = DetachedLock::new(EpochState::new(core, source, timeout.is_some()));
+        let state = DetachedLock::new(EpochState::new(core, source, Features::new(timeout.is_some())));
         Self {
             engine,
             state,
@@ -199,19 +153,13 @@ impl<E: ParentEnd> Scheduling<E> {
             workers,
             iterable,
             timeout,
-            recorder: OnceLock::new(),
+            recording: Recording::default(),
         }
     }
 
     /// Returns the seconds for which calls for a batch have waited because none was there, in all epochs.
     fn waited(&self) -> f64 {
         Duration::from_nanos(self.waited.load(Ordering::Relaxed)).as_secs_f64()
-    }
-
-    /// Keeps the indices of tasks from now on, until their results have come.
-    fn keep_sent(&self, py: Python<'_>) -> PyResult<()> {
-        self.lock(py)?.keeps_sent = true;
-        Ok(())
     }
 
     /// Begins a new epoch, with indices from `source`. What comes from the one before is thrown away.
@@ -222,8 +170,8 @@ impl<E: ParentEnd> Scheduling<E> {
             engine.begin_epoch(state.core.epoch());
         }
         state.core.begin_at(source.get().first_worker());
-        state.reading = Reading::Open;
-        state.sent = SentTasks::default();
+        state.at_end = false;
+        state.features.sent.reset();
         let before = std::mem::replace(&mut state.source, source);
         let left = state.forget();
         drop(state);
@@ -313,7 +261,7 @@ impl<E: ParentEnd> Scheduling<E> {
                     Poll::Failed { seq, error } => (seq, Err(exception(error))),
                     Poll::Early { seq, found } => {
                         let unpack = |delivery| E::unpack(&self.engine, py, delivery);
-                        self.store_early(py, state.following.as_mut(), seq, found, unpack)?;
+                        self.store_early(py, state, seq, found, unpack)?;
                         continue;
                     }
                     _ => break,
@@ -324,7 +272,7 @@ impl<E: ParentEnd> Scheduling<E> {
                 };
                 if self.iterable && is_end(&data)? {
                     state.ends_stored.push(worker);
-                } else if let Some(timed) = timed {
+                } else {
                     self.end_timed(py, state, seq, timed);
                 }
                 state.core.buffer(seq, data.unbind()).map_err(exception)?;
@@ -340,10 +288,8 @@ impl<E: ParentEnd> Scheduling<E> {
     fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
         let state = self.lock(py)?;
         let (sent, received, _) = state.core.positions();
-        let unqueued = state.unqueued.as_ref().map(|(taken, _)| taken);
-        let first = state.taken.front().or(unqueued);
         let interrupted = u64::from(state.interrupted.is_some());
-        let received = first.map_or(received, |first| first.received).saturating_sub(interrupted);
+        let received = state.taken.received().unwrap_or(received).saturating_sub(interrupted);
         Ok(Positions { sent, received, outstanding: state.outstanding() })
     }
 
@@ -354,8 +300,8 @@ impl<E: ParentEnd> Scheduling<E> {
         }
         self.state.traverse(|state| {
             visit.call(state.interrupted.as_ref().map(|(_, data)| data))?;
-            visit.call(state.unqueued.as_ref().map(|(_, data)| data))?;
-            visit.call(state.following.as_ref().map(|following| following.source()))?;
+            state.taken.traverse(visit)?;
+            state.features.traverse(visit)?;
             visit.call(&state.source)
         })?;
         self.ahead.traverse(|ahead| ahead.traverse(visit))

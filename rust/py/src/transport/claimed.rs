@@ -5,12 +5,30 @@ use std::ops::Range;
 use pyo3::prelude::*;
 use ringloader_core::plan::TaskPlaces;
 use ringloader_core::sync::Arc;
-use ringloader_core::transport::joint::Claimed as Core;
+use ringloader_core::transport::joint::Claimed as CoreClaimed;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
-use ringloader_core::transport::queues::TaskRun;
+use ringloader_core::transport::queues::{Queues, TaskRun};
+use ringloader_core::transport::run_times::TimedRun;
 
+use crate::gil::exception;
 use crate::sampling::codec::decode_index;
 use crate::sampling::places::{self, part, placed, without_places};
+use crate::timing::{BatchTimes, ThreadClocks};
+
+/// The queues between threads.
+pub(crate) type Core = Queues<Index, Made>;
+
+/// The object that a thread has made.
+pub(crate) struct Made {
+    pub(crate) object: Py<PyAny>,
+    pub(crate) times: BatchTimes,
+}
+
+impl Made {
+    pub(super) fn plain(object: Py<PyAny>) -> Self {
+        Self { object, times: BatchTimes::default() }
+    }
+}
 
 /// The index that a task asks for.
 pub(crate) enum Index {
@@ -33,6 +51,11 @@ impl Index {
         }
         let (places, kind, bytes) = places::split(&bytes)?;
         Ok(Self::Placed(Box::new(Self::Plain((kind, bytes.to_vec()))), places))
+    }
+
+    /// Returns the number of the samples; 1 where it is not known.
+    pub(super) fn samples(&self) -> u64 {
+        if let Self::Placed(_, places) = self { places.len() } else { 1 }
     }
 
     /// The index of `samples` of a batch, with their places.
@@ -84,7 +107,7 @@ impl Index {
 /// A worker's claim of a batch: a run of samples, or the collation.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Claimed {
-    pub(crate) core: Core,
+    pub(crate) core: CoreClaimed,
     index: Arc<Index>,
     /// True for a batch of an epoch that was given up: nobody wants it.
     #[pyo3(get)]
@@ -94,6 +117,57 @@ pub(crate) struct Claimed {
 impl Claimed {
     pub(super) fn new(TaskRun { claimed: core, index, is_stale }: TaskRun<Index>) -> Self {
         Self { core, index, is_stale }
+    }
+
+    /// Notes the seconds that the samples of the run took.
+    pub(super) fn note_time(&self, queues: &Core, seconds: f64) -> PyResult<()> {
+        let samples = self.__len__().max(1) as f64;
+        queues.note_time((seconds * 1e9 / samples) as u64).map_err(exception)
+    }
+
+    /// Gives the run's samples to the thread that will collate. Returns true if the worker answers for the batch.
+    pub(super) fn finish(
+        &self,
+        queues: &Core,
+        times: &ThreadClocks,
+        worker: u32,
+        samples: Option<Py<PyAny>>,
+    ) -> PyResult<bool> {
+        // A whole batch has moments of its own.
+        let clock = times.of(worker).filter(|_| !self.core.is_whole());
+        let made = samples.map(|samples| {
+            let stamps = clock.map(|clock| Box::new((worker, clock.run_sent())));
+            Made { object: samples, times: BatchTimes { stamps, runs: Vec::new() } }
+        });
+        let is_noted = made.is_some();
+        let is_last = queues.finish(worker, &self.core, made).map_err(exception)?;
+        if let Some(clock) = clock.filter(|_| is_last && is_noted) {
+            clock.note_last();
+        }
+        Ok(is_last)
+    }
+
+    /// Takes the samples of all runs of the batch, run by run; `None` if some are not there.
+    pub(super) fn parts(
+        &self,
+        queues: &Core,
+        times: &ThreadClocks,
+        worker: u32,
+    ) -> PyResult<Option<Vec<Py<PyAny>>>> {
+        let Some(made) = queues.take_parts(&self.core).map_err(exception)? else { return Ok(None) };
+        let (mut parts, mut runs) = (Vec::new(), Vec::new());
+        for (number, Made { object, times }) in (0..).zip(made) {
+            parts.push(object);
+            runs.extend(times.stamps.map(|made| TimedRun {
+                worker: made.0,
+                stamps: made.1,
+                samples: self.core.samples_of(number),
+            }));
+        }
+        if !runs.is_empty() {
+            times.keep_runs(worker, runs);
+        }
+        Ok(Some(parts))
     }
 }
 

@@ -8,10 +8,10 @@ use pyo3::prelude::*;
 use ringloader_core::Error;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::{Arc, AtomicBool, AtomicU64, Lock, Ordering};
-use ringloader_core::transport::Control;
 use ringloader_core::transport::engine::{CachedSegment as CoreSegment, Engine as Core};
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::received::Received;
+use ringloader_core::transport::{Control, Transport};
 
 use super::event::{Event, Unsent, WorkerEnded, stand_in};
 use super::memory::{SlotMemory, WorkerFds};
@@ -105,13 +105,13 @@ impl Engine {
     /// Sends one message of torch's protocol to a worker: `None`, `(index of the task, index)`, or any object.
     fn put(&self, worker: u32, message: &Bound<'_, PyAny>) -> PyResult<()> {
         let task = encode_task(message)?;
-        self.core()?.put_task(worker, task).map_err(exception)
+        self.core()?.put(worker, task).map_err(exception)
     }
 
     /// Sends what a worker calls between two tasks, in its turn among them: an object that is pickled.
     fn put_call(&self, worker: u32, callable: &Bound<'_, PyAny>) -> PyResult<()> {
         let task = encode_call(callable)?;
-        self.core()?.put_task(worker, task).map_err(exception)
+        self.core()?.put(worker, task).map_err(exception)
     }
 
     /// Sends a worker a descriptor, which stays the caller's, for a call that names `tag`. Tags ascend. False: there is

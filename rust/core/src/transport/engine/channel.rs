@@ -1,10 +1,11 @@
 //! The parent's ends of the two rings of a worker.
 
 use std::collections::VecDeque;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 use crate::error::Result;
-use crate::ring::{ByteFifo, Consumer, Producer, Ring};
+use crate::os::fd_passing;
+use crate::ring::{ByteFifo, Consumer, Producer, Ring, Words};
 use crate::transport::layout::Control;
 use crate::transport::message::Task;
 
@@ -25,6 +26,22 @@ pub(super) struct WorkerChannel {
 }
 
 impl WorkerChannel {
+    /// Returns true if no process is left that may write to the worker's slots. A process that the worker forked has the
+    /// worker's end of the socket pair too.
+    pub(super) fn is_deserted(&self) -> Result<bool> {
+        match &self.socket {
+            // Children that this process has forked have the end of a relayed worker too, and never use it.
+            Some(ours) if !self.is_relayed => fd_passing::is_deserted(ours.as_fd()),
+            _ => Ok(true),
+        }
+    }
+
+    /// Returns the descriptor of the task that the worker is at, unless that task has its result, and its position.
+    /// `None` of a relayed worker: its relay takes tasks before the worker is at them.
+    pub(super) fn in_hand(&mut self, ring: Ring<'_>) -> Result<Option<(u64, Words)>> {
+        if self.is_relayed { Ok(None) } else { self.tasks.last_taken(ring) }
+    }
+
     /// Drops the tasks that a worker which has ended has not taken. Positions only grow.
     pub(super) fn drop_tasks(&mut self, ring: Ring<'_>) -> Result<()> {
         self.pending.clear();

@@ -1,13 +1,40 @@
 //! Batches that all workers make together: their windows, and the wake-up of all workers.
 
+use std::sync::OnceLock;
+
 use super::Engine;
+use crate::error::{Error, Result};
 use crate::sync::Arc;
-use crate::transport::joint::windows::JointWindows;
+use crate::transport::joint::windows::{HeldJointWindow, JointWindows};
+use crate::transport::message::ResultDescriptor;
+use crate::transport::received::Backing;
+
+/// The windows of batches that all workers make, if they do.
+#[derive(Debug, Default)]
+pub(super) struct JointBatches(OnceLock<Arc<JointWindows>>);
+
+impl JointBatches {
+    /// Takes the batch of a descriptor out of its window, and copies its table to `meta`.
+    pub(super) fn open(
+        &self,
+        window: u32,
+        descriptor: &ResultDescriptor,
+        meta: &mut Vec<u8>,
+    ) -> Result<Backing> {
+        let Some(windows) = self.0.get() else {
+            return Err(Error::Corrupt(format!("a batch in window {window}, and there is none")));
+        };
+        let ResultDescriptor { used, meta_offset, meta_len, .. } = *descriptor;
+        windows.copy_out(window, used, meta_offset, meta_len, meta)?;
+        // Last: on an error the window is still that of the task.
+        Ok(Backing::Shared(HeldJointWindow::new(windows.clone(), window)?))
+    }
+}
 
 impl Engine {
     /// Takes the windows in which workers may send batches that they have made together. Later calls change nothing.
     pub fn share_windows(&self, windows: Arc<JointWindows>) {
-        let _ = self.windows.set(windows);
+        let _ = self.joint.0.set(windows);
     }
 
     /// Wakes all workers that sleep: there is something that they share.

@@ -1,4 +1,4 @@
-//! Results on their way from the workers of an engine: found, taken out of their ring, opened.
+//! The engine as a transport, and results on their way from its workers: found, taken out of their ring, opened.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -9,22 +9,29 @@ use crate::os::{Segment, fd_passing};
 use crate::ring::Words;
 use crate::sync::Arc;
 use crate::testing::failpoint::failpoint;
-use crate::transport::LONGEST_SLEEP;
-use crate::transport::joint::windows::HeldJointWindow;
-use crate::transport::message::{BatchLocation, ResultDescriptor, ResultKind};
+use crate::transport::message::{BatchLocation, ResultDescriptor, ResultKind, Task, TaskIndex};
 use crate::transport::received::{Backing, HeldSlot, OwnSegment, Received};
+use crate::transport::{LONGEST_SLEEP, Transport};
 
 /// The largest memory of a table that is kept for the next one.
 const MOST_KEPT: usize = 256 << 10;
 
-impl Engine {
-    /// The next result of any worker that has come, without waiting; none after [`close`](Self::close).
-    ///
-    /// # Errors
-    /// [`Error::Arrival`] when there is no memory for a result: that result is gone, and the ones after it
-    /// are still there. [`Error::Corrupt`] when a worker wrote what none writes, which stays there: every later
-    /// call says so again. [`Error::Inherited`] in a forked child.
-    pub fn try_next(&self) -> Result<Option<Received>> {
+impl Transport for Engine {
+    type Index = TaskIndex;
+    type Received = Received;
+
+    #[inline]
+    fn answered(received: &Received) -> (u64, ResultKind) {
+        (received.seq, received.kind)
+    }
+
+    #[inline]
+    fn put_task(&self, worker: u32, seq: u64, (kind, bytes): TaskIndex) -> Result<()> {
+        self.put(worker, Task { seq, kind, bytes })
+    }
+
+    /// None after [`close`](Engine::close).
+    fn try_next(&self) -> Result<Option<Received>> {
         let mut state = self.lock_own()?;
         if state.looked.elapsed() >= LONGEST_SLEEP / 2 {
             // A caller that always finds something never sleeps, and would never hear of a death.
@@ -47,21 +54,12 @@ impl Engine {
         taken
     }
 
-    /// As [`try_next`](Self::try_next), of one worker. Looks for no worker's end: a caller that waits for one worker
-    /// sleeps sooner or later.
-    ///
-    /// # Errors
-    /// As [`try_next`](Self::try_next).
-    pub fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
+    /// Looks for no worker's end: a caller that waits for one worker sleeps sooner or later.
+    fn try_next_of(&self, worker: u32) -> Result<Option<Received>> {
         self.take(&mut *self.lock_own()?, worker)
     }
 
-    /// Returns the task that the next result of `worker` answers, and the result's kind, if
-    /// [`try_next_of`](Self::try_next_of) would take one.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] when the worker wrote what none writes; [`Error::Inherited`] in a forked child.
-    pub fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
+    fn peek_of(&self, worker: u32) -> Result<Option<(u64, ResultKind)>> {
         let mut state = self.lock_own()?;
         if state.closed {
             return Ok(None);
@@ -71,11 +69,7 @@ impl Engine {
         Ok(descriptor.map(|descriptor| (descriptor.seq, descriptor.kind)))
     }
 
-    /// Returns how many results of `worker` are committed and not yet drained.
-    ///
-    /// # Errors
-    /// As [`peek_of`](Self::peek_of).
-    pub fn there_of(&self, worker: u32) -> Result<u64> {
+    fn there_of(&self, worker: u32) -> Result<u64> {
         // Under the lock, as in `committed`.
         let state = self.lock_own()?;
         if state.closed {
@@ -84,6 +78,12 @@ impl Engine {
         self.control.worker(worker).results.len()
     }
 
+    fn take_ended(&self) -> Option<u32> {
+        self.state.lock().ended.pop_front()
+    }
+}
+
+impl Engine {
     /// INVARIANT: under the lock from the descriptor to the hold, so that closing comes before the one or
     /// after the other, and gives no pages back in between.
     fn take(&self, state: &mut EngineState, worker: u32) -> Result<Option<Received>> {
@@ -123,14 +123,7 @@ impl Engine {
                 self.control.segment().copy_out(start + meta_offset, meta_len, &mut meta)?;
                 Backing::Slot(held)
             }
-            BatchLocation::Shared(window) => {
-                let Some(windows) = self.windows.get() else {
-                    return Err(Error::Corrupt(format!("a batch in window {window}, and there is none")));
-                };
-                windows.copy_out(window, used, meta_offset, meta_len, &mut meta)?;
-                // Last: on an error the window is still that of the task.
-                Backing::Shared(HeldJointWindow::new(windows.clone(), window)?)
-            }
+            BatchLocation::Shared(window) => self.joint.open(window, &descriptor, &mut meta)?,
             BatchLocation::Own => {
                 // The worker may wait for room, which this batch took.
                 self.handles[worker as usize].wake();

@@ -22,8 +22,8 @@
 //! where address space or descriptors are short.
 
 use std::os::fd::AsFd;
-use std::sync::OnceLock;
 
+use super::joint::JointBatches;
 use super::{Engine, EngineState};
 use crate::error::Result;
 use crate::os::fd_passing;
@@ -47,6 +47,14 @@ impl Engine {
     pub fn store(mut self, most: u64) -> Option<CachedSegment> {
         // Dropped, an engine closes.
         matches!(self.try_store(most), Ok(true)).then_some(CachedSegment(self))
+    }
+
+    /// Stops watching the process that ran as `worker`, which has unmapped the memory and lives on. It counts as ended
+    /// for [`store`](Self::store). Call it when all results of the worker that anyone wants were taken.
+    pub fn unwatch_worker(&self, worker: u32) {
+        if let Some(pidfd) = self.state.lock().channels[worker as usize].pidfd.take() {
+            self.poller.remove(pidfd.as_fd());
+        }
     }
 
     /// Returns true if the user holds more than half of its limit of a worker. If such an engine were stored, only the
@@ -88,7 +96,7 @@ impl Engine {
         *state = EngineState { channels: std::mem::take(&mut state.channels), ..EngineState::new(workers) };
         self.control.begin_again();
         // Windows are of one iterator.
-        self.windows = OnceLock::new();
+        self.joint = JointBatches::default();
         let registered: u64 = self.handles.iter().map(|handle| handle.leases.registered_bytes()).sum();
         let Some(beside) = most.checked_sub(registered) else { return Ok(false) };
         for worker in 0..workers {

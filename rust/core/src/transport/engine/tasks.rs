@@ -14,7 +14,7 @@ impl Engine {
     /// # Errors
     /// [`Error::TaskTooLarge`] when it can never be sent, [`Error::Corrupt`] from the ring, [`Error::Inherited`]
     /// in a forked child.
-    pub fn put_task(&self, worker: u32, task: Task) -> Result<()> {
+    pub fn put(&self, worker: u32, task: Task) -> Result<()> {
         let state = &mut *self.lock_own()?;
         let channel = &mut state.channels[worker as usize];
         if !channel.arena.fits(task.bytes.len() as u64) {
@@ -71,18 +71,15 @@ impl Engine {
     }
 
     /// Returns the task that `worker` took last, if its bytes are still there. The worker is at that task, unless the
-    /// task's result has come. `None` of a worker that is elsewhere: its relay takes tasks before it is at them.
+    /// task's result has come. `None` also where the transport does not know it.
     ///
     /// # Errors
     /// [`Error::Corrupt`] from the ring, [`Error::Inherited`] in a forked child.
     pub fn in_hand(&self, worker: u32) -> Result<Option<Task>> {
         let mut state = self.lock_own()?;
         let channel = &mut state.channels[worker as usize];
-        if channel.is_relayed {
-            return Ok(None);
-        }
         let ring = self.control.worker(worker).tasks;
-        let Some((position, words)) = channel.tasks.last_taken(ring)? else { return Ok(None) };
+        let Some((position, words)) = channel.in_hand(ring)? else { return Ok(None) };
         if !channel.arena.holds(position) {
             return Ok(None);
         }

@@ -4,11 +4,10 @@
 use std::ops::Range;
 
 use super::geometry::{GRANULE, Geometry, SegmentOffsets};
-use super::gone::Gone;
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::page::page_size;
-use crate::pool::{Limits, SlotId};
+use crate::pool::{Limits, SlotId, retire};
 use crate::process::Process;
 use crate::sync::{Lock, Ordering, WaitFlag};
 
@@ -19,13 +18,9 @@ pub struct Control {
     pub(super) geometry: Geometry,
     /// The offsets that follow from the geometry, kept because each batch needs them several times.
     pub(super) offsets: SegmentOffsets,
-    /// The windows that were retired: private, because nothing may be unmapped twice.
-    pub(super) gone: Gone,
-    /// Ranges that were retired, but that the system would not unmap.
-    pub(super) stuck: Lock<Vec<Range<u64>>>,
-    pub(super) refusal: Lock<Option<Error>>,
+    refusal: Lock<Option<Error>>,
     /// The process that made the segment: what drivers have registered is that process's alone.
-    pub(super) maker: Option<&'static Process>,
+    maker: Option<&'static Process>,
 }
 
 impl Control {
@@ -41,8 +36,7 @@ impl Control {
             )));
         }
         let offsets = geometry.offsets();
-        let gone = Gone::new(&geometry);
-        Ok(Self { segment, geometry, offsets, gone, stuck: Lock::default(), refusal: Lock::default(), maker })
+        Ok(Self { segment, geometry, offsets, refusal: Lock::default(), maker })
     }
 
     /// The segment.
@@ -111,5 +105,47 @@ impl Control {
     /// The limits of every worker of which each may take `share` bytes.
     pub(crate) fn limits(&self, share: u64) -> Limits {
         Limits { share, window: self.geometry.window, page: page_size() }
+    }
+
+    /// Ends the use of slots for good, of those that are not held and of which no driver has the memory: gives their pages
+    /// back. Called for workers that have ended.
+    pub(crate) fn release_unheld(&self, worker: u32, slots: impl Iterator<Item = SlotId>) {
+        let words = self.worker(worker).slots;
+        for slot in slots {
+            if retire(words, slot) && words.touched()[slot.index()].load(Ordering::Relaxed) > 0 {
+                self.give_back(self.window(worker, slot));
+            }
+        }
+    }
+
+    /// Gives the pages of a part back for good, of which nothing is used any more.
+    pub(crate) fn give_back(&self, part: Range<u64>) {
+        self.record_refusal(self.segment.punch(part.start, part.end - part.start));
+    }
+
+    /// Keeps the first refusal. All else continues: what was not given back now goes with the mapping.
+    pub(crate) fn record_refusal(&self, result: Result<()>) {
+        if let Err(refused) = result {
+            self.refusal.lock().get_or_insert(refused);
+        }
+    }
+
+    /// Why memory was not given back that is not needed any more, once.
+    #[must_use]
+    pub fn take_refusal(&self) -> Option<Error> {
+        self.refusal.lock().take()
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // Memory that a driver of this process still has must outlive this object.
+        let has_driver = |worker| {
+            let mut registered = self.worker(worker).slots.registered().iter();
+            registered.any(|bytes| bytes.load(Ordering::Relaxed) > 0)
+        };
+        if self.maker.is_some_and(Process::is_current) && (0..self.geometry.workers).any(has_driver) {
+            self.segment.keep_mapped();
+        }
     }
 }

@@ -5,10 +5,8 @@
 //! | `geometry` | sizes and offsets |
 //! | `structures` | headers, counters, one worker's view |
 //! | `control` | a segment with structures in it |
-//! | `gone` | which windows were given up |
 //! | `open` | it is made, and attached |
 //! | `views` | pointers into the mapping become references |
-//! | `windows` | windows that are not held are unmapped |
 //!
 //! ```text
 //! [header, ready bits | worker 0: control | worker 1: control | .. ]  dense: a few pages
@@ -25,13 +23,10 @@
 
 mod control;
 mod geometry;
-mod gone;
 mod open;
 mod structures;
 #[allow(unsafe_code, reason = "turns mapped memory into references to the structures in it")]
 mod views;
-#[allow(unsafe_code, reason = "unmaps windows that are not used any more")]
-mod windows;
 
 #[cfg(test)]
 mod tests;

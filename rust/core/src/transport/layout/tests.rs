@@ -8,7 +8,7 @@ use super::{Control, Geometry};
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::page::tests::{for_each_page_size, for_page_size};
-use crate::pool::{SlotId, retire};
+use crate::pool::SlotId;
 use crate::sync::Ordering;
 
 fn create(geometry: Geometry) -> (Control, OwnedFd) {
@@ -55,36 +55,13 @@ fn no_two_ranges_overlap() {
 }
 
 #[test]
-fn what_could_not_be_unmapped_goes_with_the_rest() {
-    let (control, fd) = create(Geometry::new(2, 6, 1 << 20).unwrap());
-    let inode = rustix::fs::fstat(&fd).unwrap().st_ino.to_string();
-    let mapped = || {
-        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-        maps.lines().filter(|line| line.split_whitespace().nth(4) == Some(&inode)).count()
-    };
-    let slots = || (3..9).map(SlotId::new);
-    control.release_unheld(1, slots());
-    assert_eq!((mapped(), control.take_refusal()), (2, None));
-    // Puts the control in the state in which it is once the system has refused.
-    let [first, last] = [20, 22].map(|slot| control.window(1, SlotId::new(slot)));
-    assert!((20..23).all(|slot| retire(control.worker(1).slots, SlotId::new(slot))));
-    control.record_refusal(Err(Error::os("munmap", Errno::NOMEM)));
-    control.record_refusal(Err(Error::os("munmap", Errno::INVAL)));
-    control.stuck.lock().push(first.start..last.end);
-    assert_eq!(control.take_refusal(), Some(Error::os("munmap", Errno::NOMEM)), "the first one");
-    assert_eq!(control.take_refusal(), None, "once");
-    drop(control);
-    assert_eq!(mapped(), 0);
-}
-
-#[test]
-fn a_refusal_to_unmap_is_kept() {
+fn the_first_refusal_is_kept() {
     let (control, _fd) = create(Geometry::new(1, 6, 1 << 20).unwrap());
-    let window = control.window(0, SlotId::new(5));
-    control.unmap(window.start + 1..window.end);
-    let stuck = control.stuck.lock().clone();
-    assert_eq!((stuck.len(), stuck[0].start), (1, window.start + 1));
-    assert!(matches!(control.take_refusal(), Some(Error::Os { call: "munmap", .. })));
+    assert_eq!(control.take_refusal(), None);
+    control.record_refusal(Err(Error::os("madvise", Errno::NOMEM)));
+    control.record_refusal(Err(Error::os("madvise", Errno::INVAL)));
+    assert_eq!(control.take_refusal(), Some(Error::os("madvise", Errno::NOMEM)));
+    assert_eq!(control.take_refusal(), None, "once");
 }
 
 #[test]

@@ -1,24 +1,79 @@
 //! Tasks that all threads share: their claims lie in memory of this process, and samples stay where they are.
 
-use std::collections::VecDeque;
 use std::sync::Condvar;
 
 use super::Queues;
 use crate::error::Result;
 use crate::joint::Part;
 use crate::sync::{Arc, AtomicU64, Ordering};
-use crate::transport::joint::{Claimed, Claims, LaidOut, Tasks};
+use crate::transport::joint::{Claimed, Claims, Joint, LaidOut, Tasks};
 use crate::transport::task_number::{epoch_of, is_before};
 
-/// The tasks that workers share.
+/// The tasks that workers share, if they share them. Without them, a hook does nothing.
 #[derive(Debug)]
-pub(super) struct ThreadTasks<I, R> {
+pub(super) struct JointTasks<I, R>(Option<ThreadTasks<I, R>>);
+
+impl<I, R> Default for JointTasks<I, R> {
+    fn default() -> Self {
+        Self(None)
+    }
+}
+
+impl<I, R> JointTasks<I, R> {
+    /// Returns true if workers may begin the epoch of this number.
+    pub(super) fn may_begin(&self, number: u64) -> bool {
+        self.0.as_ref().is_none_or(|joint| joint.claims().are_over_before(number))
+    }
+
+    /// Notes that a worker begins the epoch of this number.
+    pub(super) fn enter(&mut self, worker: u32, number: u64) {
+        if let Some(joint) = &mut self.0 {
+            joint.workers[worker as usize].entered = number;
+        }
+    }
+
+    /// Returns true if a worker finds something that it may claim.
+    pub(super) fn is_open_for(&self, worker: u32) -> bool {
+        self.0.as_ref().is_some_and(|joint| {
+            let entered = joint.workers[worker as usize].entered;
+            joint.claims().is_open(|seq| !is_before(entered, epoch_of(seq)))
+        })
+    }
+
+    /// Notes that a worker has sent the batch of a task. Returns true if it had claimed the task's last step.
+    pub(super) fn note_sent(&mut self, worker: u32, seq: u64) -> bool {
+        let Some(joint) = &mut self.0 else { return false };
+        let sent = joint.workers[worker as usize].collating.take_if(|claimed| claimed.plan.seq == seq);
+        sent.inspect(|sent| joint.claims().note_sent(sent)).is_some()
+    }
+
+    /// Takes the task that has its result, for the caller to drop. Returns true if workers must be woken.
+    pub(super) fn answered(&mut self, seq: u64) -> (Option<Task<I, R>>, bool) {
+        let Some(joint) = &mut self.0 else { return (None, false) };
+        let claims = Claims::over(&joint.words, joint.places);
+        let Some(place) = joint.tasks.place_of(seq) else { return (None, false) };
+        (joint.tasks.close(claims, place), joint.lay_out())
+    }
+}
+
+/// A worker of tasks that workers share.
+#[derive(Debug, Clone, Copy, Default)]
+struct Sharer {
+    /// The claim of the task that it answers next.
+    collating: Option<Claimed>,
+    /// The epoch of the tasks that it may take, and of those before.
+    entered: u64,
+}
+
+#[derive(Debug)]
+struct ThreadTasks<I, R> {
+    workers: Box<[Sharer]>,
     words: Box<[AtomicU64]>,
     places: u32,
     /// Returns the number of an index's samples; `None`: a task is never cut.
     samples_of: Option<fn(&I) -> u64>,
     /// With the samples of each run that is made.
-    pub(super) tasks: Tasks<Arc<I>, Vec<Option<R>>>,
+    tasks: Tasks<Arc<I>, Vec<Option<R>>>,
 }
 
 /// A task that has a place, with the samples of each run that is made.
@@ -38,6 +93,7 @@ pub struct TaskRun<I> {
 impl<I, R> ThreadTasks<I, R> {
     fn new(places: u32, workers: u32, samples_of: Option<fn(&I) -> u64>) -> Self {
         Self {
+            workers: vec![Sharer::default(); workers as usize].into(),
             words: (0..Claims::words(places)).map(|_| AtomicU64::new(0)).collect(),
             places,
             samples_of,
@@ -45,11 +101,12 @@ impl<I, R> ThreadTasks<I, R> {
         }
     }
 
-    pub(super) fn claims(&self) -> Claims<'_> {
+    fn claims(&self) -> Claims<'_> {
         Claims::over(&self.words, self.places)
     }
 
-    fn claim(&mut self, worker: u32, entered: u64) -> Option<TaskRun<I>> {
+    fn claim(&mut self, worker: u32) -> Option<TaskRun<I>> {
+        let entered = self.workers[worker as usize].entered;
         let claims = Claims::over(&self.words, self.places);
         let claimed = claims.claim(worker, |seq| !is_before(entered, epoch_of(seq)))?;
         let index = self.tasks.of(&claimed)?.index.clone();
@@ -73,17 +130,6 @@ impl<I, R> ThreadTasks<I, R> {
         let claims = Claims::over(&self.words, self.places);
         self.tasks.lay_out(claims, 0, |_, _| Ok(Some(([0; 2], 0, Vec::new())))).unwrap_or(false)
     }
-
-    /// Takes the task that has its result. Returns true if workers must be woken.
-    pub(super) fn answered(&mut self, seq: u64) -> (Option<Task<I, R>>, bool) {
-        let claims = Claims::over(&self.words, self.places);
-        let Some(place) = self.tasks.place_of(seq) else { return (None, false) };
-        (self.tasks.close(claims, place), self.lay_out())
-    }
-
-    pub(super) fn begin_epoch(&mut self, epoch: u64) -> VecDeque<(u64, Arc<I>, u64)> {
-        self.tasks.begin_epoch(Claims::over(&self.words, self.places), epoch)
-    }
 }
 
 impl<I, R> Queues<I, R> {
@@ -94,9 +140,9 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn share_tasks(&self, places: u32, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
         let mut state = self.lock()?;
-        state.joint = Some(ThreadTasks::new(places, state.workers.len() as u32, samples_of));
+        state.joint.0 = Some(ThreadTasks::new(places, state.workers.len() as u32, samples_of));
         drop(state);
-        self.shares.store(true, Ordering::Relaxed);
+        self.has_joint.store(true, Ordering::Relaxed);
         Ok(())
     }
 
@@ -105,12 +151,11 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn take_run(&self, worker: u32) -> Result<Option<TaskRun<I>>> {
-        if !self.shares.load(Ordering::Relaxed) {
+        if !self.has_joint.load(Ordering::Relaxed) {
             return Ok(None);
         }
         let mut state = self.lock()?;
-        let entered = state.workers[worker as usize].entered;
-        Ok(state.joint.as_mut().and_then(|joint| joint.claim(worker, entered)))
+        Ok(state.joint.0.as_mut().and_then(|joint| joint.claim(worker)))
     }
 
     /// A worker has made a run, without samples where these are not for others. Returns true if it answers the task.
@@ -119,10 +164,10 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn finish(&self, worker: u32, run: &Claimed, part: Option<R>) -> Result<bool> {
         let mut state = self.lock()?;
-        let Some(joint) = &mut state.joint else { return Ok(false) };
+        let Some(joint) = &mut state.joint.0 else { return Ok(false) };
         let (unused, is_last) = joint.finish(run, part);
         if is_last {
-            state.workers[worker as usize].collating = Some(*run);
+            joint.workers[worker as usize].collating = Some(*run);
         }
         drop(state);
         drop(unused);
@@ -136,7 +181,7 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn take_parts(&self, run: &Claimed) -> Result<Option<Vec<R>>> {
         let mut state = self.lock()?;
-        let task = state.joint.as_mut().and_then(|joint| joint.tasks.of(run));
+        let task = state.joint.0.as_mut().and_then(|joint| joint.tasks.of(run));
         let parts = task.map(|task| std::mem::take(&mut task.kept)).unwrap_or_default();
         drop(state);
         if parts.len() != run.plan.runs() as usize {
@@ -152,7 +197,7 @@ impl<I, R> Queues<I, R> {
     #[expect(clippy::type_complexity, reason = "a list")]
     pub fn all_in_hand(&self) -> Result<Option<Vec<(u32, u64, Arc<I>)>>> {
         let state = self.lock()?;
-        let Some(joint) = &state.joint else { return Ok(None) };
+        let Some(joint) = &state.joint.0 else { return Ok(None) };
         let of = |worker| {
             let task = joint.tasks.in_hand(joint.claims(), worker)?;
             Some((worker, task.seq, task.index.clone()))
@@ -165,7 +210,7 @@ impl<I, R> Queues<I, R> {
     /// # Errors
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn note_time(&self, nanoseconds: u64) -> Result<()> {
-        if let Some(joint) = &self.lock()?.joint {
+        if let Some(joint) = &self.lock()?.joint.0 {
             joint.claims().note_making(nanoseconds);
         }
         Ok(())
@@ -175,7 +220,7 @@ impl<I, R> Queues<I, R> {
     pub(super) fn share(&self, seq: u64, index: I) -> Result<()> {
         let mut state = self.lock()?;
         let is_closed = state.is_closed;
-        let Some(joint) = state.joint.as_mut().filter(|_| !is_closed) else {
+        let Some(joint) = state.joint.0.as_mut().filter(|_| !is_closed) else {
             drop(state);
             return Ok(());
         };
@@ -191,5 +236,55 @@ impl<I, R> Queues<I, R> {
 
     pub(super) fn wake_workers(&self) {
         self.requested.iter().for_each(Condvar::notify_one);
+    }
+
+    /// As [`Transport::begin_epoch`](crate::transport::Transport::begin_epoch).
+    pub(super) fn begin_joint(&self, epoch: u64) {
+        let Ok(mut state) = self.lock() else { return };
+        // Nobody waits for what an epoch that was given up has left.
+        let stale = state
+            .joint
+            .0
+            .as_mut()
+            .map(|joint| joint.tasks.begin_epoch(Claims::over(&joint.words, joint.places), epoch));
+        drop(state);
+        drop(stale);
+        self.wake_workers();
+    }
+
+    fn of_tasks(&self, ask: impl FnOnce(&ThreadTasks<I, R>) -> bool) -> bool {
+        self.lock().is_ok_and(|state| state.joint.0.as_ref().is_some_and(ask))
+    }
+}
+
+impl<I, R> Joint for Queues<I, R> {
+    fn lose(&self, worker: u32) {
+        let Ok(mut state) = self.lock() else { return };
+        if let Some(joint) = &mut state.joint.0 {
+            joint.workers[worker as usize].collating = None;
+            joint.tasks.lose(joint.claims(), worker);
+        }
+        drop(state);
+        self.wake_workers();
+    }
+
+    fn share_among(&self, workers: u32) {
+        if let Ok(mut state) = self.lock()
+            && let Some(joint) = &mut state.joint.0
+        {
+            joint.tasks.share_among(workers);
+        }
+    }
+
+    fn has_claim(&self, worker: u32) -> bool {
+        self.of_tasks(|joint| joint.tasks.has_claim(joint.claims(), worker))
+    }
+
+    fn is_open(&self) -> bool {
+        self.of_tasks(|joint| joint.tasks.is_open(joint.claims()))
+    }
+
+    fn has_made(&self, worker: u32) -> bool {
+        self.of_tasks(|joint| joint.tasks.has_made(worker))
     }
 }

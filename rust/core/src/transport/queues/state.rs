@@ -2,32 +2,25 @@
 
 use std::collections::VecDeque;
 
-use super::joint::ThreadTasks;
+use super::joint::JointTasks;
 use super::{Reply, Request};
-use crate::transport::joint::Claimed;
-use crate::transport::task_number::{epoch_of, is_before};
 
 /// The queues of one worker.
 #[derive(Debug)]
 pub(super) struct Worker<I, R> {
     pub(super) requests: VecDeque<Request<I>>,
-    /// The claim of the task that it answers next.
-    pub(super) collating: Option<Claimed>,
     pub(super) replies: VecDeque<Reply<R>>,
     /// Epochs that it has begun after its first one, and the batches that it has made in the last even one and the last
     /// odd one.
     pub(super) epoch: u64,
     pub(super) batches: [u64; 2],
-    /// The epoch of the tasks that it may take, and of those before.
-    pub(super) entered: u64,
 }
 
 /// The queues of all workers.
 #[derive(Debug)]
 pub(super) struct QueueState<I, R> {
     pub(super) workers: Vec<Worker<I, R>>,
-    /// `None` where each task is one worker's.
-    pub(super) joint: Option<ThreadTasks<I, R>>,
+    pub(super) joint: JointTasks<I, R>,
     /// The epoch of which batches are counted.
     pub(super) epoch: u64,
     pub(super) ended: VecDeque<u32>,
@@ -44,17 +37,11 @@ pub(super) struct QueueState<I, R> {
 
 impl<I, R> QueueState<I, R> {
     pub(super) fn new(workers: u32) -> Self {
-        let worker = |_| Worker {
-            requests: VecDeque::new(),
-            collating: None,
-            replies: VecDeque::new(),
-            epoch: 0,
-            batches: [0; 2],
-            entered: 0,
-        };
+        let worker =
+            |_| Worker { requests: VecDeque::new(), replies: VecDeque::new(), epoch: 0, batches: [0; 2] };
         Self {
             workers: (0..workers).map(worker).collect(),
-            joint: None,
+            joint: JointTasks::default(),
             epoch: 0,
             ended: VecDeque::new(),
             turn: 0,
@@ -77,18 +64,10 @@ impl<I, R> QueueState<I, R> {
             }
     }
 
-    pub(super) fn is_run_for(&self, worker: u32) -> bool {
-        let entered = self.workers[worker as usize].entered;
-        let is_wanted = |seq| !is_before(entered, epoch_of(seq));
-        self.joint.as_ref().is_some_and(|joint| joint.claims().is_open(is_wanted))
-    }
-
     /// The place of the first request that a worker may take: one that begins an epoch has to wait.
     pub(super) fn request_for(&self, worker: u32) -> Option<usize> {
         self.workers[worker as usize].requests.iter().position(|request| match request {
-            Request::Epoch { number, .. } => {
-                self.joint.as_ref().is_none_or(|joint| joint.claims().are_over_before(*number))
-            }
+            Request::Epoch { number, .. } => self.joint.may_begin(*number),
             _ => true,
         })
     }

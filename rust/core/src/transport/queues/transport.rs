@@ -1,6 +1,5 @@
 //! The queues as the [`Transport`] of a scheduler.
 
-use super::joint::ThreadTasks;
 use super::{Queues, Reply, Request};
 use crate::error::Result;
 use crate::sync::Ordering;
@@ -9,10 +8,6 @@ use crate::transport::joint::Joint;
 use crate::transport::message::ResultKind;
 
 impl<I, R> Queues<I, R> {
-    fn of_tasks(&self, ask: impl FnOnce(&ThreadTasks<I, R>) -> bool) -> bool {
-        self.lock().is_ok_and(|state| state.joint.as_ref().is_some_and(ask))
-    }
-
     /// Takes the next reply of one of these workers.
     fn take_reply(&self, workers: impl FnOnce(usize, usize) -> (usize, usize)) -> Result<Option<Reply<R>>> {
         let mut state = self.lock()?;
@@ -24,17 +19,11 @@ impl<I, R> Queues<I, R> {
         if looked_at > 1 {
             state.turn = at % count + 1;
         }
-        let answered = state
-            .joint
-            .as_mut()
-            .filter(|_| reply.kind == ResultKind::Batch)
-            .map(|joint| joint.answered(reply.seq));
+        let answered = (reply.kind == ResultKind::Batch).then(|| state.joint.answered(reply.seq));
         drop(state);
-        if let Some((task, is_laid_out)) = answered {
+        if let Some((task, true)) = answered {
             drop(task);
-            if is_laid_out {
-                self.wake_workers();
-            }
+            self.wake_workers();
         }
         Ok(Some(reply))
     }
@@ -49,7 +38,7 @@ impl<I, R> Transport for Queues<I, R> {
     }
 
     fn put_task(&self, worker: u32, seq: u64, index: I) -> Result<()> {
-        if self.shares.load(Ordering::Relaxed) {
+        if self.has_joint.load(Ordering::Relaxed) {
             return self.share(seq, index);
         }
         self.put(worker, Request::Task { seq, index })
@@ -68,15 +57,9 @@ impl<I, R> Transport for Queues<I, R> {
     }
 
     fn begin_epoch(&self, epoch: u64) {
-        if !self.shares.load(Ordering::Relaxed) {
-            return;
+        if self.has_joint.load(Ordering::Relaxed) {
+            self.begin_joint(epoch);
         }
-        let Ok(mut state) = self.lock() else { return };
-        // Nobody waits for what an epoch that was given up has left.
-        let stale = state.joint.as_mut().map(|joint| joint.begin_epoch(epoch));
-        drop(state);
-        drop(stale);
-        self.wake_workers();
     }
 
     fn there_of(&self, worker: u32) -> Result<u64> {
@@ -88,38 +71,6 @@ impl<I, R> Transport for Queues<I, R> {
     }
 
     fn joint(&self) -> Option<&dyn Joint> {
-        self.shares.load(Ordering::Relaxed).then_some(self)
-    }
-}
-
-impl<I, R> Joint for Queues<I, R> {
-    fn lose(&self, worker: u32) {
-        let Ok(mut state) = self.lock() else { return };
-        state.workers[worker as usize].collating = None;
-        if let Some(joint) = &state.joint {
-            joint.tasks.lose(joint.claims(), worker);
-        }
-        drop(state);
-        self.wake_workers();
-    }
-
-    fn share_among(&self, workers: u32) {
-        if let Ok(mut state) = self.lock()
-            && let Some(joint) = &mut state.joint
-        {
-            joint.tasks.share_among(workers);
-        }
-    }
-
-    fn has_claim(&self, worker: u32) -> bool {
-        self.of_tasks(|joint| joint.tasks.has_claim(joint.claims(), worker))
-    }
-
-    fn is_open(&self) -> bool {
-        self.of_tasks(|joint| joint.tasks.is_open(joint.claims()))
-    }
-
-    fn has_made(&self, worker: u32) -> bool {
-        self.of_tasks(|joint| joint.tasks.has_made(worker))
+        self.has_joint.load(Ordering::Relaxed).then_some(self)
     }
 }

@@ -17,6 +17,7 @@ use super::main_end::{MainRelay, Standing};
 use super::reader::AHEAD;
 use super::worker_end::WorkerRelay;
 use super::{Beats, Identity, Token};
+use crate::transport::Transport;
 use crate::transport::engine::Engine;
 use crate::transport::message::{ResultKind, Task, TaskKind};
 use crate::transport::port::{Port, Room};
@@ -176,7 +177,7 @@ fn tasks_go_out_and_batches_of_any_size_come_back() {
         });
         assert_eq!(main.standing(0, number, LONG), Standing::Connected);
         for seq in 0..4 {
-            engine.put_task(0, task(seq)).unwrap();
+            engine.put(0, task(seq)).unwrap();
         }
         let mut held = Vec::new();
         for seq in 0..8 {
@@ -186,11 +187,11 @@ fn tasks_go_out_and_batches_of_any_size_come_back() {
             held.push(received);
             held.truncate(2);
             if seq < 4 {
-                engine.put_task(0, task(seq + 4)).unwrap();
+                engine.put(0, task(seq + 4)).unwrap();
             }
         }
         assert!(main.received() > 10 << 20);
-        engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: vec![] }).unwrap();
+        engine.put(0, Task { seq: 0, kind: TaskKind::End, bytes: vec![] }).unwrap();
         assert_eq!(ended(&engine), 0);
     });
 }
@@ -200,7 +201,7 @@ fn a_frame_may_come_byte_by_byte() {
     let engine = Engine::new(1, 4, SHARE).unwrap();
     let main = relay(&engine, None, Beats::default());
     let number = main.expect(&engine, 0, None).unwrap();
-    engine.put_task(0, task(7)).unwrap();
+    engine.put(0, task(7)).unwrap();
     let mut socket = TcpStream::connect(main.address()).unwrap();
     socket.set_nodelay(true).unwrap();
     let mut challenge = [0; CHALLENGE];
@@ -266,7 +267,7 @@ fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
     let main = relay(&engine, None, Beats::default());
     let number = main.expect(&engine, 0, None).unwrap();
     for seq in 0..3 {
-        engine.put_task(0, task(seq)).unwrap();
+        engine.put(0, task(seq)).unwrap();
     }
     let mut socket = hello(&main, TOKEN, number);
     send(&mut socket, 0, 500);
@@ -283,7 +284,7 @@ fn a_worker_that_goes_in_the_middle_of_a_batch_is_succeeded() {
     let busy = engine.succeed(0).unwrap();
     let second = main.expect(&engine, 0, Some(&busy)).unwrap();
     assert_ne!(second, number);
-    engine.put_task(0, task(1)).unwrap();
+    engine.put(0, task(1)).unwrap();
     let mut late = hello(&main, TOKEN, number);
     assert_eq!(late.read(&mut [0; 8]).unwrap(), 0, "the earlier number never counts");
     let mut socket = hello(&main, TOKEN, second);
@@ -359,13 +360,13 @@ fn what_comes_after_the_end_is_dropped() {
             worker.finish();
         });
         for seq in 0..4 {
-            engine.put_task(0, task(seq)).unwrap();
+            engine.put(0, task(seq)).unwrap();
         }
         while engine.committed().unwrap() == 0 {
             std::thread::sleep(Duration::from_millis(1));
         }
         engine.set_done();
-        engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: vec![] }).unwrap();
+        engine.put(0, Task { seq: 0, kind: TaskKind::End, bytes: vec![] }).unwrap();
         worker.join().unwrap();
     });
 }

@@ -15,11 +15,11 @@ use crate::error::{Error, Result};
 use crate::os::clock::monotonic;
 use crate::os::sockets;
 use crate::sync::{Arc, AtomicBool, AtomicU64, Lock, Ordering};
-use crate::transport::LONGEST_SLEEP;
 use crate::transport::engine::Engine;
 use crate::transport::message::{ResultKind, Task, TaskKind};
 use crate::transport::port::Port;
 use crate::transport::received::Received;
+use crate::transport::{LONGEST_SLEEP, Transport};
 
 /// The longest bytes of a task: more were not sent by a main process.
 const LONGEST_TASK: u64 = 1 << 32;
@@ -170,7 +170,7 @@ impl WorkerShared {
     fn lose(&self) {
         self.is_lost.store(true, Ordering::Relaxed);
         self.engine.set_done();
-        let _ = self.engine.put_task(0, Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() });
+        let _ = self.engine.put(0, Task { seq: 0, kind: TaskKind::End, bytes: Vec::new() });
         self.engine.wake();
     }
 }
@@ -206,7 +206,7 @@ impl Receiver {
                     .ok_or_else(|| Error::Corrupt(format!("a task of kind {of} and {len} bytes")))?;
                 let mut bytes = vec![0; usize_from(len.get())];
                 self.socket.read_exact(&mut bytes).map_err(io("receiving a task"))?;
-                self.shared.engine.put_task(0, Task { seq: seq.get(), kind, bytes })
+                self.shared.engine.put(0, Task { seq: seq.get(), kind, bytes })
             }
             FrameKind::Ping => {
                 let asked = (at[0].get(), monotonic());

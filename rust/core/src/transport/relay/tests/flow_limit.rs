@@ -8,7 +8,7 @@ fn tasks_are_sent_in_order_within_the_window() {
     let main = relay(&engine, Some(1000), Beats::default());
     let numbers = [0, 1].map(|worker| main.expect(&engine, worker, None).unwrap());
     for seq in 0..8 {
-        engine.put_task((seq % 2) as u32, task(seq)).unwrap();
+        engine.put((seq % 2) as u32, task(seq)).unwrap();
     }
     let mut sockets = [0, 1]
         .map(|worker| hello_of(&main, Identity { token: TOKEN, worker, number: numbers[worker as usize] }));
@@ -51,7 +51,7 @@ fn a_worker_whose_part_has_ended_holds_up_no_other() {
     let mut sockets = [0, 1]
         .map(|worker| hello_of(&main, Identity { token: TOKEN, worker, number: numbers[worker as usize] }));
     for seq in 0..6 {
-        engine.put_task((seq % 2) as u32, task(seq)).unwrap();
+        engine.put((seq % 2) as u32, task(seq)).unwrap();
     }
     let [first, second] = &mut sockets;
     let answer = |socket: &mut TcpStream, seq, ends_part| {
@@ -62,14 +62,14 @@ fn a_worker_whose_part_has_ended_holds_up_no_other() {
     assert_eq!((frame(first).0.seq.get(), frame(second).0.seq.get()), (0, 1));
     answer(first, 0, true);
     // Neither the tasks that wait for it, nor later ones, are sent.
-    engine.put_task(0, task(6)).unwrap();
+    engine.put(0, task(6)).unwrap();
     answer(second, 1, false);
     assert_eq!(frame(second).0.seq.get(), 3);
     answer(second, 3, false);
     assert_eq!(frame(second).0.seq.get(), 5);
     answer(second, 5, false);
-    engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
-    engine.put_task(0, task(8)).unwrap();
+    engine.put(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
+    engine.put(0, task(8)).unwrap();
     assert_eq!(frame(first).0.of, TaskKind::Object as u8);
     assert_eq!(frame(first).0.seq.get(), 8, "another epoch");
 }
@@ -80,14 +80,14 @@ fn the_end_of_a_part_concerns_no_task_of_the_next_epoch() {
     let main = relay(&engine, None, Beats::default());
     let number = main.expect(&engine, 0, None).unwrap();
     let mut socket = hello(&main, TOKEN, number);
-    engine.put_task(0, task(0)).unwrap();
-    engine.put_task(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
+    engine.put(0, task(0)).unwrap();
+    engine.put(0, Task { seq: 0, kind: TaskKind::Object, bytes: vec![1] }).unwrap();
     assert_eq!(frame(&mut socket).0.seq.get(), 0);
     assert_eq!(frame(&mut socket).0.of, TaskKind::Object as u8);
     // The answer comes after the next epoch was begun.
     socket.write_all(FrameHeader { ends_part: true, ..result(0, 100) }.as_bytes()).unwrap();
     socket.write_all(&pattern(0, 100)).unwrap();
     assert_eq!(next(&engine).seq, 0);
-    engine.put_task(0, task(8)).unwrap();
+    engine.put(0, task(8)).unwrap();
     assert_eq!(frame(&mut socket).0.seq.get(), 8);
 }

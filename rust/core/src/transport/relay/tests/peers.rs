@@ -166,7 +166,7 @@ fn a_main_process_without_room_is_not_silent() {
     let worker = WorkerRelay::connect(&host, port, identity, 8, 4 * SHARE, LONG, BEATS).unwrap();
     let port = worker.port().unwrap();
     for seq in 0..8 {
-        engine.put_task(0, task(seq)).unwrap();
+        engine.put(0, task(seq)).unwrap();
     }
     for seq in 0..8 {
         assert_eq!(take(&port).seq, seq);

@@ -1,8 +1,6 @@
 //! An epoch that begins before the end of the one before: its tasks go out while results of that one still come.
 
-use super::Scheduler;
-use crate::transport::message::ResultKind;
-use crate::transport::task_number::epoch_of;
+use crate::scheduler::Scheduler;
 
 impl<T> Scheduler<T> {
     /// Makes the scheduler of the next epoch, whose tasks may be sent while results of this one still come. The caller
@@ -13,11 +11,11 @@ impl<T> Scheduler<T> {
     /// tasks of the one before are answered. So in its ring nothing of this epoch comes after anything of the next.
     #[must_use]
     pub fn follow(&mut self) -> Self {
-        let number = self.next_number();
-        self.follower = Some(number);
+        let number = self.numbers.take();
+        self.features.follower = Some(number);
         let mut next = Self::new(self.selector.workers() as u32, self.selector.prefetch_factor(), self.order);
         next.epoch = number;
-        if self.shares {
+        if self.features.shares {
             next.share_tasks(self.most_tasks());
         }
         next.vary_as(self);
@@ -27,13 +25,7 @@ impl<T> Scheduler<T> {
     /// Continues from `before`, which this one [follows](Self::follow) and which is over, or was given up.
     pub fn continue_from(&mut self, before: &mut Self) {
         self.ended = std::mem::take(&mut before.ended);
-        self.balance = before.balance.take();
-        (self.last_number, self.told) = (before.last_number, before.told);
-    }
-
-    /// Returns true if a result answers a task of the epoch that follows.
-    #[inline]
-    pub(super) fn is_early(&self, seq: u64, kind: ResultKind) -> bool {
-        kind != ResultKind::Object && self.follower == Some(epoch_of(seq))
+        self.features.balance = before.features.balance.take();
+        self.numbers = std::mem::take(&mut before.numbers);
     }
 }

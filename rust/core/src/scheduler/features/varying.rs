@@ -1,6 +1,6 @@
 //! A number of workers that changes: only the first ones get tasks.
 
-use super::Scheduler;
+use crate::scheduler::Scheduler;
 use crate::transport::Transport;
 
 /// The worker that [began](Scheduler::begin_worker) last, and the first task that it got since.
@@ -29,7 +29,7 @@ impl<T> Scheduler<T> {
     /// with other numbers. Results of the others' tasks still come. Only with [`balance`](Self::balance) or
     /// [`share_tasks`](Self::share_tasks).
     pub fn use_first(&mut self, transport: &impl Transport, workers: u32, most: u64) {
-        let varying = self.varying.get_or_insert_default();
+        let varying = self.features.varying.get_or_insert_default();
         varying.added = varying.added.filter(|&(added, _)| added < workers);
         self.selector.use_first(workers, most);
         if let Some(joint) = transport.joint() {
@@ -42,19 +42,19 @@ impl<T> Scheduler<T> {
     #[must_use]
     #[inline]
     pub fn varies(&self) -> bool {
-        self.varying.is_some()
+        self.features.varying.is_some()
     }
 
     /// A process runs as `worker`, which had none, or whose process was to end and owed nothing.
     pub fn begin_worker(&mut self, worker: u32) {
         self.ended.retain(|&ended| ended != worker);
-        self.varying.get_or_insert_default().added = Some((worker, None));
+        self.features.varying.get_or_insert_default().added = Some((worker, None));
     }
 
     /// Returns true if the worker that [began](Self::begin_worker) last has made a batch since, or some of one that all
     /// workers make; in the epochs after; and once it gets no more tasks.
     pub fn has_begun(&self, transport: &impl Transport) -> bool {
-        let Some((worker, first)) = self.varying.as_ref().and_then(|varying| varying.added) else {
+        let Some((worker, first)) = self.features.varying.as_ref().and_then(|varying| varying.added) else {
             return true;
         };
         match (transport.joint(), first) {
@@ -65,7 +65,7 @@ impl<T> Scheduler<T> {
     }
 
     /// Returns true if `worker` owes nothing of tasks that all workers share. Its process was told to end, and has
-    /// ended; what it had committed was taken. If it owes something, it is [lost](super::Poll::Lost).
+    /// ended; what it had committed was taken. If it owes something, it is [lost](crate::scheduler::Poll::Lost).
     pub fn retire(&mut self, transport: &impl Transport, worker: u32) -> bool {
         let Some(joint) = transport.joint() else { return true };
         if joint.has_claim(worker) {
@@ -90,7 +90,7 @@ impl<T> Scheduler<T> {
     /// Sends tasks to as many workers as `before`, if their number changes there.
     pub(super) fn vary_as(&mut self, before: &Self) {
         if before.varies() {
-            self.varying = Some(Varying::default());
+            self.features.varying = Some(Varying::default());
             self.selector.use_first(before.selector.used(), before.selector.max_tasks());
         }
     }

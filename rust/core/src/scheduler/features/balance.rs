@@ -1,6 +1,6 @@
 //! The worker with the fewest unanswered tasks gets the next one.
 
-use super::Scheduler;
+use crate::scheduler::Scheduler;
 use crate::transport::Transport;
 
 /// Memory in which each worker's unanswered tasks are counted.
@@ -16,15 +16,15 @@ impl<T> Scheduler<T> {
     /// of an abandoned epoch are dropped before the ring is counted. One worker may get all tasks, so its ring has room
     /// for all of them.
     pub fn balance(&mut self) {
-        self.balance.get_or_insert_with(|| Balance(vec![0; self.selector.workers()].into()));
+        self.features.balance.get_or_insert_with(|| Balance(vec![0; self.selector.workers()].into()));
     }
 
-    pub(super) fn choose(&mut self, transport: &impl Transport) -> Option<u32> {
-        let Some(Balance(mut loads)) = self.balance.take() else { return self.selector.choose() };
+    pub(super) fn choose_least(&mut self, transport: &impl Transport) -> Option<u32> {
+        let Some(Balance(mut loads)) = self.features.balance.take() else { return self.selector.choose() };
         self.count_unanswered(transport, &mut loads);
         let chosen = self.selector.choose_least(&loads);
-        self.balance = Some(Balance(loads));
-        if let Some(varying) = &mut self.varying {
+        self.features.balance = Some(Balance(loads));
+        if let Some(varying) = &mut self.features.varying {
             varying.note_chosen(chosen, self.tasks.send_idx());
         }
         chosen

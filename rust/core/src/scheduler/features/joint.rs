@@ -1,7 +1,7 @@
 //! Tasks that all workers share: the transport hands them out, and any worker may send the result of any task.
 
-use super::Scheduler;
 use crate::plan::WorkerSelector;
+use crate::scheduler::Scheduler;
 use crate::transport::Transport;
 use crate::transport::joint::Joint;
 
@@ -9,7 +9,7 @@ impl<T> Scheduler<T> {
     /// Lets all workers share all tasks, of which `most` may be out, over a transport that is [`Joint`]. Before the first
     /// task. The order of the results stays.
     pub fn share_tasks(&mut self, most: u64) {
-        self.shares = true;
+        self.features.shares = true;
         self.looks_in_turn = false;
         self.selector = WorkerSelector::for_shared(self.selector.workers() as u32, most);
     }
@@ -17,7 +17,7 @@ impl<T> Scheduler<T> {
     /// Returns true if all workers share all tasks.
     #[must_use]
     pub fn shares(&self) -> bool {
-        self.shares
+        self.features.shares
     }
 
     /// Returns true if `worker`, which has ended, owes a result: each one that gets tasks owes all, and one that was to
