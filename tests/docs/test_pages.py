@@ -94,6 +94,12 @@ def test_the_readme_fits_a_reader() -> None:
     assert len((ROOT / "README.md").read_text().splitlines()) <= 90
 
 
+def test_users_have_few_pages() -> None:
+    pages = [page for page in DOCS.rglob("*.md") if not page.is_relative_to(DOCS / "dev")]
+    assert len(pages) <= 55
+    assert sum(len(page.read_text().split()) for page in pages) <= 45_000
+
+
 def test_figures_of_fault_injection_are_those_of_its_page() -> None:
     page = (DOCS / "chaos.md").read_text()
     ours = re.search(r"^ringloader: (\d+) cases: (\d+) ok, (\d+) known$", page, re.M)
