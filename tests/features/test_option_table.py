@@ -32,7 +32,6 @@ UMASK = """\
         0,
         check=checks.integer(0),
         in_threads=Never("a thread has no umask of its own"),
-        in_pool="is undone",
         in_worker="is left out by install",
         on_torchs="is an error",
     )

@@ -19,14 +19,14 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_758,
+    "lines of the package": 17_644,
     "modules of the package": 191,
-    "lines of the core": 4_729,
-    "lines of `_features/state`": 1_499,
-    "lines of another feature": 921,
-    "pairs of features": 7,
+    "lines of the core": 4_717,
+    "lines of `_features/state`": 1_496,
+    "lines of another feature": 919,
+    "pairs of features": 5,
     "modules in one folder": 12,
-    "lines of Rust": 24_200,
+    "lines of Rust": 24_196,
     "files of the binding": 75,
     "lines that make code at run time": 2,
 }

@@ -370,13 +370,11 @@ PYTHON_MAY_USE = {
 }
 # Features that use another feature. The list shrinks, to six at most.
 PAIRS = {
-    ("auto", "seeding"),
     ("joint", "arrays"),
     ("joint", "threads"),
     ("losses", "arrays"),
     ("seeding", "arrays"),
     ("state", "seeding"),
-    ("stats", "joint"),
 }
 
 

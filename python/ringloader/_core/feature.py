@@ -9,6 +9,8 @@ import enum
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
+from ringloader._torch import internals
+
 if TYPE_CHECKING:
     import ringloader._native as _native
     from ringloader._common.protocols import OurIterator, OurWorkersIterator
@@ -360,6 +362,11 @@ def asks_dataset(loader: object) -> bool:
     """True if the dataset of a loader has, or may have, a part in the loader's state."""
     ask = getattr(type(loader), "_ringloader_asks_dataset", None)
     return ask is not None and bool(ask(loader))
+
+
+def any_may_make(loader: TorchLoader) -> bool:
+    """True if any worker may make any batch of a loader that seeds by places."""
+    return loader._dataset_kind != internals.ITERABLE and not asks_dataset(loader)
 
 
 def chain(take: Take, features: Iterable[Feature], gate: Any, *more: Stage) -> Take:

@@ -6,12 +6,10 @@ import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 import ringloader._native as _native
 from ringloader._core import epochs, notes
 from ringloader._core.feature import Feature, Hook, Options, Setup, first
-from ringloader._torch import internals, select_path
+from ringloader._torch import select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption, in_order
 
@@ -42,8 +40,6 @@ def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     workers = loader.num_workers
     if options.changed:
         workers, options = hook.features.begun(loader, options)
-    if loader.generator is not None:
-        _refuse_other_generators(loader, loader.generator)
     reason = select_path.reason_of_user()
     if reason is None and workers == 0:
         reason = select_path.reason_against_own_iterator(loader, hook.get_iterator)
@@ -86,18 +82,6 @@ def _features_of(
     if is_asked or needed_by(dataset) is not None or type(dataset) in listed.fetchers:
         found = listed.features_of(loader, options, setup)
     return (*found, *(make(loader, options, setup) for make in hook.always))
-
-
-def _refuse_other_generators(loader: TorchLoader, generator: object) -> None:
-    """Lets torch's iterator raise its error for a ``generator`` that is none, as at its first draw.
-
-    Not by torch's class for workers, whose finaliser then prints an error of its own.
-    """
-    if issubclass(type(generator), torch.Generator) or internals.missing_name() is not None:
-        return
-    if loader.num_workers != 0:
-        loader.check_worker_number_rationality()
-    internals.BaseIterator(loader)
 
 
 def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -> Any:

@@ -67,11 +67,9 @@ class About:
 
     Attributes:
         check: Raises for a value of the wrong type or out of range; is called with the name and the value.
-        in_threads: What happens to the option where workers are threads.
-        in_pool: What it leaves in a process of a ``WorkerPool``, which outlives the loader and then works for
-            others: nothing; or what its ``WorkerOption`` undoes in ``leave_process``.
+        on_torchs: What happens to the option where torch's own loader runs whole.
+        in_threads: What happens to it where workers are threads.
         in_worker: What happens to the option of a loader that a dataset has, in a worker process.
-        on_torchs: What happens to it where torch's own loader runs whole.
         off_linux: What happens to it on other systems, if not what ``in_threads`` and the like say: without
             workers it works there, and with workers torch's own loader runs.
         annotation: Its type in signatures, where the table cannot name it without torch.
@@ -84,10 +82,9 @@ class About:
     """
 
     check: Check
-    in_threads: Literal["works"] | Never
-    in_pool: Literal["leaves nothing", "is undone"]
-    in_worker: Literal["works", "is left out", "is left out by install"]
     on_torchs: Literal["works", "is an error", "is an error with workers", "is left out"]
+    in_threads: Literal["works"] | Never = "works"
+    in_worker: Literal["works", "is left out", "is left out by install"] = "works"
     off_linux: Literal["is left out", "is an error with workers"] | None = None
     annotation: str | None = None
     instead: str | None = None

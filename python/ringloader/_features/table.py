@@ -67,8 +67,6 @@ class Options:
         None,
         check=checks.integer(1, or_none=True),
         in_threads=Never("threads need no shared memory"),
-        in_pool="leaves nothing",
-        in_worker="works",
         on_torchs="is left out",
     )
     device: torch.device | str | int | None = DEVICE

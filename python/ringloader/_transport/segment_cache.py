@@ -47,6 +47,7 @@ class SegmentCache:
         self._plan = (_native.process_identity(), workers, *plan)
         self._found = _warm.pop(loader)
         if self._found is not None and self._found[0] != self._plan:
+            _end(self._found)
             self._found = None
         self._loader = weakref.ref(loader)
 
@@ -61,7 +62,10 @@ class SegmentCache:
         With what is beside it.
         """
         found, self._found = self._found, None
-        if found is None or not share // 2 <= found[1].share <= 2 * share:
+        if found is None:
+            return None
+        if not share // 2 <= found[1].share <= 2 * share:
+            _end(found)
             return None
         return found[1].take(), found[2]
 
@@ -98,9 +102,13 @@ def forget(loader: TorchLoader) -> None:
     if found is None or found[0][0] != _native.process_identity():
         return
     _warm.pop(loader)
-    _, _, beside = found
-    if beside is not None:
-        beside.close()
+    _end(found)
+
+
+def _end(found: _Warm) -> None:
+    """Ends what is beside memory that is not used again."""
+    if found[2] is not None:
+        found[2].close()
 
 
 _Warm = tuple[tuple[object, ...], "_native.CachedSegment", Beside | None]

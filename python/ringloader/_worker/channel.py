@@ -100,25 +100,12 @@ class Results:
         """Sends a message once there is room. An object that cannot be sent becomes an error of its task."""
         try:
             self._port.put(message)
-        except Exception as error:
-            self._put_failure(message[0], error)
-
-    def _put_failure(self, number: Any, error: Exception) -> None:
-        try:
-            self._port.put((number, self.failure()))
         except Exception:
-            self._port.put((number, self._in_text(error)))
+            self._port.put((message[0], self.failure()))
 
     def failure(self) -> Any:
         """Wraps the error that is being handled."""
         return internals.ExceptionWrapper(where=self._where)
-
-    def _in_text(self, error: Exception) -> object:
-        """Stands for an error whose own type cannot be sent either."""
-        try:
-            raise RuntimeError(f"a batch could not be sent: {type(error).__name__}: {error}") from None
-        except RuntimeError:
-            return self.failure()
 
 
 class ProcessChannel(Results):

@@ -37,15 +37,7 @@ def _check_auto(name: str, value: Any) -> None:
         raise TypeError(f"{name} must be {AUTO!r} here, not {value!r}: pass a number to DataLoader")
 
 
-NUM_WORKERS = option(
-    None,
-    check=_check_auto,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="is left out",
-    on_torchs="works",
-    is_torchs=True,
-)
+NUM_WORKERS = option(None, check=_check_auto, in_worker="is left out", on_torchs="works", is_torchs=True)
 
 RULES = (
     of_options(

@@ -10,12 +10,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ringloader._core.feature import Feature, MemoryPlan, Setup, StagePosition
+from ringloader._core.feature import Feature, MemoryPlan, Setup, StagePosition, any_may_make
 from ringloader._features import loader_options
 from ringloader._features.auto import measuring, numbers
 from ringloader._features.auto.controller import Change
 from ringloader._features.auto.measuring import Meter
-from ringloader._features.seeding import seeding
 from ringloader._features.table import Options
 from ringloader._log import logger
 
@@ -37,7 +36,7 @@ def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Feature 
     """Returns the feature that changes the number of workers, or reports the one that cannot change."""
     if not setup.workers or setup.path == "torch":
         return None
-    if not seeding.any_may_make(loader):
+    if not any_may_make(loader):
         return Reported(setup.workers)
     return AutoWorkers(loader, numbers.limits(options.worker_pool), options.max_shared_bytes is not None)
 

@@ -27,30 +27,10 @@ def _check_device(name: str, value: Any) -> None:
         raise ValueError(f"{name} must be an index below {_DEVICES}, as torch has them, not {value}")
 
 
-DEVICE = option(
-    None,
-    check=_check_device,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="is left out",
-    on_torchs="works",
-)
-DEVICE_PREFETCH = option(
-    2,
-    check=checks.integer(0),
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
-    on_torchs="is left out",
-)
+DEVICE = option(None, check=_check_device, in_worker="is left out", on_torchs="works")
+DEVICE_PREFETCH = option(2, check=checks.integer(0), on_torchs="is left out")
 DEVICE_TRANSFORM = option(
-    None,
-    check=checks.callable_or_none,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="is left out",
-    on_torchs="works",
-    is_text=False,
+    None, check=checks.callable_or_none, in_worker="is left out", on_torchs="works", is_text=False
 )
 
 RULES = (

@@ -8,14 +8,7 @@ from ringloader._features.rules import has_remote_pool, of_loader, of_options, s
 
 _AS_SAMPLES = '"sample"'
 
-WORKER_TASK = option(
-    "batch",
-    check=checks.one_of("batch", "sample"),
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
-    on_torchs="is an error",
-)
+WORKER_TASK = option("batch", check=checks.one_of("batch", "sample"), on_torchs="is an error")
 
 RULES = (
     of_options(

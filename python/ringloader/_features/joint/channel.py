@@ -141,8 +141,8 @@ class JointChannel(ProcessChannel):
         try:
             if self._shared.put_collated(message):
                 return
-        except Exception as error:
-            self._put_failure(number, error)
+        except Exception:
+            self._port.put((number, self.failure()))
             return
         super().put(message)
 

@@ -10,26 +10,12 @@ RESTART_WORKERS = option(
     0,
     check=checks.integer(0),
     in_threads=Never("a thread is lost only with the process"),
-    in_pool="leaves nothing",
-    in_worker="works",
     on_torchs="is left out",
 )
 SAMPLE_TIMEOUT = option(
-    None,
-    check=checks.seconds_or_none,
-    in_threads=Never("a thread cannot be killed"),
-    in_pool="is undone",
-    in_worker="works",
-    on_torchs="is left out",
+    None, check=checks.seconds_or_none, in_threads=Never("a thread cannot be killed"), on_torchs="is left out"
 )
-WATCHDOG = option(
-    None,
-    check=checks.seconds_or_none,
-    in_threads="works",
-    in_pool="is undone",
-    in_worker="works",
-    on_torchs="is left out",
-)
+WATCHDOG = option(None, check=checks.seconds_or_none, on_torchs="is left out")
 
 RULES = (
     of_options(

@@ -10,8 +10,6 @@ MAIN_PREFETCH = option(
     0,
     check=checks.integer(0),
     in_threads=Never("batches of threads are not pickled"),
-    in_pool="leaves nothing",
-    in_worker="works",
     on_torchs="is left out",
 )
 

@@ -7,14 +7,7 @@ from ringloader._features.about import option
 from ringloader._features.checks import THREAD
 from ringloader._features.rules import of_loader
 
-PREFETCH_EPOCHS = option(
-    False,
-    check=checks.boolean,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
-    on_torchs="is left out",
-)
+PREFETCH_EPOCHS = option(False, check=checks.boolean, on_torchs="is left out")
 
 RULES = (
     of_loader(

@@ -9,22 +9,9 @@ from ringloader._features.rules import of_loader, of_options, with_dispatch
 from ringloader.bad_samples import raises_first, retries
 
 ON_ERROR = option(
-    bad_samples.RAISE,
-    check=bad_samples.check_on_error,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
-    on_torchs="is an error",
-    is_called_in_workers=True,
+    bad_samples.RAISE, check=bad_samples.check_on_error, on_torchs="is an error", is_called_in_workers=True
 )
-MAX_ERRORS = option(
-    None,
-    check=checks.integer(0, or_none=True),
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
-    on_torchs="works",
-)
+MAX_ERRORS = option(None, check=checks.integer(0, or_none=True), on_torchs="works")
 
 RULES = (
     of_options(

@@ -22,8 +22,6 @@ WORKER_POOL = option(
     None,
     check=_check_pool,
     in_threads=Never("a pool has processes"),
-    in_pool="leaves nothing",
-    in_worker="works",
     on_torchs="works",
     is_text=False,
     annotation="WorkerPool | None",

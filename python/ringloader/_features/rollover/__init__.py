@@ -19,9 +19,6 @@ def _check_last_batch(name: str, value: Any) -> None:
 LAST_BATCH = option(
     None,
     check=_check_last_batch,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
     on_torchs="works",
     instead="give the loader a ringloader.RolloverBatchSampler",
 )

@@ -21,8 +21,6 @@ def _check_seed(name: str, value: Any) -> None:
 WORKER_RESET_FN = option(
     None,
     check=checks.callable_or_none,
-    in_threads="works",
-    in_pool="leaves nothing",
     in_worker="is left out by install",
     on_torchs="is an error",
     is_text=False,
@@ -32,19 +30,10 @@ SEEDING = option(
     None,
     check=checks.one_of("torch", "epoch", "sample", "batch", or_none=True),
     as_default=("torch",),
-    in_threads="works",
-    in_pool="leaves nothing",
     in_worker="is left out by install",
     on_torchs="is an error",
 )
-SEED = option(
-    None,
-    check=_check_seed,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="is left out by install",
-    on_torchs="works",
-)
+SEED = option(None, check=_check_seed, in_worker="is left out by install", on_torchs="works")
 
 
 def _needs_seed(options: Any) -> object:

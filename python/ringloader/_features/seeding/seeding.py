@@ -17,7 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._common import proc
-from ringloader._core.feature import Feature, Rest, Setup, asks_dataset
+from ringloader._core.feature import Feature, Rest, Setup, any_may_make
 from ringloader._features.arrays import gather
 from ringloader._features.checks import THREAD
 from ringloader._features.seeding import generators, places
@@ -91,11 +91,6 @@ class Keys(Feature):
             # No epoch resumes there, so no batch was passed.
             return cast("_native.Places", places.Places(key, first, step, self._batches, whole))
         return _native.Places(key, first, step, passed, self._batches, whole)
-
-
-def any_may_make(loader: TorchLoader) -> bool:
-    """True if any worker may make any batch of a loader that seeds by places."""
-    return loader._dataset_kind != internals.ITERABLE and not asks_dataset(loader)
 
 
 class Seeding(WorkerOption):

@@ -8,9 +8,6 @@ from ringloader._features.about import option
 SNAPSHOT_EVERY_N_STEPS = option(
     1,
     check=checks.integer(1, or_none=True),
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
     on_torchs="is left out",
     instead="use ringloader.StatefulDataLoader, whose loaders have a state",
     is_of_states=True,

@@ -8,9 +8,6 @@ from ringloader._features.about import option
 STATS = option(
     False,
     check=checks.boolean,
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
     on_torchs="works",
     # The clock is native.
     off_linux="is left out",

@@ -17,7 +17,6 @@ from ringloader._core.make import needed_by
 from ringloader._features import conflicts, loader_options
 from ringloader._features.checks import THREAD
 from ringloader._features.cores import cores
-from ringloader._features.joint import worker_task
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
 from ringloader._features.table import Options
@@ -66,8 +65,8 @@ class Recording(Feature):
         is_iterable = loader._dataset_kind == internals.ITERABLE
         self._timing = Timing(clocks) if workers else TimingHere(recorder, is_iterable)
         self._clocks = clocks
-        shares = options.worker_task == "sample" and workers > 0
-        self._window = worker_task.most_tasks(loader) if shares else None
+        # Returns the most batches that may be under way, for a number of workers that share them.
+        self._window: Callable[[int], int] | None = None
         self._setting = verdict.Setting(
             num_workers=workers,
             # torch 2.6 goes round the workers in any order.
@@ -81,7 +80,7 @@ class Recording(Feature):
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=cores(),
-            window=None if self._window is None else self._window(workers),
+            window=None,
         )
         self._is_installed = not loader_options.are_on(loader)
         # Then all that follows a fetch counts as placing.
@@ -100,6 +99,10 @@ class Recording(Feature):
             self._shared_bytes = transport.engine.share * self._setting.num_workers
         else:
             transport.engine.time(self._clocks)
+
+    def begun(self, _loader: TorchLoader, iterator: Any) -> None:
+        if hasattr(iterator, "_transport"):
+            self._window = iterator._transport.joint_tasks
 
     def schedule(self, scheduler: Any) -> None:
         scheduler.record(self.recorder, self._decodes_early)
@@ -144,7 +147,7 @@ class Recording(Feature):
         decode, place, index = (spent * _SECOND for spent in read["main"])
         # There torch's own workers are at work, of which nothing is known.
         workers = [] if path == "torch" else read["workers"]
-        setting = self._setting
+        setting, number = self._setting, self._setting.num_workers
         changes: tuple[WorkersChange, ...] = ()
         if self._history is not None:
             number, all_changes = self._history()
@@ -156,8 +159,9 @@ class Recording(Feature):
             made = [worker for worker, (batches, *_) in enumerate(workers, start=1) if batches]
             workers = workers[: max(number, *made, 0)]
             # The loader has found it, so no other one is advised.
-            window = None if self._window is None else self._window(number)
-            setting = dataclasses.replace(setting, num_workers=number, most_workers=number, window=window)
+            setting = dataclasses.replace(setting, num_workers=number, most_workers=number)
+        if self._window is not None:
+            setting = dataclasses.replace(setting, window=self._window(number))
         found = EpochStats(
             path=path,
             num_workers=setting.num_workers,

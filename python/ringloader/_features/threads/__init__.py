@@ -16,9 +16,6 @@ WORKER_METHOD = option(
     "multiprocessing",
     check=checks.one_of("multiprocessing", THREAD),
     # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
-    in_threads="works",
-    in_pool="leaves nothing",
-    in_worker="works",
     on_torchs="is left out",
     # The dataset may be one that no process can be sent, or draw from the generators of its thread.
     off_linux="is an error with workers",
