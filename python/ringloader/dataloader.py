@@ -273,7 +273,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
         """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
 
-        Waits for all of them. A worker calls ``fn`` in its main thread between two batches, behind the
+        Waits for all of them. A worker calls ``fn`` in its main thread between two batches, after the
         batches that it was asked for before, so batches that come after the call may be older.
         ``get_worker_info()`` works in it, and its dataset is the one that is passed. Function, arguments and
         results are pickled, and tensors copied, unless workers are threads. Without workers this process

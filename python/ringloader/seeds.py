@@ -64,7 +64,7 @@ class Seeds:
     def spawn(self, worker_id: int) -> Seeds:
         """Seeds for a worker of this process.
 
-        Its shared seeds go on where these are; its unique ones are its own, and the same at each call.
+        Its shared seeds continue these; its unique ones are its own, and the same at each call.
 
         Args:
             worker_id: The worker's number.

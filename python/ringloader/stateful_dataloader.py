@@ -111,10 +111,10 @@ class StatefulDataLoader(DataLoader[_T_co]):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Makes the next ``iter`` resume from a state, with its epoch's draws: no sample is read again.
 
-        An iterator that runs is left alone. ``num_workers``, ``batch_size`` and other options may be others
-        than when the state was taken. The generators of the loader and its sampler are put back to where they
-        were when the epoch began. ``{}`` does nothing. The indices that are passed over must be those that
-        were returned, else ``iter`` or the first ``next`` raises a ``ValueError``.
+        A running iterator does not change. ``num_workers``, ``batch_size`` and other options may differ from
+        those when the state was taken. The generators of the loader and its sampler are put back to where
+        they were when the epoch began. ``{}`` does nothing. The indices that are passed over must be those
+        that were returned, else ``iter`` or the first ``next`` raises a ``ValueError``.
 
         Args:
             state_dict: The dict that :meth:`state_dict` has returned.

@@ -29,7 +29,7 @@ class ArrayDataset(Dataset[Any]):
     mode ``"c"``.
 
     Pickling, and so the start of workers that do not fork, keeps a ``numpy.memmap`` as the name of its file
-    and its place in it: nothing of its content is read. The file must be there, the same, where it is
+    and its place in it: nothing of its content is read. The file must exist, unchanged, where it is
     unpickled. A map of mode ``"c"``, or one whose file has no name any more, is pickled by its content.
 
     Args:

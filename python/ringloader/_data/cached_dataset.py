@@ -35,11 +35,11 @@ _OWN = frozenset({"dataset", "then"})
 class CachedDataset(Dataset[_T], Generic[_T]):
     """A map-style dataset that makes each sample of another one once, for all processes, loaders and epochs.
 
-    ``cached[i]`` is ``dataset[i]``, made by the worker, thread or main process that needs it first.
-    Everybody else reads it from shared memory, or from a file. What it returns is the caller's own: writing
-    to it changes nothing for anybody. Types, dtypes and shapes are those of ``dataset[i]``, and so are the
-    strides of tensors, and of arrays without gaps. A sample may be anything that can be pickled. Tensors on
-    the CPU, arrays, numbers, strings, and trees of these are read fastest.
+    ``cached[i]`` is ``dataset[i]``, made by the worker, thread or main process that needs it first. All
+    others read it from shared memory, or from a file. Each caller gets its own copy. Types, dtypes and shapes
+    are those of ``dataset[i]``, and so are the strides of tensors, and of arrays without gaps. A sample may
+    be anything that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are read
+    fastest.
 
     Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An
     error of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is,
@@ -60,13 +60,13 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
-        max_bytes: The most bytes of samples, over all processes. By default, the cache takes no more than is
-            left beside it: half of what the machine and its control group have, divided by
+        max_bytes: The most bytes of samples, over all processes. By default, the cache takes no more than
+            it leaves free: half of what the machine and its control group have, divided by
             ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
             In addition, it takes up to 8 bytes for each sample of ``dataset``.
-        path: A file for the samples, made if it is not there. Processes of one machine may use it at the same
-            time, and the next run finds it again. If it is cut off or damaged, samples are made again. It has
-            pickles: use only files that you trust.
+        path: A file for the samples, made if it does not exist. Processes of one machine may use it at the
+            same time, and the next run finds it again. If it is cut off or damaged, samples are made again.
+            It has pickles: use only files that you trust.
         version: A word of yours for what ``dataset`` makes. A file with another one is refused.
         then: Called with each sample, after the cache: random augmentation belongs here. Its result is not
             kept.
@@ -74,7 +74,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     Raises:
         TypeError: If ``dataset`` is iterable-style, or has no length.
         ValueError: If the file holds samples of another version, or of a dataset of another length, or is
-            none of ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
+            not ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
         OSError: If the file cannot be opened or made.
     """
 

@@ -23,7 +23,7 @@ _T = TypeVar("_T")
 class SharedList(SharedSequence, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
-    Workers that read a plain list write to it: each look counts a reference, and the system copies the page.
+    Workers that read a plain list write to it: reading counts a reference, and the system copies the page.
     A ``SharedList`` makes an item of its bytes each time it is read, and never changes them. A change to
     an item changes nothing in the list.
 
@@ -35,7 +35,7 @@ class SharedList(SharedSequence, Sequence[_T]):
     On other systems than Linux the items lie in the process as pickles, and each new process gets its own.
 
     Strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists and dicts of
-    these are read natively. Any other item is pickled as a whole, and unpickled at each look.
+    these are read natively. Any other item is pickled as a whole, and unpickled each time it is read.
 
     Args:
         iterable: The items, taken one by one. Of another ``SharedList``, the memory is shared.
@@ -43,7 +43,7 @@ class SharedList(SharedSequence, Sequence[_T]):
     Raises:
         pickle.PicklingError: If an item cannot be pickled; the message has its position.
         MemoryError: If the machine or a control group has too little left; the message has the figures.
-        RuntimeError: In a child that was forked while the list is built, and goes on building it.
+        RuntimeError: In a child that was forked while the list is built, and continues to build it.
         OSError: If the system refuses memory or a descriptor.
     """
 

@@ -29,7 +29,7 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
     Dataset, sampler, generator and all other attributes stay; the class changes. A plain
     ``torch.utils.data.DataLoader`` becomes a ``ringloader.DataLoader``. A loader of another class gets a
     subclass of that class, with the same name, that is a ``ringloader.DataLoader`` too. Copies and pickles
-    of it are like it. An iterator that is under way goes on as it is.
+    of it are like it. A running iterator does not change.
 
     To type checkers the result is a ``ringloader.DataLoader``. For the attributes of another class, use the
     variable that has the loader: it is the same object.
@@ -42,7 +42,7 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
     Raises:
         TypeError: If ``loader`` is not a loader, or makes its iterator without torch's ``_get_iterator``
             (torchdata's ``StatefulDataLoader``); if an option is unknown, or has the wrong type.
-        ValueError: If an option is out of range, or its device is not there.
+        ValueError: If an option is out of range, or its device does not exist.
         RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
             and to end them here would change its random numbers.
     """

@@ -24,7 +24,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
 
     This includes subclasses, and loaders that libraries create: all that use torch's own ``_get_iterator``.
     A class whose ``_get_iterator`` does not call torch's, such as torchdata's ``StatefulDataLoader``, is left
-    alone, unless ``stateful`` replaces it. Iterators that exist go on as they are. ``ringloader.report`` says
+    alone, unless ``stateful`` replaces it. Existing iterators do not change. ``ringloader.report`` says
     which path a loader took, and why.
 
     An option is left aside for a loader that it does not go with, and ``ringloader.report`` says so:
@@ -64,7 +64,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
 
     Raises:
         TypeError: If an option is unknown, or has the wrong type.
-        ValueError: If a value is out of range, or its device is not there.
+        ValueError: If a value is out of range, or its device does not exist.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
         RuntimeError: For ``stateful=True`` on other systems than Linux.
     """
@@ -76,8 +76,8 @@ def uninstall() -> None:
 
     A loader that was made of ringloader's class in the place of torchdata's stays one.
 
-    Works at any time, also after other code has wrapped ``DataLoader._get_iterator``. Iterators that exist go
-    on. Without an ``install`` it does nothing.
+    Works at any time, also after other code has wrapped ``DataLoader._get_iterator``. Existing iterators
+    continue. Without an ``install`` it does nothing.
     """
     _put(_Wanted(None, stateful=False))
 
@@ -95,7 +95,7 @@ def installed(
 
     Raises:
         TypeError: If an option is unknown, or has the wrong type.
-        ValueError: If a value is out of range, or its device is not there.
+        ValueError: If a value is out of range, or its device does not exist.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
         RuntimeError: For ``stateful=True`` on other systems than Linux.
     """

@@ -94,7 +94,7 @@ class Workers(WorkerPool):
     def shutdown(self) -> None:
         """Ends all actors. Iterators that still have some raise an error.
 
-        Calling it again does nothing. An iterator that begins afterwards is a ``RuntimeError``.
+        Calling it again does nothing. An iterator that begins afterwards raises ``RuntimeError``.
         """
         if _native.SUPPORTED:
             self._actors.end()

@@ -21,7 +21,7 @@ class RolloverBatchSampler(BatchSampler):
     Args:
         sampler: Any iterable of indices.
         batch_size: Indices in a batch. A later value counts from the next epoch on.
-        drop_last: False. Code that makes batch samplers anew passes it.
+        drop_last: False. Code that copies batch samplers passes it.
 
     Raises:
         ValueError: If ``batch_size`` is no positive int, or ``drop_last`` is true.

@@ -92,7 +92,7 @@ def doctor(*, rate: bool = True) -> Diagnosis:
     """Checks this machine, this Python and this torch for anything that would stop or slow down a loader.
 
     Looks at versions, at reasons that keep loaders off the native path, and at the limits on processes,
-    descriptors and memory, and runs a test loader beside torch's. ``python -m ringloader doctor`` prints the
+    descriptors and memory, and runs a test loader and torch's. ``python -m ringloader doctor`` prints the
     same. Changes nothing, and draws no random numbers of this process.
 
     Args:

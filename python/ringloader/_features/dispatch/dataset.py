@@ -20,7 +20,7 @@ _Pass = Callable[[Iterator[Any]], Iterator[Any]]
 class Dispatch(torch.utils.data.IterableDataset[Any]):
     """An ``IterableDataset`` over a source that cannot be split, such as a socket, a queue or one large file.
 
-    With workers, one process beside them reads the source: the dispatching process. Item ``k`` goes to
+    With workers, one more process reads the source: the dispatching process. Item ``k`` goes to
     worker ``k % num_workers``; each item goes to exactly one. Tensors and arrays travel through shared
     memory, other objects are pickled. The workers apply ``map``, ``filter`` and ``batch`` in the order in
     which they were called, and collate. Without workers all of that happens in the main process.
@@ -30,8 +30,8 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
 
     ``iter(iterable)`` is called at the start of each epoch, in the dispatching process. An error of the
     source is raised in place of the batch whose item it was; then the source is asked for the next item.
-    The dispatching process starts and ends with the workers. It has random numbers of its own, seeded as
-    those of a worker behind the last one, and its ``get_worker_info()`` is None.
+    The dispatching process starts and ends with the workers. Its random numbers are seeded like those
+    of one more worker, and its ``get_worker_info()`` is None.
 
     It must be the loader's ``dataset`` itself. torch's own loader raises an error with workers: use
     ``ringloader.DataLoader``, ``install`` or ``convert``.

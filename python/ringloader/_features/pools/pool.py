@@ -93,7 +93,7 @@ class WorkerPool:
     def shutdown(self) -> None:
         """Ends all processes. Iterators that still have some raise torch's error for lost workers.
 
-        Calling it again does nothing. An iterator that begins afterwards is a ``RuntimeError``.
+        Calling it again does nothing. An iterator that begins afterwards raises ``RuntimeError``.
         """
         if _native.SUPPORTED:
             self._own().shut_down()

@@ -21,7 +21,7 @@ class Verdict:
         kind: ``"caller"``: the training step; the loader keeps up. ``"dataset"``, ``"collate"`` or
             ``"send"``: that part of the workers' work. ``"main"``: the main process reads the sampler,
             decodes or moves batches. ``"memory"``: workers wait for room while the caller waits.
-            ``"order"``: a worker or a sample is slow, and others idle behind it. ``"startup"``: the start
+            ``"order"``: a worker or a sample is slow, and others wait for it. ``"startup"``: the start
             took most of the epoch. ``"unknown"``: too few batches, or nothing stands out.
         text: One or two sentences, with the figures and what to change.
         gain: The factor by which such an epoch would be shorter with another number of workers, by the model
@@ -105,8 +105,8 @@ class EpochStats:
         seconds: From ``iter`` on.
         startup: Until the first batch was returned.
         waiting: In ``next``, after that.
-        caller: Between the calls of ``next``: the training step. It is the host's time: what a device does
-            behind it is not seen.
+        caller: Between the calls of ``next``: the training step. It is the host's time: work of a
+            device after that is not seen.
         main: Work of the main process: ``"decode"``, ``"place"`` (pinning, copies to a device,
             ``device_transform``) and ``"index"`` (the sampler). Most of it lies in the time in ``next``.
         workers: The workers. Without workers one, with ``id`` 0, which is the main process. On torch's own
@@ -143,7 +143,7 @@ class EpochStats:
         """Writes the last 10,000 batches as Chrome trace events, for Perfetto and ``chrome://tracing``.
 
         There is a track for the main process and one for each worker. Times are of the same base as those of
-        ``torch.profiler``, whose file may be put beside it.
+        ``torch.profiler``, whose file can be merged with it.
 
         Args:
             path: The file, as ``open`` takes it.
