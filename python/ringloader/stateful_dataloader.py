@@ -104,7 +104,9 @@ class StatefulDataLoader(DataLoader[_T_co]):
             ``in_order=False``. The logger ``ringloader`` says so once.
 
         Raises:
-            RuntimeError: If several threads share a dataset that has a state, or if taking it failed.
+            RuntimeError: If several threads share a dataset that has a state, or if an index that
+                ``last_batch="rollover"`` keeps is no int.
+            Exception: Without workers, an error of the dataset's own ``state_dict``.
         """
         return tracked.state_of(self)
 
