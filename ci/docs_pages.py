@@ -42,6 +42,9 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     if src_uri.startswith("dev/"):
         # Users search for other things.
         page.meta["search"] = {"exclude": True}
+    if src_uri.startswith("api/") or src_uri in ("measuring.md", "changelog.md", "contributing.md"):
+        # Pages that explain come before reference and record.
+        page.meta["search"] = {"boost": 0.5}
     parts = _FENCE.split(markdown)
     return "".join(part if part.startswith("```") else in_site(part, src_uri) for part in parts)
 
