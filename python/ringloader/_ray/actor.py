@@ -1,4 +1,7 @@
-"""An actor of a Ray cluster, which is a worker of one iterator after another, on any machine."""
+"""An actor of a Ray cluster, which is a worker of one iterator after another on any machine, and its pickles.
+
+The dataset and the functions of a loader are pickled once, and put into Ray's store once.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,18 @@ import platform
 import sys
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
+import ray.cloudpickle
 import torch
 
 import ringloader._native as _native
 from ringloader._common import held_memory
-from ringloader._features.pools.main import Held, ProcessState, undo_options
-from ringloader._features.pools.objects import Key
+from ringloader._features.pools.main import Held, ProcessState, Unpickler, undo_options
+from ringloader._features.pools.objects import Key, Record
+from ringloader._start import fallback
 from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._worker import entry, malloc
@@ -86,23 +91,83 @@ def versions() -> dict[str, str]:
     }
 
 
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes, find: Callable[[Key], Any]) -> None:
-        super().__init__(io.BytesIO(data))
-        self._find = find
-
-    def persistent_load(self, key: Any) -> Any:
-        return self._find(key)
-
-
-def _loads(data: bytes, find: Callable[[Key], Any]) -> Any:
-    thing, named = _Unpickler(data, find).load()
+def _loads(data: bytes, held: Held) -> Any:
+    thing, named = Unpickler(io.BytesIO(data), held).load()
     main = sys.modules["__main__"]
     for one in named:
         # A batch, or an error, names the class as the main process finds it.
         if "." not in one.__qualname__:
             setattr(main, one.__qualname__, one)
     return thing
+
+
+class _Pickler(ray.cloudpickle.CloudPickler):  # type: ignore[misc]
+    """Pickles by value what no module has, and notes the classes of the main module among it.
+
+    Args:
+        file: Where the pickle goes.
+        keys: By their addresses, objects that the actor has, with their keys.
+    """
+
+    # The table of Ray's class hides the attribute that a pickler reads.
+    dispatch_table = vars(pickle.Pickler)["dispatch_table"]
+
+    def __init__(self, file: io.BytesIO, keys: Mapping[int, Key]) -> None:
+        super().__init__(file, pickle.DEFAULT_PROTOCOL)
+        self.dispatch_table = fallback.reducers_of(ray.cloudpickle.CloudPickler)
+        self._keys = keys
+        self.named: list[type] = []
+
+    def persistent_id(self, thing: Any) -> Key | None:
+        return self._keys.get(id(thing))
+
+    def reducer_override(self, thing: Any) -> Any:
+        if isinstance(thing, type) and thing.__module__ == "__main__" and thing not in self.named:
+            self.named.append(thing)
+        return super().reducer_override(thing)
+
+
+def dumps(thing: object, keys: Mapping[int, Key]) -> bytes:
+    """Pickles an object for an actor, with the classes of the main module that it needs.
+
+    Args:
+        thing: The object.
+        keys: By their addresses, objects that the actor has, with their keys.
+    """
+    file = io.BytesIO()
+    pickler = _Pickler(file, keys)
+    # The list is pickled last, and has by then what the object needs.
+    pickler.dump((thing, pickler.named))
+    return file.getvalue()
+
+
+class RayRecord(Record):
+    """The objects of one loader in Ray's store, in the state of its first iterator.
+
+    Raises:
+        TypeError: If one of them cannot be pickled.
+    """
+
+    def __init__(self, number: int, things: Mapping[str, Any]) -> None:
+        super().__init__(number, things)
+        self.ref: Any = ray.put(_pickled(things))
+
+
+def _pickled(things: Mapping[str, Any]) -> bytes:
+    try:
+        return dumps(dict(things), {})
+    except Exception as error:
+        for name, thing in things.items():
+            try:
+                dumps(thing, {})
+            except Exception as why:
+                raise TypeError(
+                    f"{name} cannot be pickled for workers on other machines ({type(why).__name__}: {why}); "
+                    "let each worker make what cannot be pickled, at the first use"
+                ) from error
+        raise TypeError(
+            f"the loader's objects cannot be pickled for workers on other machines: {error}"
+        ) from error
 
 
 class RelayEndpoint:
@@ -151,11 +216,11 @@ class Worker:
         self._numbers &= assignment.keep
         if assignment.record not in self._numbers:
             (objects,) = assignment.objects
-            things = _loads(ray.get(objects), self._held.get)
+            things = _loads(ray.get(objects), self._held)
             self._held.put(assignment.record, things)
             self._numbers.add(assignment.record)
             del things
-        work, options = _loads(assignment.work, self._held.get)
+        work, options = _loads(assignment.work, self._held)
         relay = _connected(assignment)
         try:
             port = relay.attach()

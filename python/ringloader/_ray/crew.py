@@ -20,8 +20,7 @@ from ray.exceptions import RayActorError, RayError
 
 import ringloader._native as _native
 from ringloader._features.pools.objects import LoaderObjects
-from ringloader._ray.actor import Assignment, Birth, Worker, versions
-from ringloader._ray.objects import RayRecord
+from ringloader._ray.actor import Assignment, Birth, RayRecord, Worker, versions
 
 # Characters of Ray's words for the end of an actor.
 _LONGEST = 300

@@ -14,8 +14,7 @@ import ringloader._native as _native
 from ringloader._core.feature import Feature, Options, Setup
 from ringloader._features.pools.crew import Lent
 from ringloader._log import logger
-from ringloader._ray import objects
-from ringloader._ray.actor import Assignment, UnreachableError
+from ringloader._ray.actor import Assignment, UnreachableError, dumps
 from ringloader._ray.crew import Actor, ActorWorker, Crew, address_of, wait_until
 from ringloader._torch import internals
 from ringloader._transport import budget, overdue
@@ -146,7 +145,7 @@ class RayTransport(Transport):
     def _begin(self, work: Work, actor: Actor, number: int) -> ActorWorker:
         fields = tuple(work._replace(options=()))
         try:
-            pickled = objects.dumps((fields, self.options), self._record.keys())
+            pickled = dumps((fields, self.options), self._record.keys())
             assignment = Assignment(
                 self._host,
                 self._relay.port,

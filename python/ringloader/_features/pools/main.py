@@ -64,7 +64,9 @@ class SentFd:
 _received: dict[int, int] = {}
 
 
-class _Unpickler(pickle.Unpickler):
+class Unpickler(pickle.Unpickler):
+    """Finds what the process holds by its key."""
+
     def __init__(self, file: Any, held: Held) -> None:
         super().__init__(file)
         self._held = held
@@ -137,10 +139,10 @@ class Assignments:
         _received.update(enumerate(fds))
         # An error in here ends the process.
         with file:
-            sent = _Unpickler(file, held).load()
+            sent = Unpickler(file, held).load()
             if sent is not None:
                 held.put(*sent)
-            return _Unpickler(file, held).load()
+            return Unpickler(file, held).load()
 
     def close(self) -> None:
         """Closes what it has, at the end of the process."""
