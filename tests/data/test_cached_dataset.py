@@ -160,7 +160,7 @@ def _refuse():
 
 @pytest.mark.parametrize("sample", [lambda: 1, threading.Lock(), Unloadable(), multiprocessing.Lock()])
 def test_what_cannot_be_pickled_is_passed_on_and_said_once(sample, caplog):
-    ringloader._data.cached_dataset._logged.clear()
+    ringloader._torch.select_path._logged.clear()
     dataset = Samples([sample, (1, sample), 5])
     cached = CachedDataset(dataset)
     with caplog.at_level(logging.WARNING, "ringloader"):
@@ -190,7 +190,7 @@ def test_a_bound_keeps_what_is_in_and_makes_the_rest(caplog):
 
 
 def test_a_sample_larger_than_the_bound_is_said_and_the_others_are_kept(caplog):
-    ringloader._data.cached_dataset._logged.clear()
+    ringloader._torch.select_path._logged.clear()
     dataset = Samples([torch.zeros(100_000), 1, torch.zeros(100_000)])
     cached = CachedDataset(dataset, 10_000)
     for _ in range(2):
@@ -231,7 +231,7 @@ def test_attributes_are_the_datasets_but_for_those_of_an_epoch(caplog):
         def state_dict(self):
             raise AssertionError
 
-    ringloader._data.cached_dataset._logged.clear()
+    ringloader._torch.select_path._logged.clear()
     cached = CachedDataset(Named(3))
     assert cached.classes == ("cat", "dog") and cached.shape == (3, 40)
     said = [record.message for record in caplog.records]
@@ -357,7 +357,7 @@ def test_what_cannot_be_pickled_is_tried_again_by_the_next_run(tmp_path):
 
 
 def test_what_cannot_be_unpickled_any_more_is_made_again_and_said(tmp_path, caplog, monkeypatch):
-    ringloader._data.cached_dataset._logged.clear()
+    ringloader._torch.select_path._logged.clear()
     monkeypatch.setattr(Thing, "__module__", "gone")
     module = sys.modules["gone"] = types.ModuleType("gone")
     module.Thing = Thing
@@ -377,7 +377,7 @@ def test_what_cannot_be_unpickled_any_more_is_made_again_and_said(tmp_path, capl
 
 
 def test_many_samples_that_are_not_kept_are_said_in_one_line(caplog):
-    ringloader._data.cached_dataset._logged.clear()
+    ringloader._torch.select_path._logged.clear()
     with caplog.at_level(logging.WARNING, "ringloader"):
         cached = CachedDataset(Samples([lambda: 1 for _ in range(10)]))
         assert all(cached[index]() == 1 for index in range(10))

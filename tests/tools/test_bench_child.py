@@ -78,7 +78,7 @@ def test_each_measurement_has_a_process_which_returns_or_says_how_it_ended(tmp_p
     assert added == (3, multiprocessing.get_context().get_start_method())
     assert stopped == ("TargetError", "no loader", "traceback")
     assert failed[:2] == ("RunError", "ValueError: ('bad', 'sample')") and "in fail\n" in failed[2]
-    assert killed == ("RunError", "its process was killed by SIGKILL", "Aborted")
+    assert killed == ("RunError", "its process was killed by signal 9 (Killed)", "Aborted")
     assert left == ("RunError", "its process ended with exit code 4", "")
 
 

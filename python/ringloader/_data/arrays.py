@@ -204,7 +204,7 @@ class SharedArray(_NDArray):
         if not _native.SUPPORTED and context.get_spawning_popen() is not None:
             _log_copy()
         if not _native.SUPPORTED or context.get_spawning_popen() is None:
-            return _of_array, (type(self), self.view(np.ndarray).copy())
+            return type(self), (self.view(np.ndarray).copy(),)
         whole = np.frombuffer(memory.map, np.uint8)
         offset = self.__array_interface__["data"][0] - whole.__array_interface__["data"][0]
         layout = (self.shape, self.dtype, offset if self.size else 0, self.strides, self.flags.writeable)
@@ -281,10 +281,6 @@ def _sizes(shape: Any) -> tuple[int, ...]:
 def _check(dtype: np.dtype[Any]) -> None:
     if dtype.hasobject:
         raise TypeError(f"dtype {dtype} refers to Python objects, which no memory can share: use SharedList")
-
-
-def _of_array(kind: type[SharedArray], array: _NDArray) -> SharedArray:
-    return kind(array)
 
 
 def _of_descriptor(kind: type[SharedArray], sent: Any, layout: tuple[Any, ...]) -> SharedArray:

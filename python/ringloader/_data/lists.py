@@ -8,7 +8,7 @@ import os
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
 from multiprocessing import context, reduction
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, overload
 
 import ringloader._native as _native
 
@@ -105,15 +105,10 @@ class SharedList(SharedSequence, Sequence[_T]):
         # Attributes of a subclass; usually there are none.
         attributes = self.__dict__ or None
         if not _native.SUPPORTED:
-            return _of_items, (type(self), cast(Any, self).to_items()), attributes
+            return type(self), (list(self),), attributes
         if context.get_spawning_popen() is None:
             return _of_bytes, (type(self), self.to_bytes()), attributes
         return _of_descriptor, (type(self), reduction.DupFd(self.fileno()), self.extent()), attributes
-
-
-def _of_items(kind: type[SharedList[Any]], items: list[bytes]) -> SharedList[Any]:
-    """Returns a list that was pickled on another system than Linux, there or on Linux."""
-    return kind(map(pickle.loads, items)) if _native.SUPPORTED else cast(Any, kind).of_items(items)
 
 
 def _of_bytes(kind: type[SharedList[Any]], data: bytes) -> SharedList[Any]:

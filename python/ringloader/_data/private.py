@@ -117,23 +117,14 @@ class PrivateSequence:
             made._items = [_pickled(number, item) for number, item in enumerate(iterable)]
         return made
 
-    @classmethod
-    def of_items(cls, items: list[bytes]) -> Self:
-        """Returns the list of items that :meth:`to_items` has given."""
-        made = PrivateSequence.__new__(cls)
-        made._items = items
-        return made
-
-    def to_items(self) -> list[bytes]:
-        """Returns the pickle of each item."""
-        return self._items
-
     def __len__(self) -> int:
         return len(self._items)
 
     def __getitem__(self, key: Any, /) -> Any:
         if isinstance(key, slice):
-            return self.of_items(self._items[key])
+            part = PrivateSequence.__new__(type(self))
+            part._items = self._items[key]
+            return part
         return pickle.loads(self._items[operator.index(key)])
 
     @property

@@ -6,6 +6,7 @@ The dataset and the functions of a loader are pickled once, and put into Ray's s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import gc
 import importlib.metadata
 import io
@@ -29,7 +30,7 @@ from ringloader._features.pools.objects import Key, Record
 from ringloader._start import fallback
 from ringloader._torch import internals
 from ringloader._transport import budget
-from ringloader._worker import entry, malloc
+from ringloader._worker import entry
 from ringloader._worker.channel import ProcessChannel
 from ringloader._worker.options import WorkerOption
 
@@ -181,11 +182,13 @@ class RelayEndpoint:
 class RelayChannel(ProcessChannel):
     """The channel of a worker whose rings a relay connects with the main process."""
 
-    relay: _native.WorkerRelay
+    def __init__(self, relay: _native.WorkerRelay, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self._relay = relay
 
     def put(self, message: tuple[Any, Any]) -> None:
         if type(message[1]) is internals.IterableDatasetStopIteration:
-            self.relay.end_part(message[0])
+            self._relay.end_part(message[0])
         super().put(message)
 
 
@@ -224,12 +227,7 @@ class Worker:
         relay = _connected(assignment)
         try:
             port = relay.attach()
-
-            def channel(port: _native.Port, worker: int, trimming: malloc.Trimming) -> RelayChannel:
-                made = RelayChannel(port, worker, trimming)
-                made.relay = relay
-                return made
-
+            channel = functools.partial(RelayChannel, relay)
             with warnings.catch_warnings():
                 entry.run_at(port, RelayEndpoint(assignment.share, options), work, channel)
         finally:

@@ -80,18 +80,14 @@ def reason_not_reached(loader: object, loader_class: Any) -> str | None:
         loader: A loader.
         loader_class: torch's class.
     """
-    owner = _owner_of(loader, loader_class)
-    return None if owner is None else f"{owner} has a _get_iterator that does not call torch's"
-
-
-def _owner_of(loader: object, loader_class: Any) -> str | None:
+    reason = "{} has a _get_iterator that does not call torch's"
     if _NAME in getattr(loader, "__dict__", ()):
-        return "the object"
+        return reason.format("the object")
     for cls in type(loader).__mro__:
         if cls is loader_class:
             return None
         if _NAME in vars(cls) and not _goes_on(vars(cls)[_NAME]):
-            return f"{cls.__module__}.{cls.__qualname__}"
+            return reason.format(f"{cls.__module__}.{cls.__qualname__}")
     return None
 
 

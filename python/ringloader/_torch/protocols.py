@@ -57,7 +57,6 @@ class TorchIterator(Protocol):
     _world_size: int
     _index_sampler: Any
     _sampler_iter: Iterator[Any]
-    _num_yielded: int
 
     def __next__(self) -> Any: ...
 

@@ -52,8 +52,7 @@ class WorkerEndpoint:
         return _native.Port.inherit(self._engine, self.worker, self._busy)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fds = self._engine.worker_fds(self.worker).as_dict()
-        sent = {name: reduction.DupFd(fd) for name, fd in fds.items()}
+        sent = [reduction.DupFd(fd) for fd in self._engine.worker_fds(self.worker)]
         return SentEndpoint, (sent, self.worker, self.share, self.options, self._busy)
 
 
@@ -62,7 +61,7 @@ class SentEndpoint:
 
     def __init__(
         self,
-        sent: dict[str, Any],
+        sent: Sequence[Any],
         worker: int,
         share: int,
         options: Sequence[WorkerOption],
@@ -76,11 +75,11 @@ class SentEndpoint:
 
     def attach(self) -> _native.Port:
         """The worker's end."""
-        fds = {name: sent.detach() for name, sent in self._sent.items()}
+        fds = [sent.detach() for sent in self._sent]
         try:
-            return _native.Port.attach(_native.WorkerFds(**fds), self.worker, self.share, self._busy)
+            return _native.Port.attach(fds, self.worker, self.share, self._busy)
         finally:
-            for fd in fds.values():
+            for fd in fds:
                 os.close(fd)
 
 

@@ -90,7 +90,7 @@ mod _native {
         transport::event::WorkerEnded,
         transport::joint_engine::JointEngine,
         transport::joint_port::JointPort,
-        transport::memory::{SlotMemory, WorkerFds},
+        transport::memory::SlotMemory,
         transport::port::Port,
         transport::queues::ThreadQueues,
         transport::relay::{MainRelay, WorkerRelay},

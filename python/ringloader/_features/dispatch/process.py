@@ -199,9 +199,7 @@ def _accept(requests: socket.socket, workers: int, share: int) -> list[Consumer]
         if not message:
             raise _StopError
         try:
-            worker, *names = message.decode().split()
-            sent = _native.WorkerFds(**dict(zip(names, fds, strict=True)))
-            found[int(worker)] = Consumer(_native.Port.attach(sent, 0, share))
+            found[int(message)] = Consumer(_native.Port.attach(fds, 0, share))
         finally:
             for fd in fds:
                 os.close(fd)

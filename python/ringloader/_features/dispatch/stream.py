@@ -101,18 +101,18 @@ class DispatchEnd(WorkerOption):
         _ends[self._key, worker] = self
         self._port = port
         self._engine = _native.Engine(1, self._allowance, self._share)
-        fds = self._engine.worker_fds(0).as_dict()
-        # The engine keeps its own for as long as it is not watched.
-        fds["socket"] = os.dup(fds["socket"])
+        *fds, engines = self._engine.worker_fds(0)
+        # The engine keeps its own socket for as long as it is not watched.
+        fds.append(os.dup(engines))
         try:
             with self._requests as requests:
                 # Before the request: if the process has ended, and another one has its number, sending fails.
                 self._engine.watch_worker(0, self._pid)
-                socket.send_fds(requests, [f"{worker} {' '.join(fds)}".encode()], list(fds.values()))
+                socket.send_fds(requests, [str(worker).encode()], fds)
         except (BrokenPipeError, ConnectionError):
             self._has_died = True
         finally:
-            os.close(fds["socket"])
+            os.close(fds[-1])
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
         """Begins the next epoch. What is left of the one before is dropped."""

@@ -97,10 +97,7 @@ def _serve(
 def _end(exitcode: int) -> str:
     if exitcode >= 0:
         return f"ended with exit code {exitcode}"
-    try:
-        return f"was killed by {signal.Signals(-exitcode).name}"
-    except ValueError:
-        return f"was killed by signal {-exitcode}"
+    return f"was killed by signal {-exitcode} ({signal.strsignal(-exitcode)})"
 
 
 def memory_of_tree() -> int | None:

@@ -14,7 +14,7 @@ use ringloader_core::transport::received::Received;
 use ringloader_core::transport::{Control, Transport};
 
 use super::event::{Event, Unsent, WorkerEnded, stand_in};
-use super::memory::{SlotMemory, WorkerFds};
+use super::memory::SlotMemory;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::layout::{Layout, LayoutCache};
 use crate::batch::template::TemplateCache;
@@ -66,10 +66,22 @@ impl Engine {
         Ok(self.core()?.worker_fds(0).segment.as_raw_fd())
     }
 
-    /// The descriptors that a worker needs, until its process is watched.
-    fn worker_fds(&self, worker: u32) -> PyResult<WorkerFds> {
-        WorkerFds::of(&self.core()?.worker_fds(worker))
-            .ok_or_else(|| PyRuntimeError::new_err(format!("worker {worker} has its descriptors already")))
+    /// The descriptors that a worker needs, until its process is watched, in the order of `Port.attach`. They stay the
+    /// engine's.
+    fn worker_fds(&self, worker: u32) -> PyResult<[RawFd; 5]> {
+        let core = self.core()?;
+        let fds = core.worker_fds(worker);
+        let socket = fds
+            .socket
+            .as_ref()
+            .ok_or_else(|| PyRuntimeError::new_err(format!("worker {worker} has its descriptors already")))?;
+        Ok([
+            fds.segment.as_raw_fd(),
+            fds.worker_eventfd.as_raw_fd(),
+            fds.parent_eventfd.as_raw_fd(),
+            fds.parent_pidfd.as_raw_fd(),
+            socket.as_raw_fd(),
+        ])
     }
 
     /// Watches the process with this id as a worker.

@@ -15,7 +15,6 @@ use ringloader_core::transport::port::{Chunk, Port as Core, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
-use super::memory::WorkerFds;
 use crate::batch::encode::Spare;
 use crate::gil::{Deadline, detached, exception};
 use crate::process::{GRACE, duplicate};
@@ -49,17 +48,19 @@ impl Port {
         Self::attached(engine.control().clone(), worker, engine.share(), fds, busy)
     }
 
-    /// The end of a worker that was sent the descriptors, which stay the caller's. `busy`: as for `inherit`.
+    /// The end of a worker that was sent the descriptors of `Engine.worker_fds`, which stay the caller's. `busy`: as for
+    /// `inherit`.
     #[staticmethod]
     #[pyo3(signature = (fds, worker, share, busy = None))]
-    fn attach(fds: &WorkerFds, worker: u32, share: u64, busy: Option<Vec<u64>>) -> PyResult<Self> {
-        let segment = Segment::attach(duplicate(fds.segment)?.as_fd()).map_err(exception)?;
+    fn attach(fds: [RawFd; 5], worker: u32, share: u64, busy: Option<Vec<u64>>) -> PyResult<Self> {
+        let [segment, eventfd, parent_eventfd, parent_pidfd, socket] = fds;
+        let segment = Segment::attach(duplicate(segment)?.as_fd()).map_err(exception)?;
         let control = Arc::new(Control::attach(segment).map_err(exception)?);
         let fds = PortFds {
-            eventfd: duplicate(fds.worker_eventfd)?,
-            parent_eventfd: duplicate(fds.parent_eventfd)?,
-            parent_pidfd: duplicate(fds.parent_pidfd)?,
-            socket: duplicate(fds.socket)?,
+            eventfd: duplicate(eventfd)?,
+            parent_eventfd: duplicate(parent_eventfd)?,
+            parent_pidfd: duplicate(parent_pidfd)?,
+            socket: duplicate(socket)?,
         };
         Self::attached(control, worker, share, fds, busy)
     }
