@@ -12,7 +12,7 @@ from bench_parts import AUTO, OURS, THREADS, TORCH, Returning, Squares, rate_of,
 from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
-from ringloader._tools.bench import arguments, child, command, measure, results
+from ringloader._tools.bench import arguments, child, command, measure
 from ringloader._tools.bench.arguments import Configuration, RunError
 
 pytestmark = pytest.mark.rings_only
@@ -81,10 +81,10 @@ def test_a_loader_that_finds_its_number_is_measured_beside_the_others(demo):
     assert found == (Configuration("torch", 1), Configuration("ringloader", 1), AUTO)
     assert str(AUTO) == "ringloader with num_workers='auto'"
     measured = {AUTO: {0: rate_of(50)}, Configuration("ringloader", 1): {0: rate_of(10)}}
-    rows = results.rows(measured)
-    assert results.best(rows).configuration.number == 1
-    assert results.recommended(rows)[0].configuration.number == 1
-    assert "auto" in results.table(rows)
+    rows = command.rows_of(measured)
+    assert command.fastest_of(rows).configuration.number == 1
+    assert command.recommended_of(rows)[0].configuration.number == 1
+    assert "auto" in command.table(rows)
 
 
 @pytest.mark.parametrize("is_auto", [False, True])
@@ -103,7 +103,7 @@ def test_a_ratio_is_taken_inside_a_round_and_figures_are_medians():
         TORCH: {0: rate_of(10), 1: rate_of(100), 2: rate_of(1000)},
         OURS: {0: rate_of(20, memory=1), 1: rate_of(200, memory=3), 2: rate_of(1000)},
     }
-    theirs, ours = results.rows(measured)
+    theirs, ours = command.rows_of(measured)
     assert (theirs.batches_per_second, ours.batches_per_second, ours.ratio) == (100, 200, 2)
     assert (theirs.memory_mb, ours.memory_mb) == (None, 2)
     assert ours.to_dict() == {
@@ -115,7 +115,7 @@ def test_a_ratio_is_taken_inside_a_round_and_figures_are_medians():
         "main_cpu_us": 1000,
         "memory_mb": 2,
     }
-    assert results.table([theirs, ours]).splitlines() == [
+    assert command.table([theirs, ours]).splitlines() == [
         "loader      workers  batches/s  ratio  first batch  main CPU/batch  memory",
         "torch             2        100      -       500 ms            1 ms       -",
         "ringloader        2        200   2.00       500 ms            1 ms    2 MB",
@@ -126,7 +126,7 @@ def recommended(rates, step=0.0):
     """Recommends for rates by the number of workers."""
     measured = {Configuration("ringloader", n): {0: rate_of(rate, step=step)} for n, rate in rates.items()}
     measured[Configuration("torch", 0)] = {0: rate_of(1e6)}
-    row, reason = results.recommended(results.rows(measured))
+    row, reason = command.recommended_of(command.rows_of(measured))
     return row.configuration.num_workers, reason
 
 
@@ -136,7 +136,7 @@ def test_the_fewest_workers_near_the_best_rate_are_recommended():
         "the fewest workers within 5 % of the best rate: 96% of that with num_workers=4",
     )
     assert recommended({0: 20, 1: 90}) == (1, "the best rate")
-    assert results.recommended([]) is None
+    assert command.recommended_of([]) is None
 
 
 def test_the_fewest_workers_that_hide_behind_the_step_are_recommended():

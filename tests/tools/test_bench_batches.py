@@ -12,7 +12,7 @@ import torch
 from bench_parts import Returning
 from torch.utils.data import DataLoader as TorchLoader
 
-from ringloader._tools.bench import batches
+from ringloader._tools.bench import measure
 from ringloader._tools.bench.arguments import Configuration
 
 pytestmark = pytest.mark.rings_only
@@ -61,10 +61,10 @@ class Textless(Graph):
 )
 def test_the_first_difference_is_told(one, other, told):
     def described(value):
-        return [list(batches._parts(part, "")) for part in ([0], value)]
+        return [list(measure._parts(part, "")) for part in ([0], value)]
 
-    assert batches.difference(described(one), described(one)) is None
-    place, expected, got = batches.difference(described(one), described(other))
+    assert measure.difference(described(one), described(one)) is None
+    place, expected, got = measure.difference(described(one), described(other))
     assert place == told[0]
     assert expected.startswith(told[1])
     assert got != expected
@@ -72,8 +72,8 @@ def test_the_first_difference_is_told(one, other, told):
 
 def test_objects_with_their_addresses_are_equal_all_the_same():
     for kind in (lambda: {Graph(1)}, lambda: np.array([Graph(1)]), lambda: {Graph(1): 1}):
-        first, second = ([list(batches._parts(kind(), ""))] for _ in range(2))
-        assert batches.difference(first, second) is None
+        first, second = ([list(measure._parts(kind(), ""))] for _ in range(2))
+        assert measure.difference(first, second) is None
 
 
 def test_what_has_no_elements_or_lacks_a_field_is_described():
@@ -82,7 +82,7 @@ def test_what_has_no_elements_or_lacks_a_field_is_described():
         there: int = 1
         missing: int = field(init=False)
 
-    assert list(batches._parts([torch.empty(20, device="meta"), Lacking()], ""))[-1] == (
+    assert list(measure._parts([torch.empty(20, device="meta"), Lacking()], ""))[-1] == (
         "[1].missing",
         "NoneType None",
     )
@@ -91,11 +91,11 @@ def test_what_has_no_elements_or_lacks_a_field_is_described():
 def test_parts_that_lead_back_or_out_end_there():
     inside = Graph(1)
     inside.itself, inside.kind = [inside], Graph
-    assert list(batches._parts(inside, "")) == [
+    assert list(measure._parts(inside, "")) == [
         ("", "Graph"),
         (".x", "int 1"),
         (".edges", "dict ['index']"),
-        (".edges['index']", next(batches._parts(torch.zeros(2, 9), ""))[1]),
+        (".edges['index']", next(measure._parts(torch.zeros(2, 9), ""))[1]),
         (".itself", "list of 1"),
         (".itself[0]", "the Graph that it is a part of"),
         (".kind", "Graph"),
@@ -105,15 +105,15 @@ def test_parts_that_lead_back_or_out_end_there():
 def test_an_epoch_that_ends_early_is_a_difference():
     def described(length):
         loader = TorchLoader(range(length))
-        return batches.described(Returning(lambda: loader), Configuration("torch", 0))
+        return measure.described(Returning(lambda: loader), Configuration("torch", 0))
 
     assert len(described(30)) == 20
-    assert batches.difference(described(3), described(3)) is None
-    assert batches.difference(described(4), described(3))[::2] == ("batch 3", "nothing")
+    assert measure.difference(described(3), described(3)) is None
+    assert measure.difference(described(4), described(3))[::2] == ("batch 3", "nothing")
 
 
 def test_a_slow_loader_is_compared_by_what_it_gives_in_time(monkeypatch):
-    monkeypatch.setattr(batches, "_SECONDS", 0)
+    monkeypatch.setattr(measure, "_SECONDS", 0)
     loader = TorchLoader(range(9))
-    found = batches.described(Returning(lambda: loader), Configuration("torch", 0))
+    found = measure.described(Returning(lambda: loader), Configuration("torch", 0))
     assert found == [[("", "Tensor torch.int64 (1,) [0]")]]
