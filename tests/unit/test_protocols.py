@@ -62,7 +62,7 @@ def test_functions_of_our_modules_are_there():
 
 
 # Objects of an unknown class: the import system's, and an iterator that code of the program may have made.
-UNKNOWN = {"_patch/importing.py": "loader", "_core/torchs.py": "iterator"}
+UNKNOWN = {"_patch/importing.py": "loader", "_core/torchs.py": "iterator", "_core/notes.py": "iterator"}
 
 
 def attributes_of(protocol: type) -> set[str]:
@@ -80,7 +80,7 @@ def made(loader_class: type) -> tuple[object, object]:
 
 def test_torchs_loaders_and_iterators_have_the_attributes_that_are_read():
     loader, iterator = made(torch.utils.data.DataLoader)
-    assert len(attributes_of(torchs.TorchLoader)) > 20 and len(attributes_of(torchs.TorchIterator)) >= 10
+    assert len(attributes_of(torchs.TorchLoader)) > 20 and len(attributes_of(torchs.TorchIterator)) >= 9
     assert {name for name in attributes_of(torchs.TorchLoader) if not hasattr(loader, name)} == set()
     assert {name for name in attributes_of(torchs.TorchIterator) if not hasattr(iterator, name)} == set()
 

@@ -16,6 +16,7 @@ from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator, PathName
+    from ringloader._torch.protocols import TorchLoader
 
 # A line of ``str(report)`` for each counter that is not zero.
 _LINES = {
@@ -121,7 +122,7 @@ class _Times:
         note: The note of its last iterator.
     """
 
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         self.used_at = asked.line_of_program()
         self.dataset = sized(loader.dataset)
         self.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
@@ -138,7 +139,7 @@ class Clock(Feature):
 
     position = StagePosition.CLOCK
 
-    def __init__(self, loader: object) -> None:
+    def __init__(self, loader: TorchLoader) -> None:
         self._last = time.monotonic()
         found = notes.of(loader)
         before = None if found is None else found.of_loader.more

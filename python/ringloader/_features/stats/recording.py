@@ -100,9 +100,10 @@ class Recording(Feature):
         else:
             transport.engine.time(self._clocks)
 
-    def begun(self, _loader: TorchLoader, iterator: Any) -> None:
-        if hasattr(iterator, "_transport"):
-            self._window = iterator._transport.joint_tasks
+    def begun(self, _loader: TorchLoader, iterator: OurIterator) -> None:
+        transport = getattr(iterator, "_transport", None)
+        if transport is not None:
+            self._window = transport.joint_tasks
 
     def schedule(self, scheduler: Any) -> None:
         scheduler.record(self.recorder, self._decodes_early)
