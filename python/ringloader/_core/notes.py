@@ -87,7 +87,7 @@ class Note:
         self.reason = of_loader.reason = reason
         self.counters = counters
         self.more: dict[str, Any] = {}
-        # What its loader's sums have of it: batches of the present epoch, and seconds.
+        # Its part in its loader's sums: batches of the present epoch, and seconds.
         self._batches, self._waited = 0, 0.0
 
     def follow(self, iterator: OurIterator) -> None:

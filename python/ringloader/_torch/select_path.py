@@ -266,7 +266,7 @@ def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: An
 
 
 def _replaced(name: str, found: Any) -> str:
-    """Says that a part of torch was replaced, and by which module, if that is known."""
+    """Says that a part of torch was replaced, and names the module if that is known."""
     while isinstance(found, functools.partial):
         found = found.func
     found = getattr(found, "__func__", found)

@@ -70,7 +70,7 @@ class SegmentCache:
         return found[1].take(), found[2]
 
     def store(self, engine: _native.Engine, beside: Beside | None = None) -> None:
-        """Closes an engine whose workers have ended. Keeps its memory and what is beside it, if it can."""
+        """Closes an engine whose workers have ended. Keeps its and the neighbouring memory, if it can."""
         if not self._store(engine, beside) and beside is not None:
             beside.close()
 
@@ -106,7 +106,7 @@ def forget(loader: TorchLoader) -> None:
 
 
 def _end(found: _Warm) -> None:
-    """Ends what is beside memory that is not used again."""
+    """Ends the memory next to memory that is not used again."""
     if found[2] is not None:
         found[2].close()
 

@@ -44,7 +44,7 @@ class Device(Feature):
         self.counters = moving.counts
 
     def memory(self, plan: MemoryPlan) -> MemoryPlan:
-        # What was registered for it is not for batches that the user is given where they lie.
+        # Memory that was registered for a device is not for batches that the user gets where they lie.
         return plan._replace(use=self._moving.device.type)
 
     def attach(self, transport: Any) -> None:

@@ -90,7 +90,7 @@ class PoolProcess:
             LostError: If the process has ended.
             BaseException: What pickling raises.
         """
-        # The objects too: an address is theirs as long as they are there.
+        # The objects too: an address is theirs while they exist.
         things = record.things()
         keys, sent = record.keys(), None
         if record.number not in self.numbers:

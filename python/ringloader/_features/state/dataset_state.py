@@ -102,7 +102,7 @@ class DatasetState:
         return Part(batches, begun.since + passed, begun.snapshot)
 
     def saved(self, returned: int) -> Workers:
-        """Returns the positions of all workers, once ``next`` has returned so many batches.
+        """Returns the positions of all workers, once ``next`` has returned ``returned`` batches.
 
         Raises:
             RuntimeError: If several threads share a dataset that has a state.

@@ -270,7 +270,7 @@ def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> No
     elif loaded.has_begun:
         return
     if draws:
-        # As torch's iterator does. MIRRORS torch dataloader.py::_BaseDataLoaderIter.
+        # torch's iterator draws it too. MIRRORS torch dataloader.py::_BaseDataLoaderIter.
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
