@@ -96,6 +96,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ``"thread"``; default: ``"multiprocessing"``). More: threads.md.
         worker_task: Unit of work of a worker: a whole batch, or samples of the next batch, which all workers
             make together (``"batch"``, ``"sample"``; default: ``"batch"``, as with torch). More: tuning.md.
+        worker_concurrency: The most samples of one worker that are under way at once, for datasets that wait
+            for a store or a network (default: ``1``: one sample after another, as with torch). More:
+            tuning.md.
         prefetch_epochs: ``True`` to begin the next epoch before this one ends, so that ``iter`` finds its
             first batches ready (default: ``False``, ``iter`` begins it). More: prefetch_epochs.md.
 
@@ -183,6 +186,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         main_prefetch: int = 0,
         worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         worker_task: Literal["batch", "sample"] = "batch",
+        worker_concurrency: int = 1,
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         seeding: Literal["torch", "epoch", "sample", "batch"] | None = None,

@@ -71,6 +71,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         main_prefetch: int = 0,
         worker_method: Literal["multiprocessing", "thread"] = "multiprocessing",
         worker_task: Literal["batch", "sample"] = "batch",
+        worker_concurrency: int = 1,
         last_batch: Literal["keep", "discard", "rollover"] | None = None,
         worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = None,
         seeding: Literal["torch", "epoch", "sample", "batch"] | None = None,

@@ -18,9 +18,8 @@ from torch.utils.data import default_collate
 import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
-from ringloader._features.threads import thread
 from ringloader._torch import collating, internals
-from ringloader._worker import collate
+from ringloader._worker import collate, worker_info
 from small_datasets import Made
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)
@@ -31,8 +30,8 @@ def in_worker(function: Callable[[], Any]) -> Any:
     """Returns what a function returns in a thread that is a worker."""
 
     def work() -> Any:
-        thread.put_worker_info_in_place()
-        thread.become_worker(0, 0, 1, None)
+        worker_info.put_in_place()
+        worker_info.become_worker(0, 0, 1, None)
         return function()
 
     with concurrent.futures.ThreadPoolExecutor(1) as executor:

@@ -142,6 +142,12 @@ CASES = {
         "worker_task='sample' and seeding='batch' do not go together",
         "leave seeding out",
     ),
+    ("worker_concurrency", 'with `seeding="batch"`'): Case(
+        {"worker_concurrency": 2, "seeding": "batch"},
+        {},
+        "worker_concurrency=2 and seeding='batch' do not go together",
+        "pass seeding='sample'",
+    ),
     ("worker_task", "with `Workers` on a cluster"): Case(
         {"worker_task": "sample", "worker_pool": ELSEWHERE},
         {},
@@ -219,6 +225,19 @@ CASES = {
         dispatch(),
         "worker_method='thread' and a Dispatch as dataset do not go together",
         "with num_workers=1",
+    ),
+    ("worker_concurrency", "with an `IterableDataset`"): Case(
+        {"worker_concurrency": 2},
+        {"dataset": Stream(range(4)), "num_workers": 1},
+        "worker_concurrency=2 and an IterableDataset do not go together",
+        "leave worker_concurrency out",
+    ),
+    ("worker_concurrency", "with a dataset that has a `state_dict`"): Case(
+        {"worker_concurrency": 2},
+        {"dataset": Saved(), "num_workers": 1},
+        "worker_concurrency=2 and a dataset with a state_dict do not go together",
+        "or pass snapshot_every_n_steps=None",
+        stateful=True,
     ),
     ("worker_task", "with an `IterableDataset`"): Case(
         {"worker_task": "sample"},

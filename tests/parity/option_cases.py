@@ -16,6 +16,7 @@ _ALONE: dict[str, Any] = {
     "main_prefetch": 2,
     "worker_method": "thread",
     "worker_task": "sample",
+    "worker_concurrency": 3,
     "worker_reset_fn": told,
     "seeding": "sample",
     "restart_workers": 3,

@@ -20,7 +20,7 @@ import ringloader
 from parity.datasets import ERRORS, identity
 from parity.describe import describe, difference, normalise
 from ringloader import DataLoader
-from ringloader._features.threads.thread import put_worker_info_in_place
+from ringloader._worker import worker_info
 from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only
@@ -341,7 +341,7 @@ def make_tensors(index):
 )
 def test_collation_in_a_thread_takes_no_shared_memory(collate, allocations, monkeypatch):
     # Once for the process: what is put in place later, the end of this test would undo.
-    put_worker_info_in_place()
+    worker_info.put_in_place()
     asked = []
     new_shared = torch.UntypedStorage._new_shared.__func__
     monkeypatch.setattr(

@@ -19,14 +19,14 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_599,
-    "modules of the package": 188,
-    "lines of the core": 4_713,
+    "lines of the package": 18_489,
+    "modules of the package": 196,
+    "lines of the core": 4_835,
     "lines of `_features/state`": 1_496,
     "lines of another feature": 919,
     "pairs of features": 5,
     "modules in one folder": 12,
-    "lines of Rust": 24_161,
+    "lines of Rust": 24_207,
     "files of the binding": 75,
     "lines that make code at run time": 2,
 }

@@ -113,6 +113,7 @@ PYTHON_MAY_USE = {
         "_data",
         "_features.arrays",
         "_features.auto",
+        "_features.concurrency",
         "_features.conflicts",
         "_features.device",
         "_features.dispatch",
@@ -145,6 +146,15 @@ PYTHON_MAY_USE = {
     },
     "_features.calls": {"_common", "_torch", "_transport"},
     "_features.checks": set(),
+    "_features.concurrency": {
+        "_common",
+        "_core",
+        "_data",
+        "_features.table",
+        "_log",
+        "_torch",
+        "_worker",
+    },
     "_features.conflicts": {
         "_core",
         "_features.about",

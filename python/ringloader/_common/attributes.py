@@ -48,3 +48,8 @@ def shown(value: object, most: int = 500) -> str:
         return f"{value!r:.{most}}"
     except Exception as error:
         return f"a {type(value).__name__} that cannot be shown ({type(error).__name__})"
+
+
+def is_awaitable(thing: object) -> bool:
+    """True for a coroutine, and for what else can be awaited."""
+    return hasattr(type(thing), "__await__")

@@ -10,7 +10,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ringloader._common.attributes import attribute
 from ringloader._common.weak_registry import WeakRegistry
@@ -227,3 +227,14 @@ def _forget_oldest() -> None:
             with contextlib.suppress(ValueError):
                 _loaders.remove(one)
                 _forgotten += 1
+
+
+class Closes(Protocol):
+    """An object that is to be closed."""
+
+    def close(self) -> None:
+        """Closes it. Calling it again does nothing."""
+
+
+# What a loader keeps beyond its iterators. `shutdown` closes it.
+beyond_iterators: WeakRegistry[Closes] = WeakRegistry()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import operator
 import os
 from collections.abc import Callable, Iterable, Sized
@@ -14,7 +15,7 @@ from typing import Any, Generic, Self, SupportsIndex, TypeVar, cast
 from torch.utils.data import Dataset, IterableDataset
 
 import ringloader._native as _native
-from ringloader._common.attributes import has_method
+from ringloader._common.attributes import has_method, is_awaitable
 from ringloader._common.proc import local_world_size
 from ringloader._data.private import PrivateSamples
 from ringloader._log import mib
@@ -122,11 +123,23 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         sample = self._kept(at)
         if sample is _MISSING:
             sample = self._make(at)
+            if is_awaitable(sample):
+                return self._when_it_comes(at, sample)
+        return sample if self.then is None else self.then(sample)
+
+    async def _when_it_comes(self, index: int, coming: Any) -> Any:
+        sample = await coming
+        if index not in self._refused:
+            # Another may keep it meanwhile.
+            sample = self._samples.make(index, functools.partial(self._claimed, come=sample))
         return sample if self.then is None else self.then(sample)
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
         """Returns the samples of a batch, in order."""
         return [self[index] for index in indices]
+
+    # Its samples do not come from one call.
+    _ringloader_asks_each = __getitems__
 
     def stats(self) -> dict[str, Any]:
         """Returns counts over all processes.
@@ -175,28 +188,35 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     def _make(self, index: int) -> Any:
         samples = self._samples
         if index in self._refused:
-            samples.count_miss()
-            return self.dataset[index]
+            return self._sample(index)
         # Natively, so that no interrupt comes between a claim and its end.
         return samples.make(index, self._claimed)
 
-    def _claimed(self, index: int, is_mine: bool | None) -> Any:
-        """Returns the sample, which this thread keeps or another one does; None: it cannot be kept."""
+    def _claimed(self, index: int, is_mine: bool | None, come: Any = _MISSING) -> Any:
+        """Returns the sample, which this thread keeps or another one does; None: it cannot be kept.
+
+        Args:
+            index: Its index.
+            is_mine: True if this thread keeps it.
+            come: The sample, if it has come already.
+        """
         if is_mine is None:
-            self._samples.count_miss()
-            return self.dataset[index]
+            return self._sample(index) if come is _MISSING else come
         if is_mine:
             # Another may have kept it between the look and the claim.
             kept = self._kept(index)
             if kept is not _MISSING:
                 return kept
-        return self._made(index, is_mine)
+        sample = self._sample(index) if come is _MISSING else come
+        return sample if is_awaitable(sample) else self._copied(index, sample, is_mine)
 
-    def _made(self, index: int, keeps: bool) -> Any:
+    def _sample(self, index: int) -> Any:
+        self._samples.count_miss()
+        return self.dataset[index]
+
+    def _copied(self, index: int, sample: Any, keeps: bool) -> Any:
         """Returns a copy of the sample: another thread may be about to keep the dataset's own object."""
         samples = self._samples
-        samples.count_miss()
-        sample = self.dataset[index]
         try:
             own, is_too_large = samples.put(index, sample, keeps)
         except MemoryError:

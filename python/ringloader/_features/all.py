@@ -39,6 +39,7 @@ fetchers = dict.fromkeys((numpy.ndarray, numpy.memmap, torch.Tensor, TensorDatas
 FEATURES = (
     ("ringloader._features.auto.auto_workers", {"num_workers"}),
     ("ringloader._features.arrays.gather", {"rows"}),
+    ("ringloader._features.concurrency.concurrency", {"worker_concurrency"}),
     ("ringloader._features.stats.recording", {"stats"}),
     ("ringloader._features.device.feature", {"device"}),
     ("ringloader._features.main_prefetch.decoding", {"main_prefetch"}),

@@ -15,6 +15,7 @@ import ringloader.bad_samples as bad_samples
 from ringloader._features import (
     auto,
     checks,
+    concurrency,
     device,
     joint,
     losses,
@@ -31,6 +32,7 @@ from ringloader._features import (
 )
 from ringloader._features.about import About, Never, option
 from ringloader._features.auto import NUM_WORKERS
+from ringloader._features.concurrency import WORKER_CONCURRENCY
 from ringloader._features.device import DEVICE, DEVICE_PREFETCH, DEVICE_TRANSFORM
 from ringloader._features.joint import WORKER_TASK
 from ringloader._features.losses import RESTART_WORKERS, SAMPLE_TIMEOUT, WATCHDOG
@@ -76,6 +78,7 @@ class Options:
     main_prefetch: int = MAIN_PREFETCH
     worker_method: Literal["multiprocessing", "thread"] = WORKER_METHOD
     worker_task: Literal["batch", "sample"] = WORKER_TASK
+    worker_concurrency: int = WORKER_CONCURRENCY
     last_batch: Literal["keep", "discard", "rollover"] | None = LAST_BATCH
     worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = WORKER_RESET_FN
     seeding: Literal["torch", "epoch", "sample", "batch"] | None = SEEDING
@@ -121,6 +124,7 @@ TABLE: dict[str, About] = {field.name: field.metadata["about"] for field in data
 DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Options)}
 _FEATURES = (
     auto,
+    concurrency,
     device,
     joint,
     losses,

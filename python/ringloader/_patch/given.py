@@ -24,6 +24,7 @@ class GivenOptions(TypedDict, total=False):
     main_prefetch: int
     worker_method: Literal["multiprocessing", "thread"]
     worker_task: Literal["batch", "sample"]
+    worker_concurrency: int
     worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None
     seeding: Literal["torch", "epoch", "sample", "batch"] | None
     seed: int | None

@@ -34,6 +34,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
     - ``main_prefetch`` with ``pin_memory``, or without workers;
     - ``worker_method="thread"`` with ``multiprocessing_context``, a DataPipe or a ``Dispatch``;
     - ``worker_task="sample"`` with an ``IterableDataset`` or a dataset that has a ``state_dict``;
+    - ``worker_concurrency`` with an ``IterableDataset`` or a dataset that has a ``state_dict``;
     - ``worker_reset_fn`` with a ``Dispatch``;
     - ``restart_workers`` with a ``Dispatch``;
     - ``on_error`` with a ``Dispatch``;

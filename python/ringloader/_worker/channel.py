@@ -152,5 +152,15 @@ class ProcessChannel(Results):
             task = self._take(timeout - pause)
         return task
 
+    def ahead(self) -> Any:
+        """Returns the next message in a tuple, before its turn; None if there is none. Never waits."""
+        task = self._port.ahead()
+        return (None,) if task is None and self._is_child and os.getppid() != self._parent else task
+
+    def begin_task(self) -> None:
+        """Notes the turn of a task that was taken before it."""
+        self._port.begin_task()
+        self._trimming.note_task()
+
     def is_done(self) -> bool:
         return self._port.is_done()

@@ -99,7 +99,8 @@ def run_at(
     collate.replace_collate(port)
     stand_ins.port = port
     for option in worker_end.options:
-        make_channel = option.join(work.worker, port, work.start) or make_channel
+        replace = option.join(work.worker, port, work.start)
+        make_channel = make_channel if replace is None else replace(make_channel)
     channel = make_channel(port, work.worker, trimming)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
     _run_as_torchs(channel, work)

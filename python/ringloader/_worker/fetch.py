@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
+
+from torch.utils.data import StackDataset, Subset
 
 from ringloader._torch import internals
 from ringloader._worker.result import Result
@@ -38,8 +41,30 @@ class Handler(Protocol):
             ``[replacement]``; ``[]`` to leave it out; None to try again.
         """
 
+    def pause(self, tries: int) -> float | None:
+        """Returns the seconds to wait before a sample that has failed is asked for again; None: it is not."""
+
     def several(self, samples: SampleFetcher, index: Any) -> list[Any]:
         """Asks a dataset for all samples of a batch at once. Returns ``[samples]``, or ``[]`` for none."""
+
+
+class Ahead(Protocol):
+    """The slot for samples that are begun before their batch is fetched.
+
+    Attributes:
+        is_careful: True while samples are made one at a time, because one may end the process.
+    """
+
+    is_careful: bool
+
+    def begin_batch(self, samples: SampleFetcher, index: Any, seeds: Sequence[int]) -> Any:
+        """Begins the samples of a batch, with their seeds, if they have any. Returns what has begun."""
+
+    def index_of(self, index: Any) -> Any:
+        """Returns the index of the batch that is fetched, which may be iterated again."""
+
+    def pause(self, seconds: float) -> None:
+        """Waits before a sample or a batch is asked for again, unless that was done."""
 
 
 class Parts(NamedTuple):
@@ -90,6 +115,7 @@ class SampleFetcher:
         several: Returns the samples of a batch from one call of ``__getitems__``.
         asks_each: True if a ``__getitems__`` is not called: the dataset is asked for each sample.
         handler: Handles errors; None: they are raised.
+        ahead: Begins samples before their batch is fetched; None: each is made when its turn comes.
         makes_parts: True if samples are left as they are until ``Parts`` of them come.
         gather: The fetcher that makes batches without asking for samples; None: there is none.
     """
@@ -101,6 +127,7 @@ class SampleFetcher:
         self.turn = Turn()
         self.before_batch: list[Callable[[], None]] = []
         self.handler: Handler | None = None
+        self.ahead: Ahead | None = None
         self.gather: Any = None
         self.asks_each = self.makes_parts = self.is_used = False
         self.is_by_index = internals.fetches_by_index(torchs)
@@ -132,6 +159,18 @@ class SampleFetcher:
     def fetcher(self) -> Any:
         """Returns the innermost fetcher, once features have filled the slots."""
         return self if self.is_used else self.gather or self.torchs
+
+    def begin(self, index: Any, seeds: Sequence[int] = ()) -> Any:
+        """Begins the samples of a batch that is to be fetched. Returns the batch; None: nothing has begun."""
+        if self.ahead is None or self.ahead.is_careful or self.gather is not None:
+            return None
+        return self.ahead.begin_batch(self, index, seeds)
+
+    @property
+    def is_asked_for_several(self) -> bool:
+        """True if the samples of a batch come from one call of ``__getitems__``."""
+        dataset = self.torchs.dataset
+        return not self.asks_each and hasattr(dataset, "__getitems__") and bool(dataset.__getitems__)
 
     def fetch(self, index: Any, /) -> Any:
         if self.gather is not None:
@@ -171,6 +210,8 @@ class SampleFetcher:
                 found = self.handler.failed(error, index, tries, is_batch)
             if found is not None:
                 return found
+            wait = time.sleep if self.ahead is None else self.ahead.pause
+            wait(self.handler.pause(tries) or 0.0)
             tries += 1
 
     def _by_index(self, index: Any) -> tuple[list[Any], Any]:
@@ -179,8 +220,9 @@ class SampleFetcher:
         turn.number = 0
         if not torchs.auto_collation:
             return self.tried(get, index, index), index
-        dataset = torchs.dataset
-        if not self.asks_each and hasattr(dataset, "__getitems__") and dataset.__getitems__:
+        if self.ahead is not None:
+            index = self.ahead.index_of(index)
+        if self.is_asked_for_several:
             if self.handler is not None:
                 return self.handler.several(self, index), index
             return [self.several(index)], index
@@ -221,6 +263,30 @@ class SampleFetcher:
         if asked == 0 or (torchs.drop_last and asked < len(index)):
             raise StopIteration
         return [data] if data else [], numbers
+
+
+def gives_several(dataset: Any) -> bool:
+    """True if the samples of a batch come from one call of a ``__getitems__`` of the dataset's own.
+
+    One that asks for one sample after another is none: that of a ``CachedDataset``, and those of torch's own
+    wrappers, unless a dataset in them has one.
+    """
+    method = getattr(dataset, "__getitems__", None)
+    own = getattr(method, "__func__", None)
+    if not method or (own is not None and own is getattr(type(dataset), "_ringloader_asks_each", None)):
+        return False
+    for wrapper in (Subset, StackDataset):
+        if type(dataset).__getitem__ is wrapper.__getitem__ and own is wrapper.__getitems__:
+            return any(map(gives_several, inner(dataset)))
+    return True
+
+
+def inner(dataset: Any) -> list[Any]:
+    """Returns the datasets that one of torch's, or a ``CachedDataset``, has inside."""
+    if not hasattr(dataset, "datasets"):
+        return [dataset.dataset] if hasattr(dataset, "dataset") else []
+    datasets: Any = dataset.datasets
+    return list(datasets.values() if isinstance(datasets, Mapping) else datasets)
 
 
 def _several(dataset: Any, index: Any) -> Any:

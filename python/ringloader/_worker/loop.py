@@ -25,6 +25,12 @@ class Channel(Protocol):
             end, or its main process has ended.
         """
 
+    def ahead(self) -> Any:
+        """Returns the next message in a tuple, before its turn; None if there is none. Never waits."""
+
+    def begin_task(self) -> None:
+        """Notes the turn of a task that was taken before it."""
+
     def put(self, message: tuple[Any, Any], /) -> None:
         """Sends a result: the number of a task and its batch, or an :class:`EpochStart` and None."""
 

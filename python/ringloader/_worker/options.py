@@ -70,6 +70,8 @@ class Position(enum.IntEnum):
     DISPATCH = enum.auto()
     # In the place of torch's fetcher.
     GATHER = enum.auto()
+    # Begins samples before their batch is fetched.
+    AHEAD = enum.auto()
     # Asks again for what raised in it.
     ERRORS = enum.auto()
     # Sets the dataset's epoch.
@@ -88,6 +90,8 @@ class Position(enum.IntEnum):
     BATCH = enum.auto()
     # Notes which batch is being made: the time in the other options is time in the batch.
     WATCH = enum.auto()
+    # Begins tasks before their turn, with all that the options before do.
+    TURN = enum.auto()
 
 
 class WorkerOption:
@@ -112,7 +116,8 @@ class WorkerOption:
             start: The beginning of its first epoch.
 
         Returns:
-            The function or class that makes the worker's channel; None: the usual one does.
+            A function of what makes the worker's channel, which returns what makes it in its place; None: as
+            it is.
         """
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:  # noqa: ARG002

@@ -5,7 +5,7 @@ use std::sync::{MutexGuard, OnceLock};
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
-use pyo3::types::{IntoPyDict, PyDict};
+use pyo3::types::{IntoPyDict, PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 use ringloader_core::os::clock::{monotonic, thread_cpu};
 use ringloader_core::sync::{AtomicU64, Lock, Ordering};
@@ -367,6 +367,12 @@ impl TimedFetch {
     #[new]
     fn new(recorder: Py<Recorder>, clock: Py<WorkerClock>, fetcher: Py<PyAny>, iterable: bool) -> Self {
         Self { recorder, clock, fetcher, iterable }
+    }
+
+    /// Begins a batch that is to be fetched, with what the fetcher is given for it.
+    #[pyo3(signature = (*given))]
+    fn begin<'py>(&self, given: &Bound<'py, PyTuple>) -> PyResult<Bound<'py, PyAny>> {
+        self.fetcher.bind(given.py()).call_method1("begin", given)
     }
 
     fn fetch<'py>(&self, index: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {

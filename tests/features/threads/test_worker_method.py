@@ -12,8 +12,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import ringloader
 from programs import client
 from ringloader import DataLoader
-from ringloader._features.threads import thread
 from ringloader._torch import internals, select_path
+from ringloader._worker import worker_info
 
 pytestmark = pytest.mark.rings_only
 
@@ -128,7 +128,7 @@ def test_what_this_torch_does_not_have_is_said(monkeypatch):
 def test_torchs_words_for_it():
     assert internals.WorkerInfo(id=0, num_workers=1, seed=1, dataset=None) is not None
     if internals.RNG is not None:
-        assert set(internals.RNG.__slots__) == set(thread.RNG.__slots__)
+        assert set(internals.RNG.__slots__) == set(worker_info.RNG.__slots__)
 
 
 def test_as_text():

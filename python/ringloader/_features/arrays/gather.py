@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
 import torch
-from torch.utils.data import StackDataset, Subset, TensorDataset
+from torch.utils.data import TensorDataset
 
 import ringloader._native as _native
 from ringloader._core.feature import InWorkers, Setup
 from ringloader._data.array_dataset import ArrayDataset
-from ringloader._data.cached_dataset import CachedDataset
 from ringloader._torch import collating, internals, modes, stand_ins
 from ringloader._worker.collate import Collation
 from ringloader._worker.fetch import SampleFetcher
@@ -108,29 +107,6 @@ def option_for(loader: TorchLoader) -> Gather | None:
 def is_gathered(dataset: Any) -> bool:
     """True for a dataset whose samples are gathered natively."""
     return type(dataset) in _KINDS
-
-
-def gives_several(dataset: Any) -> bool:
-    """True if the samples of a batch come from one call of a ``__getitems__``.
-
-    That of a ``CachedDataset`` asks for one sample after another. Those of torch's own wrappers do, unless a
-    dataset in them has one.
-    """
-    method = getattr(dataset, "__getitems__", None)
-    if not method or getattr(method, "__func__", None) is CachedDataset.__getitems__:
-        return False
-    for wrapper in (Subset, StackDataset):
-        plain = type(dataset).__getitem__ is wrapper.__getitem__
-        if plain and getattr(method, "__func__", None) is wrapper.__getitems__:
-            return any(map(gives_several, _inner(dataset)))
-    return True
-
-
-def _inner(dataset: Any) -> list[Any]:
-    if isinstance(dataset, Subset):
-        return [dataset.dataset]
-    datasets: Any = dataset.datasets
-    return list(datasets.values() if isinstance(datasets, Mapping) else datasets)
 
 
 def draws_nothing(dataset: Any) -> bool:

@@ -65,7 +65,7 @@ class ProcessJoint(Joint):
         finally:
             for fd in fds:
                 os.close(fd)
-        return functools.partial(JointChannel, joint=self, epoch=start.of_tasks)
+        return lambda _usual: functools.partial(JointChannel, joint=self, epoch=start.of_tasks)
 
     def leave_process(self) -> None:
         """Drops the memory, and the channel that has it too."""
@@ -120,6 +120,9 @@ class JointChannel(ProcessChannel):
             if found is None or not isinstance(found[0], EpochStart):
                 return found
             self._starts.append(found[0])
+
+    def ahead(self) -> None:
+        """Returns None: a worker claims a run once it has made the last one."""
 
     def put(self, message: tuple[Any, Any]) -> None:
         number, data = message

@@ -15,6 +15,8 @@ from ringloader._worker.options import Fetcher, Position, WorkerOption
 
 # The result of a run whose batch another worker collates.
 NOTHING = object()
+# The time of a run whose samples are made at once: it could have any number of them.
+_SHORT_SECONDS = 1e-6
 
 
 class Run(Protocol):
@@ -80,16 +82,19 @@ class Joint(WorkerOption):
 
     def __init__(self, keeps_whole: bool) -> None:
         self._keeps_whole = keeps_whole
+        # True if the samples of a run are made at once: a run has as many as an even share then.
+        self._are_at_once = False
         # True if the batches of the epoch are made in parts.
         self._makes_parts = False
 
     def fill(self, samples: SampleFetcher) -> None:
+        self._are_at_once = samples.ahead is not None
         self._makes_parts = samples.makes_parts = not self._keeps_whole and samples.is_by_index
         if self._makes_parts:
             samples.use("worker_task='sample'")
 
     def wrap(self, fetcher: Fetcher) -> Fetcher:
-        return _JointFetcher(fetcher, self.run_channel, self._makes_parts)
+        return _JointFetcher(fetcher, self.run_channel, self._makes_parts, self._are_at_once)
 
 
 def first_error(parts: list[Any] | None) -> Any:
@@ -105,12 +110,21 @@ class _JointFetcher:
         fetcher: Makes runs, and collates their samples.
         channel: The worker's.
         makes_parts: False for whole batches.
+        are_at_once: True if the samples of a run are made at once.
     """
 
-    def __init__(self, fetcher: Fetcher, channel: RunChannel, makes_parts: bool) -> None:
+    def __init__(self, fetcher: Fetcher, channel: RunChannel, makes_parts: bool, are_at_once: bool) -> None:
         self._fetcher = fetcher
         self._channel = channel
         self._makes_parts = makes_parts
+        self._are_at_once = are_at_once
+
+    def begin(self, run: Run) -> Any:
+        """Begins the samples of a run, if they may be begun before it is fetched. Returns what has begun."""
+        if run.is_stale or run.is_collation or not self._makes_parts:
+            return None
+        begun: Any = self._fetcher.begin(run.run_index())  # type: ignore[attr-defined]
+        return begun
 
     def fetch(self, run: Run, /) -> Any:
         if run.is_stale:
@@ -128,7 +142,8 @@ class _JointFetcher:
                 own = self._fetcher.fetch(run.run_index())
             except Exception:
                 own = self._channel.failure()
-            self._channel.note_time(run, time.perf_counter() - begun)
+            took = time.perf_counter() - begun
+            self._channel.note_time(run, min(took, _SHORT_SECONDS) if self._are_at_once else took)
             if not self._channel.finish(run, own):
                 return NOTHING
         return self._collated(run, own)

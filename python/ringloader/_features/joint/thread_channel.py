@@ -16,7 +16,7 @@ class ThreadJoint(Joint):
     """Makes parts of batches in a worker thread."""
 
     def join(self, worker: int, port: Any, start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
-        return functools.partial(JointThreadChannel, joint=self)
+        return lambda _usual: functools.partial(JointThreadChannel, joint=self)
 
 
 class JointThreadChannel(ThreadChannel):
@@ -39,6 +39,9 @@ class JointThreadChannel(ThreadChannel):
             return super()._other(call)
         self._taken = call
         return call.seq, call
+
+    def ahead(self) -> None:
+        """Returns None: a worker claims a run once it has made the last one."""
 
     def put(self, message: tuple[Any, Any]) -> None:
         number, data = message

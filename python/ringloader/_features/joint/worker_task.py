@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ringloader._features import loader_options
 from ringloader._features.arrays import gather
+from ringloader._worker.fetch import gives_several
 
 if TYPE_CHECKING:
     from ringloader._features.table import Options
@@ -50,7 +51,5 @@ def _default_prefetch(loader: TorchLoader) -> Callable[[int], int]:
 def keeps_whole(loader: TorchLoader) -> bool:
     """True if a batch of a loader is made by one worker: its dataset gives several samples at a time."""
     return (
-        not loader._auto_collation
-        or gather.option_for(loader) is not None
-        or gather.gives_several(loader.dataset)
+        not loader._auto_collation or gather.option_for(loader) is not None or gives_several(loader.dataset)
     )

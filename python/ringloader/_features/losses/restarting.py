@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # Seconds for which a successor waits for processes that its predecessor forked.
 _ORPHANS_END_WITHIN = 2.0
+# Seconds in which a coroutine that takes too long is cancelled.
+_GRACE_SECONDS = 1.0
 
 
 def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Restarting | None:
@@ -45,10 +47,11 @@ class Restarting(Feature):
         # The task of a lost worker; None: it is not noted.
         self._notes: SampleNotes | None = None
         crashes, shares = "on_error" in options.changed, options.worker_task == "sample"
+        grace = _GRACE_SECONDS if options.worker_concurrency > 1 else 0.0
         self._make_notes: Callable[[], SampleNotes] | None = None
         if loader._dataset_kind != internals.ITERABLE:
             self._make_notes = functools.partial(
-                SampleNotes, workers, options.sample_timeout, crashes, loader._auto_collation, shares
+                SampleNotes, workers, options.sample_timeout, crashes, loader._auto_collation, shares, grace
             )
         # By worker: the last process of it that was lost, and what is known of that.
         self._losses: dict[int, tuple[Any, Loss]] = {}

@@ -17,8 +17,8 @@ from ringloader._features.arrays import gather
 from ringloader._features.losses.shared_words import SharedWords
 from ringloader._torch import collating
 from ringloader._transport.overdue import Late
-from ringloader._worker.fetch import SampleFetcher, Turn
-from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
+from ringloader._worker.fetch import Ahead, SampleFetcher, Turn, gives_several
+from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 
 # Words of a worker's record. EXCEEDED: 1 once a call took too long. NOTES: 1 for a worker that succeeds a
 # lost one. CALL: what it asks the dataset for. BATCH: the batch that it makes samples of, where all workers
@@ -52,7 +52,7 @@ class Loss(NamedTuple):
     is_late: bool = False
 
 
-class Around:
+class Around(InFront):
     """Stands in front of a fetcher, and calls functions before and after each batch.
 
     Args:
@@ -64,14 +64,14 @@ class Around:
     def __init__(
         self, fetcher: Fetcher, before: Callable[[Any], object], after: Callable[[], object]
     ) -> None:
-        self._fetcher = fetcher
+        super().__init__(fetcher)
         self._before = before
         self._after = after
 
     def fetch(self, index: Any, /) -> Any:
         self._before(index)
         try:
-            return self._fetcher.fetch(index)
+            return self._behind.fetch(index)
         finally:
             self._after()
 
@@ -85,13 +85,20 @@ class SampleNotes:
         crashes: True if a sample that crashes its worker again is an error of that sample.
         batches: True if an index is a batch's.
         shares: True if any worker makes again what one that was lost had not.
+        grace: Seconds beyond the limit, in which a coroutine is cancelled and its process lives on.
 
     Raises:
         OSError: If there is no memory, or no descriptor.
     """
 
     def __init__(
-        self, workers: int, seconds: float | None, crashes: bool, batches: bool, shares: bool = False
+        self,
+        workers: int,
+        seconds: float | None,
+        crashes: bool,
+        batches: bool,
+        shares: bool = False,
+        grace: float = 0.0,
     ) -> None:
         self.seconds = seconds
         self._crashes = crashes
@@ -104,7 +111,7 @@ class SampleNotes:
         self._lost_at: dict[int, set[int | None]] = {}
         # By worker: the batch of this epoch of which its successor knows bad calls.
         self._known_of: dict[int, int] = {}
-        noting = _Noting(self._words, seconds, shares)
+        noting = _Noting(self._words, seconds, shares, grace)
         self.options: tuple[WorkerOption, ...] = noting, _Batches(noting)
 
     def begin_epoch(self) -> None:
@@ -191,14 +198,18 @@ class _Noting(WorkerOption):
         words: The records of all workers.
         seconds: The limit; None: there is none.
         shares: True if any worker makes again what one that was lost had not.
+        grace: As for :class:`SampleNotes`.
     """
 
     position = Position.TIME
 
-    def __init__(self, words: SharedWords, seconds: float | None, shares: bool) -> None:
+    def __init__(self, words: SharedWords, seconds: float | None, shares: bool, grace: float) -> None:
         self._words = words
         self._seconds = seconds
         self._shares = shares
+        self._grace = grace
+        # Makes samples at once, but for the batch that the predecessor was lost in.
+        self._ahead: Ahead | None = None
         self._worker = 0
         self._deadline: _native.Deadline | None = None
         self.notes = False
@@ -211,7 +222,7 @@ class _Noting(WorkerOption):
         self._base = self._first = 0
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _Noting, (self._words, self._seconds, self._shares)
+        return _Noting, (self._words, self._seconds, self._shares, self._grace)
 
     def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> None:  # noqa: ARG002
         """Begins to watch this process."""
@@ -219,7 +230,7 @@ class _Noting(WorkerOption):
         self._at_call = worker * words.size + _CALL
         if self._seconds is not None:
             offset = 8 * worker * words.size
-            self._deadline = _native.Deadline(words.fd, offset, min(self._seconds, _LONGEST))
+            self._deadline = _native.Deadline(words.fd, offset, min(self._seconds + self._grace, _LONGEST))
         self.notes = self._deadline is not None or self._shares or bool(words.get(worker, _NOTES))
 
     def leave_process(self) -> None:
@@ -231,14 +242,16 @@ class _Noting(WorkerOption):
         self._is_first = self._is_first is None
         if not self.notes:
             return
-        self._turn, torchs = samples.turn, samples.torchs
+        self._turn, torchs, self._ahead = samples.turn, samples.torchs, samples.ahead
+        if self._ahead is not None:
+            self._ahead.is_careful = self._is_first and bool(self._words.get(self._worker, _NOTES))
         # Samples of plain arrays are gathered natively: they do not wait, and run no code of the user's.
         if not gather.is_gathered(torchs.dataset):
             samples.use("sample_timeout, or restart_workers after the loss of a worker,")
             samples.before_batch.append(self._begin)
             samples.get = functools.partial(self._get, samples.get)
             samples.several = functools.partial(self._several, samples.several)
-            samples.asks_each = not gather.gives_several(torchs.dataset)
+            samples.asks_each = not gives_several(torchs.dataset)
         # `default_collate` waits for nothing, and is native as long as it stands there itself.
         if not _is_torchs(samples.collate_fn_alone):
             torchs.collate_fn = functools.partial(self.call, _COLLATE, torchs.collate_fn)
@@ -282,6 +295,8 @@ class _Noting(WorkerOption):
     def end_batch(self) -> None:
         """Ends a batch, or a run."""
         self._is_first = False
+        if self._ahead is not None:
+            self._ahead.is_careful = False
 
     def call(self, call: int, function: Callable[[Any], Any], argument: Any) -> Any:
         """Returns what the function returns.

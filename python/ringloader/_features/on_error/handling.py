@@ -11,7 +11,6 @@ import gc
 import inspect
 import os
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterable
 from types import GeneratorType
@@ -158,7 +157,6 @@ class ErrorPolicy:
         if tries < self._tries(is_batch):
             # Recorded at once: an error that is kept until the next time keeps what its frames have.
             self.errors.append(self._record(error, index, "retried"))
-            time.sleep(min(self._pause * 2.0 ** min(tries, 64), _LONGEST_PAUSE_SECONDS))
             return None
         if then == RAISE:
             # A local variable would keep this frame, and what the error's own frames have.
@@ -176,6 +174,12 @@ class ErrorPolicy:
             ) from stop
         self.errors.append(self._record(error, index, "replaced"))
         return [instead]
+
+    def pause(self, tries: int) -> float | None:
+        """Returns the seconds to wait before a sample that has failed is asked for again; None: it is not."""
+        if tries >= self._times:
+            return None
+        return min(self._pause * 2.0 ** min(tries, 64), _LONGEST_PAUSE_SECONDS)
 
     def _tries(self, _is_batch: bool) -> int:
         """The number of times that one sample, or one batch, is asked for again."""

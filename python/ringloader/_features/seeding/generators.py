@@ -11,6 +11,8 @@ import numpy
 import torch
 from torch.utils.data import get_worker_info
 
+from ringloader._torch import stand_ins
+
 
 class Global:
     """The generators of the process, from which datasets draw."""
@@ -81,7 +83,31 @@ def _joined(words: list[int]) -> int:
     return int.from_bytes(b"".join(word.to_bytes(4, "little") for word in words), "little")
 
 
-def of_this_worker() -> Global | OfThread:
+class Both:
+    """The generators of the process, and those of a worker. Has the methods of :class:`Global`."""
+
+    def __init__(self, *parts: Global | OfThread) -> None:
+        self._parts = parts
+
+    def set(self, key: int) -> None:
+        for part in self._parts:
+            part.set(key)
+
+    def set_words(self, words: list[int]) -> None:
+        for part in self._parts:
+            part.set_words(words)
+
+    def states(self) -> Any:
+        return [part.states() for part in self._parts]
+
+    def put_back(self, states: Any) -> None:
+        for part, state in zip(self._parts, states, strict=True):
+            part.put_back(state)
+
+
+def of_this_worker() -> Global | OfThread | Both:
     """Returns the generators that a dataset draws from here."""
     info: Any = get_worker_info()
-    return OfThread(info.rng) if getattr(info, "worker_method", None) == "thread" else Global()
+    if getattr(info, "worker_method", None) != "thread":
+        return Global()
+    return Both(Global(), OfThread(info.rng)) if stand_ins.is_in_worker_process() else OfThread(info.rng)

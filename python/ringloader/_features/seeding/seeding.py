@@ -21,12 +21,12 @@ from ringloader._core.feature import Feature, Rest, Setup, any_may_make
 from ringloader._features.arrays import gather
 from ringloader._features.checks import THREAD
 from ringloader._features.seeding import generators, places
-from ringloader._features.seeding.generators import Global, OfThread
+from ringloader._features.seeding.generators import Both, Global, OfThread
 from ringloader._features.table import Options
 from ringloader._sources import inside, samplers
 from ringloader._torch import collating, internals, select_path
 from ringloader._worker import collate
-from ringloader._worker.fetch import SampleFetcher
+from ringloader._worker.fetch import SampleFetcher, gives_several
 from ringloader._worker.fetch import Turn as SampleTurn
 from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 
@@ -122,16 +122,18 @@ class Seeding(WorkerOption):
         """Sets the seed of each sample, and that of a batch before the user's own ``collate_fn`` runs."""
         turn = self._turn = Turn(generators.of_this_worker(), samples.turn)
         dataset, each = samples.torchs.dataset, self._before == "sample"
+        self._is_ahead = samples.ahead is not None
         if self._is_iterable:
             samples.use(_NAMES)
             samples.before_batch.append(functools.partial(turn.begin_batch, sets=not each))
             if each:
                 samples.get = functools.partial(turn.get_next, samples.get)
         else:
-            self._gives_several = self._batches and gather.gives_several(dataset)
+            self._gives_several = self._batches and gives_several(dataset)
             if each and not gather.draws_nothing(dataset):
                 samples.use(_NAMES)
-                samples.get = functools.partial(turn.get, samples.get)
+                if samples.ahead is None:
+                    samples.get = functools.partial(turn.get, samples.get)
                 samples.asks_each = not self._gives_several
                 # Arrays are gathered only where no seed is set.
                 samples.gather = None
@@ -149,8 +151,14 @@ class Seeding(WorkerOption):
         if self._is_iterable:
             return
         turn.places, turn.first = placed.places, placed.first
-        if self._before == "batch" or self._gives_several:
+        if (self._before == "batch" or self._gives_several) and not self._is_ahead:
             turn.set(placed.first)
+
+    def seeds_of(self, placed: _native.Placed) -> list[int]:
+        """Returns the seeds of the samples of an index, or of the call for all of them."""
+        stream = keyed(placed.key, self._worker)
+        places = [placed.first] if self._gives_several else placed.places
+        return [keyed(stream, places[number]) for number in range(len(places))]
 
 
 def _draws_nothing(collate_fn: Any) -> bool:
@@ -188,7 +196,7 @@ class Turn:
         first: The place of the batch's first sample.
     """
 
-    def __init__(self, generators: Global | OfThread, sample: SampleTurn) -> None:
+    def __init__(self, generators: Global | OfThread | Both, sample: SampleTurn) -> None:
         self.generators = generators
         self._sample = sample
         self.stream = 0
@@ -237,10 +245,14 @@ class _InPlace(InFront):
         programs: Generators that are put back behind each batch, because they are the program's; None: none.
     """
 
-    def __init__(self, fetcher: Fetcher, seeding: Seeding, programs: Global | OfThread | None) -> None:
+    def __init__(self, fetcher: Fetcher, seeding: Seeding, programs: Global | OfThread | Both | None) -> None:
         super().__init__(fetcher)
         self._seeding = seeding
         self._programs = programs
+
+    def begin(self, placed: _native.Placed) -> Any:
+        """Begins the samples of an index, each with its seed."""
+        return self._behind.begin(placed.index, self._seeding.seeds_of(placed))
 
     def fetch(self, placed: _native.Placed, /) -> Any:
         states = None if self._programs is None else self._programs.states()

@@ -33,6 +33,8 @@ def shut_down(loader: TorchLoader) -> None:
             _shut_down(iterator)
         except BaseException as error:
             errors.append(error)
+    if (kept := notes.beyond_iterators.pop(loader)) is not None:
+        kept.close()
     if _native.SUPPORTED:
         from ringloader._start import spawn
         from ringloader._transport import segment_cache

@@ -16,11 +16,12 @@ from ringloader._common import held_memory
 from ringloader._core.feature import Feature, Options, Setup
 from ringloader._core.make_transport import WorkerKind
 from ringloader._features.checks import THREAD
-from ringloader._features.threads.thread import WorkerThread, put_worker_info_in_place
+from ringloader._features.threads.thread import WorkerThread
 from ringloader._log import logger
 from ringloader._torch import internals, modes, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._transport.protocol import Transport
+from ringloader._worker import worker_info
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
 
@@ -42,7 +43,7 @@ class ThreadTransport(Transport):
 
     def __init__(self, workers: int, options: Sequence[WorkerOption], features: Sequence[Feature]) -> None:
         held_memory.tell_of_forks()
-        put_worker_info_in_place()
+        worker_info.put_in_place()
         super().__init__(_native.ThreadQueues(workers), options, features)
         self._threads: dict[int, WorkerThread] = {}
         # When the time is over that the end of an iterator waits for its workers, once it has begun.

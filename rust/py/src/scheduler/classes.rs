@@ -100,6 +100,7 @@ scheduler_classes!(
     ],
     {
         fn keep_sent(py: Python<'_>) -> PyResult<()>;
+        fn take_ahead(py: Python<'_>) -> PyResult<()>;
         fn balance(py: Python<'_>) -> PyResult<()>;
         fn use_first(py: Python<'_>, workers: u32, most: u64) -> PyResult<()>;
         fn begin_worker(py: Python<'_>, worker: u32) -> PyResult<()>;

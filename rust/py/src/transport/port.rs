@@ -87,22 +87,29 @@ impl Port {
             return Ok(None);
         }
         loop {
-            if let Some(task) = self.core.try_task().map_err(exception)? {
-                let is_call = task.kind == TaskKind::Call;
-                let message = decode_task(py, task)?;
-                if is_call {
-                    message.call0()?;
-                    continue;
-                }
+            if let Some(message) = self.try_message(py)? {
                 if let Some(clock) = self.clock() {
                     clock.note_task();
                 }
-                return Ok(Some((message,).into_pyobject(py)?));
+                return Ok(Some(message));
             }
             let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
             if detached(py, || self.core.wait(left))? == Wake::ParentEnded {
                 self.parent_ended.store(true, Ordering::Relaxed);
             }
+        }
+    }
+
+    /// As `get`, for a task that is taken before its turn. Never waits. `begin_task` notes its turn.
+    fn ahead<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        if self.core.is_current() { self.try_message(py) } else { Ok(None) }
+    }
+
+    /// Begins a task that was taken before its turn: from now on its batch may lie in a slot.
+    fn begin_task(&self) {
+        self.core.begin_task();
+        if let Some(clock) = self.clock() {
+            clock.note_task();
         }
     }
 
@@ -169,6 +176,19 @@ impl Port {
     pub(super) fn of(core: Core) -> Self {
         let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
         Self { core, parent_ended, warned, spare: Spare::default(), clock: OnceLock::new() }
+    }
+
+    /// Returns the next message, if one has come, after it has made the calls that come before.
+    fn try_message<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        while let Some(task) = self.core.try_task().map_err(exception)? {
+            let is_call = task.kind == TaskKind::Call;
+            let message = decode_task(py, task)?;
+            if !is_call {
+                return Ok(Some((message,).into_pyobject(py)?));
+            }
+            message.call0()?;
+        }
+        Ok(None)
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.

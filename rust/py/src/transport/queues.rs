@@ -2,6 +2,7 @@
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::queues::{Reply, Request};
@@ -116,20 +117,8 @@ impl ThreadQueues {
         loop {
             // Looked up after each wait, because the queues may have been closed meanwhile.
             let Ok(core) = self.core() else { return Ok(None) };
-            match core.take_request(worker).map_err(exception)? {
-                Some(Request::End) => return Ok(None),
-                Some(Request::Object(index) | Request::Epoch { message: index, .. }) => {
-                    return index.decode(py).map(Some);
-                }
-                Some(Request::Task { seq, index }) => {
-                    self.times.note_task(worker);
-                    // New objects may set off the collector, and that finalisers.
-                    return in_thread(py, || {
-                        let seq = objects::int(py, seq as i64)?.into_any();
-                        Ok(Some(objects::arguments(py, [seq, index.decode(py)?])?.into_any()))
-                    });
-                }
-                None => {}
+            if let Some(message) = message_of(py, &core, worker, || self.begin_task(worker))? {
+                return Ok(Some(message).filter(|message| !message.is_none()));
             }
             match core.take_run(worker).map_err(exception)? {
                 Some(run) => {
@@ -139,6 +128,20 @@ impl ThreadQueues {
                 None => wait_for_request(py, &core, worker)?,
             }
         }
+    }
+
+    /// As `get`, for a message that is taken before its turn, in a tuple. Never waits. `begin_task` notes its turn.
+    fn ahead<'py>(&self, py: Python<'py>, worker: u32) -> PyResult<Option<Bound<'py, PyTuple>>> {
+        let found = match self.core() {
+            Ok(core) => message_of(py, &core, worker, || ())?,
+            Err(_) => Some(py.None().into_bound(py)),
+        };
+        found.map(|message| PyTuple::new(py, [message])).transpose()
+    }
+
+    /// In a worker: notes that the turn of a task has come.
+    fn begin_task(&self, worker: u32) {
+        self.times.note_task(worker);
     }
 
     /// In a worker: sends a message of torch's protocol. After the end it goes nowhere.
@@ -168,6 +171,28 @@ impl ThreadQueues {
     fn note_end(&self, worker: u32) -> PyResult<()> {
         let Ok(core) = self.core() else { return Ok(()) };
         core.record_end(worker).map_err(exception)
+    }
+}
+
+/// Returns a worker's next message, if one has come; `None` of Python's at the end. Calls `note` for a task.
+fn message_of<'py>(
+    py: Python<'py>,
+    core: &Core,
+    worker: u32,
+    note: impl FnOnce(),
+) -> PyResult<Option<Bound<'py, PyAny>>> {
+    match core.take_request(worker).map_err(exception)? {
+        Some(Request::End) => Ok(Some(py.None().into_bound(py))),
+        Some(Request::Object(index) | Request::Epoch { message: index, .. }) => index.decode(py).map(Some),
+        Some(Request::Task { seq, index }) => {
+            note();
+            // New objects may set off the collector, and that finalisers.
+            in_thread(py, || {
+                let seq = objects::int(py, seq as i64)?.into_any();
+                Ok(Some(objects::arguments(py, [seq, index.decode(py)?])?.into_any()))
+            })
+        }
+        None => Ok(None),
     }
 }
 

@@ -82,6 +82,8 @@ fn in_ring(core: &CoreEngine, worker: u32) -> Option<(u64, TaskIndex)> {
 /// for the recorder.
 pub(in super::super) struct SentTasks<I> {
     keeps: bool,
+    /// True if workers take tasks before their turn: the one that a worker took last is not the one that it is at.
+    are_ahead: bool,
     /// Tasks of this epoch by their numbers: all that are awaited, and some that were answered.
     indices: BTreeMap<u64, I>,
     /// The time after which a wait for a batch is reported.
@@ -90,7 +92,7 @@ pub(in super::super) struct SentTasks<I> {
 
 impl<I> SentTasks<I> {
     pub(super) fn new(keeps: bool) -> Self {
-        Self { keeps, indices: BTreeMap::new(), watch: None }
+        Self { keeps, are_ahead: false, indices: BTreeMap::new(), watch: None }
     }
 
     pub(super) fn keep(&mut self) {
@@ -160,6 +162,12 @@ impl<E: ParentEnd> Scheduling<E> {
         Ok(())
     }
 
+    /// Says that workers take tasks before their turn.
+    pub(in super::super) fn take_ahead(&self, py: Python<'_>) -> PyResult<()> {
+        self.lock(py)?.features.sent.are_ahead = true;
+        Ok(())
+    }
+
     /// A worker has ended and owes a result: a successor gets its tasks.
     ///
     /// # Errors
@@ -173,14 +181,16 @@ impl<E: ParentEnd> Scheduling<E> {
     ) -> PyResult<()> {
         let py = callbacks.py();
         state.features.lose_next(&state.core);
-        let in_hand = E::in_hand(core, worker).and_then(|(seq, index)| {
+        let sent = &state.features.sent;
+        let taken = (!sent.are_ahead).then(|| E::in_hand(core, worker)).flatten();
+        let in_hand = taken.and_then(|(seq, index)| {
             Some((worker, state.core.awaited_task(seq)?, E::index(py, &index).ok()))
         });
-        // Not known of a worker that is elsewhere: it does its tasks in their order.
-        let sent = &state.features.sent;
+        // Not known of a worker that is elsewhere, or takes tasks ahead: it does its tasks in their order.
         let in_hand = in_hand.or_else(|| {
             let index = |index: &_| E::index(py, index);
-            E::is_elsewhere(core, worker).then(|| sent.late(&state.core, Some(worker), index).pop())?
+            let is_oldest = sent.are_ahead || E::is_elsewhere(core, worker);
+            is_oldest.then(|| sent.late(&state.core, Some(worker), index).pop())?
         });
         state.source.get().record_lost(worker, || state.core.awaited_of(worker));
         if callbacks.replace_lost(worker, in_hand.clone())? {
@@ -229,7 +239,8 @@ impl<E: ParentEnd> Scheduling<E> {
         for (worker, number, index) in &mut owing {
             // Results of earlier tasks may lie in the worker's ring already, so look at the task that it took last.
             // Nothing lies in the ring of the worker whose turn it is.
-            let taken = (Some(*worker) != turn).then(|| E::in_hand(engine, *worker)).flatten();
+            let is_taken_last = Some(*worker) != turn && !state.features.sent.are_ahead;
+            let taken = is_taken_last.then(|| E::in_hand(engine, *worker)).flatten();
             if let Some((seq, taken)) = taken
                 && let Some(awaited) = state.core.awaited_task(seq)
             {
