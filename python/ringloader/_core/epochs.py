@@ -215,27 +215,11 @@ def plan_epoch(
     return plan, vars(taken)
 
 
-class _Given(InFront):
-    """The loader of an epoch with a state, as torch's base class sees it.
-
-    Args:
-        loader: The loader.
-        tracked: The epoch. The loader was asked for its sampler already.
-        has_drawn: True if the epoch has drawn before: torch's draws come from a new generator.
-    """
-
-    def __init__(self, loader: TorchLoader, tracked: TrackedEpoch, has_drawn: bool) -> None:
-        super().__init__(loader)
-        if tracked.index_sampler is not None:
-            self._index_sampler = tracked.index_sampler
-        if has_drawn:
-            self.generator = torch.Generator()
-
-
 def _given(loader: TorchLoader, tracked: TrackedEpoch | None, is_first: bool) -> Any:
     """Returns the loader for torch's base class. ``is_first``: True for its constructor."""
-    if tracked is None:
+    if tracked is None or not (tracked.given_seed is not None if is_first else tracked.is_drawn):
         return loader
-    has_drawn = tracked.given_seed is not None if is_first else tracked.is_drawn
-    is_torchs = type(loader)._index_sampler is internals.Loader._index_sampler
-    return loader if is_torchs and not has_drawn else _Given(loader, tracked, has_drawn)
+    # The epoch has drawn before: torch's draws come from a generator of their own.
+    given: Any = InFront(loader)
+    given.generator = torch.Generator()
+    return given

@@ -108,8 +108,6 @@ class TrackedEpoch(Protocol):
 
     # The seed of the workers, which the iterator then does not draw.
     given_seed: int | None
-    # The sampler that the loader gave for this epoch; None: torch's iterator asks the loader.
-    index_sampler: Any
 
     @property
     def is_drawn(self) -> bool:

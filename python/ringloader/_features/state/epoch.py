@@ -48,8 +48,6 @@ class Epoch:
         self.dataset = dataset
         self.why_not = why_not
         self.given_seed = seed
-        # The loader's sampler, as the epoch knows it; None: the epoch does not know it.
-        self.index_sampler: Any = None
         # Records what is read and handed out; None where workers' batches are counted.
         self.ledger: _native.Ledger | None = None
         self._iterator: weakref.ref[Any] | None = None
@@ -197,7 +195,6 @@ class SampledEpoch(Epoch):
     ) -> None:
         super().__init__(begun, iterator, dataset, seed)
         self._order = order
-        self.index_sampler = order.index_sampler
         self.ledger = order.begin(begun)
 
     def indices(self, made: Any) -> Any:

@@ -40,7 +40,6 @@ class Order:
         generator = loader.generator
         # None where it draws from the program's.
         self._generator = None if generator is torch.default_generator else generator
-        # Asked for once: a property of a subclass may make another one each time.
         self.index_sampler = index_sampler
         self._sampler = sampler
         self._batches = batches

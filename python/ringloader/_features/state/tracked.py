@@ -175,8 +175,7 @@ def _planned(
     previous = _last_epoch(loader)
     if previous is not None:
         previous.end()
-    # Workers that live on keep their iterator, which has asked the loader for its sampler.
-    order = _order_of(loader, None if iterator is None or not are_same else iterator._index_sampler)
+    order = _order_of(loader)
     if loaded is None:
         begun, seed = _beginning(loader, order, number), None
         if previous is None:
@@ -229,7 +228,7 @@ def _resumed(
     if loaded.is_finished or not loaded.has_begun:
         if loaded.is_finished and order is not None:
             order.pass_epoch(loaded)
-        order = None if order is None else _order_of(loader, order.index_sampler)
+        order = None if order is None else _order_of(loader)
         # Workers that had lived on would have their seed from before.
         seed = loaded.base_seed if loaded.is_finished and loader.persistent_workers else None
         return _beginning(loader, order, number), order, seed
@@ -274,16 +273,11 @@ def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> No
         torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
 
 
-def _order_of(loader: TorchLoader, index_sampler: Any = None) -> NativeOrder | ReadOrder | None:
-    """Returns the order of a loader's samples; None if its dataset decides.
-
-    Args:
-        loader: The loader.
-        index_sampler: The object that gives its indices; None: the loader is asked for it.
-    """
+def _order_of(loader: TorchLoader) -> NativeOrder | ReadOrder | None:
+    """Returns the order of a loader's samples; None if its dataset decides."""
     if datasets.decides(loader):
         return None
-    found = loader._index_sampler if index_sampler is None else index_sampler
+    found = loader._index_sampler
     draws = samplers.draws_of(found, for_state=True)
     return ReadOrder(loader, found) if draws is None else NativeOrder(loader, found, draws)
 
