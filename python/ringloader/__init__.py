@@ -1,4 +1,4 @@
-"""A drop-in replacement for PyTorch's ``DataLoader`` whose hot path is Rust over shared-memory rings.
+"""A drop-in replacement for PyTorch's ``DataLoader``: scheduling, collation and transport in Rust.
 
 Importing this package does not import torch: each name below comes when it is first asked for.
 ``pip show --verbose ringloader`` names the address of the documentation.
