@@ -25,7 +25,7 @@ _MODULES = {
     "SlowFetch": "_features.stats.epoch",
     "StatefulDataLoader": "stateful_dataloader",
     "Verdict": "_features.stats.epoch",
-    "WeightedRandomSampler": "_sources.weighted",
+    "WeightedRandomSampler": "_data.weighted",
     "WorkerPool": "_features.pools.pool",
     "WorkerStats": "_features.stats.epoch",
     "WorkersChange": "_features.stats.epoch",

@@ -6,6 +6,7 @@ from ringloader._data.arrays import SharedArray as SharedArray
 from ringloader._data.cached_dataset import CachedDataset as CachedDataset
 from ringloader._data.lists import SharedList as SharedList
 from ringloader._data.sharded import Sharded as Sharded
+from ringloader._data.weighted import WeightedRandomSampler as WeightedRandomSampler
 from ringloader._features.dispatch.dataset import Dispatch as Dispatch
 from ringloader._features.pools.pool import WorkerPool as WorkerPool
 from ringloader._features.report.report import LoaderReport as LoaderReport
@@ -23,7 +24,6 @@ from ringloader._patch.install import install as install
 from ringloader._patch.install import installed as installed
 from ringloader._patch.install import uninstall as uninstall
 from ringloader._sources.rollover import RolloverBatchSampler as RolloverBatchSampler
-from ringloader._sources.weighted import WeightedRandomSampler as WeightedRandomSampler
 from ringloader._tools.doctor import Diagnosis as Diagnosis
 from ringloader._tools.doctor import Finding as Finding
 from ringloader._tools.doctor import doctor as doctor

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import ringloader
-from ringloader._common import output
 from ringloader._features import checks
 from ringloader._features.about import Texts, texts
 from ringloader._features.report import asked, at_exit
 from ringloader._features.table import TABLE
+from ringloader._log import write
 from ringloader._patch import by_name, on_import, stateful
 
 # Not the docstring, which `python -OO` leaves out.
@@ -92,7 +92,7 @@ def main() -> None:
     rest.required = False
     given = vars(parser.parse_args())
     if given.pop("version"):
-        output.write(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
+        write(f"ringloader {getattr(ringloader, '__version__', '(not installed as a package)')}\n")
         return
     if not given:
         parser.print_help()
@@ -150,7 +150,7 @@ def _print_diagnosis(as_json: bool) -> None:
 
     found = doctor()
     text = json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found)
-    output.write(f"{text}\n")
+    write(f"{text}\n")
     sys.exit(bool(found.problems))
 
 

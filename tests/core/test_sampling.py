@@ -9,7 +9,7 @@ from torch.utils.data import WeightedRandomSampler as Torchs
 from torch.utils.data.distributed import DistributedSampler
 
 from ringloader import DataLoader, StatefulDataLoader, WeightedRandomSampler
-from ringloader._sources import weighted as _weighted
+from ringloader._data import weighted as _weighted
 from ringloader._torch import select_path
 
 

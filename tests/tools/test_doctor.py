@@ -20,7 +20,7 @@ import torch.utils.data
 
 import ringloader
 from programs import client
-from ringloader._common import output
+from ringloader import _log
 from ringloader._tools import doctor
 
 pytestmark = pytest.mark.rings_only
@@ -196,10 +196,10 @@ def test_the_way_to_torchs_loader_is_named_where_only_that_runs(monkeypatch: pyt
 def test_what_the_terminal_cannot_show_is_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), "ascii"))
-        output.write("\u00e9 \udcff\n")
+        _log.write("\u00e9 \udcff\n")
         sys.stdout.seek(0)
         assert sys.stdout.read() == "\\xe9 \\udcff\n"
-    output.write("\u00e9")
+    _log.write("\u00e9")
     assert capsys.readouterr().out == "\u00e9"
 
 

@@ -92,45 +92,6 @@ class Workers:
             made.use_first(self.running, self.most_tasks())
         return made
 
-    def use(self, number: int) -> int:
-        """Makes the first workers get the tasks. Returns how many tasks more there may be than before."""
-        before, begun = self.most_tasks(), self.running
-        self.running = number
-        for worker in range(begun, number):
-            self.scheduler.begin_worker(worker)
-        self.scheduler.use_first(number, self.most_tasks())
-        return max(self.most_tasks() - before, 0)
-
-    def add(self, work: Work) -> None:
-        """Starts the next worker while others run.
-
-        Raises:
-            BaseException: An error of the start. It does not run then.
-        """
-        self.handles.append(self.transport.start_later(work))
-
-    def end_last(self, unanswered: list[int]) -> bool:
-        """Tells the last of the workers that get no tasks to end, once it has none. True if it has left.
-
-        Args:
-            unanswered: The tasks of each that have no answer.
-        """
-        transport, last = self.transport, len(self.handles) - 1
-        if not transport.has_been_ended(last):
-            if not self.shares_tasks and last < len(unanswered) and unanswered[last]:
-                return False
-            transport.send(last, None)
-        if not transport.has_left(last, self.handles[last]):
-            return False
-        # The worker's results may wait for their turn.
-        self.scheduler.take_committed()
-        if not self.scheduler.retire(last):
-            # Lost with a task, for which an error, or a successor, comes where the next batch is taken.
-            return False
-        transport.retire(last, self.handles[last])
-        self.handles.pop()
-        return True
-
     def living(self) -> Iterator[tuple[int, Handle]]:
         """Yields the numbers and handles of the workers that were not told to end."""
         for worker, handle in enumerate(self.handles):

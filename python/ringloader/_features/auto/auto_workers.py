@@ -162,14 +162,14 @@ class AutoWorkers(Feature):
         # Fewer run if an interrupt came after a decision.
         self._controller.number = min(self.number, len(workers.handles))
         if workers.running != self.number and not _has_sent_all(iterator):
-            self._unsent = workers.use(self.number)
+            self._unsent = _use(workers, self.number)
         if self._unsent:
             self._fill(iterator)
         unanswered = iterator._scheduler.unanswered()
         self._meter.note_tasks(unanswered)
         self._controller.note(self._counted, now, waited)
         while len(workers.handles) > workers.running:
-            if not workers.end_last(unanswered):
+            if not _end_last(workers, unanswered):
                 return
         if _has_sent_all(iterator):
             return
@@ -200,7 +200,7 @@ class AutoWorkers(Feature):
             if decision.change > 0:
                 self._add(iterator)
             else:
-                self._unsent = workers.use(self.number)
+                self._unsent = _use(workers, self.number)
                 self._show()
             # Tasks that are out were not shared among the workers of now.
             self._settled_at = iterator._scheduler.positions().sent
@@ -232,10 +232,10 @@ class AutoWorkers(Feature):
             numbers.show(loader, self.number)
 
     def _add(self, iterator: OurWorkersIterator) -> None:
-        worker = self.number - 1
+        worker, workers = self.number - 1, iterator._all_workers
         try:
             work = iterator._work_of(worker, iterator._start_of(worker, tells=True))
-            iterator._all_workers.add(work)
+            workers.handles.append(workers.transport.start_later(work))
         except BaseException as error:
             # INVARIANT: no two processes are at the rings of one worker.
             self._is_fixed = True
@@ -245,7 +245,7 @@ class AutoWorkers(Feature):
             # The batches of the others come all the same.
             logger.warning("num_workers='auto' stays at %d: another could not be started: %s", worker, error)
             return
-        self._unsent = iterator._all_workers.use(self.number)
+        self._unsent = _use(workers, self.number)
         self._show()
         self._fill(iterator)
 
@@ -254,6 +254,40 @@ class AutoWorkers(Feature):
         while self._unsent and not iterator._scheduler.is_at_end():
             iterator._try_put_index()
             self._unsent -= 1
+
+
+def _use(workers: Workers, number: int) -> int:
+    """Makes the first workers get the tasks. Returns how many tasks more there may be than before."""
+    before, begun = workers.most_tasks(), workers.running
+    workers.running = number
+    for worker in range(begun, number):
+        workers.scheduler.begin_worker(worker)
+    workers.scheduler.use_first(number, workers.most_tasks())
+    return max(workers.most_tasks() - before, 0)
+
+
+def _end_last(workers: Workers, unanswered: list[int]) -> bool:
+    """Tells the last of the workers that get no tasks to end, once it has none. True if it has left.
+
+    Args:
+        workers: The workers.
+        unanswered: The tasks of each that have no answer.
+    """
+    transport, last = workers.transport, len(workers.handles) - 1
+    if not transport.has_been_ended(last):
+        if not workers.shares_tasks and last < len(unanswered) and unanswered[last]:
+            return False
+        transport.send(last, None)
+    if not transport.has_left(last, workers.handles[last]):
+        return False
+    # The worker's results may wait for their turn.
+    workers.scheduler.take_committed()
+    if not workers.scheduler.retire(last):
+        # Lost with a task, for which an error, or a successor, comes where the next batch is taken.
+        return False
+    transport.retire(last, workers.handles[last])
+    workers.handles.pop()
+    return True
 
 
 def _tasks_of(workers: Workers) -> list[Any]:

@@ -58,13 +58,8 @@ class Lease:
         self._keeps_alive: tuple[object, ...] = (pool, None if loader.persistent_workers else loader)
         # None once it is closed: a report of the iterator may have this one for long.
         self.record: PoolRecord | None = record
-        self._idle: list[PoolProcess] = []
-
-    def add(self, processes: list[PoolProcess]) -> None:
-        """Makes the processes this one's, until they are given back."""
-        for process in processes:
-            process.is_lent = True
-        self._idle += processes
+        # Processes that have no work of it yet.
+        self.idle: list[PoolProcess] = []
 
     @property
     def context(self) -> Any:
@@ -102,14 +97,14 @@ class Lease:
                     raise
 
     def _take(self) -> PoolProcess:
-        if not self._idle:
+        if not self.idle:
             loader = self._loader()
             if loader is None:
                 raise RuntimeError(
                     "a process of worker_pool was lost, and the loader of its iterator has gone"
                 )
             self._crew.fill(self, loader, 1)
-        return self._idle.pop(0)
+        return self.idle.pop(0)
 
     def __del__(self) -> None:
         # An interrupt may lose it before anybody has it.
@@ -117,8 +112,8 @@ class Lease:
 
     def close(self) -> None:
         """Gives back the processes that got no work. The others are given back as they leave."""
-        while self._idle:
-            self._crew.give_back(self._idle.pop())
+        while self.idle:
+            self._crew.give_back(self.idle.pop())
         self.record, self._keeps_alive = None, ()
 
 
@@ -192,8 +187,7 @@ class Crew:
 
     def _tidy(self) -> None:
         while self._returned:
-            returned = self._returned.pop()
-            returned.is_lent = False
+            self._returned.pop().is_lent = False
         numbers = self.objects.numbers()
         for process in list(self._processes):
             if process.is_lost():
@@ -266,8 +260,6 @@ class Crew:
         """
         record = lease.record
         assert record is not None, "it is not closed"
-        with self._held():
-            self._check_open()
         # Not under the lock: it calls the user's code.
         made = None if record.is_ready() else record.made_ready(lease.finds_main)
         with self._held():
@@ -284,7 +276,9 @@ class Crew:
             while len(found) < count:
                 found.append(self._start())
             lease.record = record
-            lease.add(found)
+            for process in found:
+                process.is_lent = True
+            lease.idle += found
 
     def _check_open(self) -> None:
         if self.is_shut_down:

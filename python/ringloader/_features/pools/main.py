@@ -28,7 +28,7 @@ import torch
 import torch.utils.data
 
 from ringloader._torch import stand_ins
-from ringloader._worker import entry
+from ringloader._worker import entry, malloc
 from ringloader._worker.options import WorkerOption
 
 # An assignment follows, or lies in the last of the descriptors; descriptors of the next message.
@@ -43,7 +43,6 @@ NUMBER = struct.Struct("q")
 MOST_BYTES = 32 << 10
 # Numbers in one message that drops, at most.
 MOST_DROPPED = 512
-_LONGEST = 1 + MOST_BYTES
 # A dataset of more parts is not searched for datasets.
 _MOST_PARTS = 1000
 _T = TypeVar("_T")
@@ -118,7 +117,7 @@ class Assignments:
             if self._parent in dict(ready):
                 return None
             try:
-                message, more, flags, _ = socket.recv_fds(self._channel, _LONGEST, MOST_FDS)
+                message, more, flags, _ = socket.recv_fds(self._channel, 1 + MOST_BYTES, MOST_FDS)
             except ConnectionError:
                 return None
             fds += more
@@ -245,7 +244,7 @@ class ProcessState:
 
     def __init__(self) -> None:
         self._environment = dict(os.environ)
-        self._directory = _directory()
+        self._directory = _unless_refused(Path.cwd)
         self._path = list(sys.path)
         self._handlers = {number: signal.getsignal(number) for number in signal.valid_signals()}
         self._dtype = torch.get_default_dtype()
@@ -267,7 +266,7 @@ class ProcessState:
         if dict(os.environ) != self._environment:
             os.environ.clear()
             os.environ.update(self._environment)
-        if self._directory is not None and _directory() != self._directory:
+        if self._directory is not None and _unless_refused(Path.cwd) != self._directory:
             os.chdir(self._directory)
         sys.path[:] = self._path
         signal.setitimer(signal.ITIMER_REAL, 0)
@@ -301,13 +300,6 @@ def _unless_refused(ask: Callable[[], _T]) -> _T | None:
     return None
 
 
-def _directory() -> Path | None:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        return None
-
-
 def main(assignments: Assignments) -> None:
     """Works until the pool, or its process, ends.
 
@@ -333,7 +325,7 @@ def _work(assignments: Assignments, held: Held) -> None:
     # A process that waits ignores it; one that works ends by it, as torch's worker does.
     on_interrupt(signal.SIG_IGN)
     state = ProcessState()
-    trim = _nothing
+    trim = malloc.Trimming(None).trim
     while True:
         assignment = assignments.next(held, trim)
         if assignment is None:
@@ -373,7 +365,3 @@ def undo_options(options: Sequence[WorkerOption]) -> None:
     # In a function of its own, so that no variable keeps an option, and the memory that it may refer to.
     for option in options:
         option.leave_process()
-
-
-def _nothing() -> None:
-    pass

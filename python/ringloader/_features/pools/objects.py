@@ -131,10 +131,10 @@ class LoaderObjects(Generic[_Record]):
         things = things_of(loader)
         record = self._records.get(id(loader))
         if record is None or not record.is_of(things):
-            is_new = record is None
-            record = self._records[id(loader)] = self._make(next(self._numbers), things)
-            if is_new:
+            made = self._make(next(self._numbers), things)
+            if record is None:
                 weakref.finalize(loader, when_gone or self.add_gone, id(loader)).atexit = False
+            record = self._records[id(loader)] = made
         return record
 
     def renewed(self, loader: TorchLoader, record: _Record) -> _Record:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.multiprocessing
 
 import ringloader._native as _native
+from ringloader._features import checks
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
@@ -52,17 +53,9 @@ class WorkerPool:
     _is_remote = False
 
     def __init__(self, num_workers: int, start_method: str | None = None) -> None:
-        if not isinstance(num_workers, int) or isinstance(num_workers, bool):
-            raise TypeError(f"num_workers must be an int, not {num_workers!r}")
-        if num_workers <= 0:
-            raise ValueError(f"num_workers must be positive, not {num_workers}")
-        if start_method is not None and not isinstance(start_method, str):
-            raise TypeError(f"start_method must be a str or None, not {start_method!r}")
+        checks.integer(1)("num_workers", num_workers)
         methods = torch.multiprocessing.get_all_start_methods()
-        if start_method is not None and start_method not in methods:
-            raise ValueError(
-                f"start_method must be one of {', '.join(methods)}, or None, not {start_method!r}"
-            )
+        checks.one_of(*methods, or_none=True)("start_method", start_method)
         self._num_workers = num_workers
         self._start_method = start_method
         self._begin()

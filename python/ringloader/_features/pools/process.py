@@ -78,7 +78,7 @@ class PoolProcess:
         is_newer = self._forked_at is None or self._forked_at > record.made_at
         return is_newer or record.number in self.numbers or not record.names_main
 
-    def assign(self, record: PoolRecord, work: tuple[Any, ...], finds_main: bool = True) -> None:
+    def assign(self, record: PoolRecord, work: tuple[Any, ...], finds_main: bool) -> None:
         """Sends an assignment.
 
         Args:
@@ -247,11 +247,6 @@ class Assigned:
 
     def close(self) -> None:
         """Does nothing: the process is the pool's."""
-
-    @property
-    def process(self) -> Any:
-        """The process of the pool, as ``multiprocessing`` knows it."""
-        return None if self._lent is None else self._lent.process
 
     @property
     def pid(self) -> int | None:

@@ -8,7 +8,8 @@ import os
 import sys
 from types import FrameType
 
-from ringloader._common import output, proc
+from ringloader._common import proc
+from ringloader._log import complain
 
 VARIABLE = "RINGLOADER_REPORT"
 ONE = "1"
@@ -28,7 +29,7 @@ def read() -> None:
     value = os.environ.get(VARIABLE, "")
     mode, is_read = value if value in (ONE, ALL) else "", True
     if not mode and value not in ("", "0"):
-        output.complain(f"ringloader: {VARIABLE}={value!r} has no effect: set it to 1, all or 0\n")
+        complain(f"ringloader: {VARIABLE}={value!r} has no effect: set it to 1, all or 0\n")
 
 
 def note_rank() -> None:

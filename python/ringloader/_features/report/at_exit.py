@@ -9,8 +9,8 @@ import os
 import sys
 from multiprocessing import util
 
-from ringloader._common import output
 from ringloader._features.report import asked
+from ringloader._log import complain
 from ringloader._torch import hook
 
 _HINT = "; a framework that makes its own loaders needs ringloader.install(), or python -m ringloader run"
@@ -61,7 +61,7 @@ def _print() -> None:
         rank, is_for_all = asked.rank(), asked.mode == asked.ALL
         if is_for_all or not rank:
             who = f"ringloader [rank {rank}]" if is_for_all and rank is not None else "ringloader"
-            output.complain("".join(f"{who}: {line}\n" for line in _lines()))
+            complain("".join(f"{who}: {line}\n" for line in _lines()))
 
 
 def _lines() -> list[str]:

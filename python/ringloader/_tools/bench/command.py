@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._common import output
 from ringloader._features.stats.epoch import in_words
+from ringloader._log import complain, write
 from ringloader._tools.bench import child, measure
 from ringloader._tools.bench.arguments import PROCESS, Arguments, BenchError, Configuration, RunError
 from ringloader._tools.bench.measure import Measurement
@@ -24,22 +24,20 @@ _NAME = "python -m ringloader bench"
 def run(given: Arguments) -> int:
     """Runs the command, and returns its exit status."""
     if not _native.SUPPORTED:
-        output.complain(
-            f"{_NAME}: error: bench compares torch's loader with ringloader's, which needs Linux\n"
-        )
+        complain(f"{_NAME}: error: bench compares torch's loader with ringloader's, which needs Linux\n")
         return 2
     # SIGTERM, which `timeout` sends, ends the processes as Ctrl-C does.
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _Bench(given).run()
     except BenchError as error:
-        output.complain(f"{error.users}{_NAME}: error: {error.text}\n")
+        complain(f"{error.users}{_NAME}: error: {error.text}\n")
         return 2
     except OSError as error:
-        output.complain(f"{_NAME}: error: {error}\n")
+        complain(f"{_NAME}: error: {error}\n")
         return 2
     except KeyboardInterrupt:
-        output.complain(f"{_NAME}: interrupted\n")
+        complain(f"{_NAME}: interrupted\n")
         return 130
     finally:
         signal.signal(signal.SIGTERM, before)
@@ -75,7 +73,7 @@ class _Bench:
                 verdict |= {"text": f"{verdict['text'].partition('. ')[0]}.", "gain": None, "change": {}}
             lines.append(f"Verdict with {best.configuration.in_words}: {verdict['text']}")
         lines.append(f"Recommended: {row.configuration.in_words}: {reason}.")
-        output.write("\n".join([*lines, ""]))
+        write("\n".join([*lines, ""]))
         if given.json is not None:
             data = to_dict(rows, same, row.configuration, verdict)
             Path(given.json).write_text(f"{json.dumps(data, indent=2)}\n")
@@ -86,7 +84,7 @@ class _Bench:
         if configuration in self._failed:
             return None
         if sys.stderr is not None and sys.stderr.isatty():
-            output.complain(f"running {configuration}: {function.__name__}\n")
+            complain(f"running {configuration}: {function.__name__}\n")
         try:
             return child.call(function, self._given.target, configuration, *rest)
         except RunError as error:
