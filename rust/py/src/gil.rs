@@ -64,6 +64,11 @@ pub(crate) fn without_interpreter<T: Send>(py: Python<'_>, work: impl FnOnce() -
     }
 }
 
+/// Runs a copy of `len` bytes, without the interpreter if that takes a while.
+pub(crate) fn run_copy<T: Send>(py: Python<'_>, len: usize, copy: impl FnOnce() -> T + Send) -> T {
+    if len < DETACH { copy() } else { without_interpreter(py, copy) }
+}
+
 /// Runs native `work` of a worker's thread that calls Python, but no code of the user's that may take long: the exit of
 /// the interpreter waits for it. Once another thread ends the interpreter, this thread parks instead and never returns.
 pub(crate) fn in_thread<T>(py: Python<'_>, work: impl FnOnce() -> T) -> T {

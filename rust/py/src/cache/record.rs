@@ -14,7 +14,7 @@ use ringloader_core::sync::Arc;
 use crate::batch::decode;
 use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
-use crate::gil::{DETACH, exception, without_interpreter};
+use crate::gil::{DETACH, exception, run_copy, without_interpreter};
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
 
@@ -49,11 +49,7 @@ impl Record {
         let memory = Arc::get_mut(&mut made.memory).ok_or_else(|| PyRuntimeError::new_err("in use"))?;
         // SAFETY: all bytes were written (the invariant).
         let bytes = unsafe { memory.bytes_mut() };
-        if bytes.len() < DETACH {
-            samples.seal(bytes, index, table);
-        } else {
-            without_interpreter(sample.py(), || samples.seal(bytes, index, table));
-        }
+        run_copy(sample.py(), bytes.len(), || samples.seal(bytes, index, table));
         Ok(made)
     }
 

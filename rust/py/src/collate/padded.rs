@@ -11,7 +11,7 @@ use ringloader_core::batch::Dtype;
 
 use super::batch_memory::BatchMemory;
 use super::ragged::{Kind, Numbers, Ragged, Sample};
-use crate::gil::{DETACH, runs_others, without_interpreter};
+use crate::gil::{run_copy, runs_others};
 use crate::torch::names::Torch;
 
 /// The bytes of one element, of which an element type has the first few.
@@ -145,11 +145,7 @@ impl<'a> Padded<'a> {
             return Ok(true);
         }
         let Some(_held) = ragged.storages(Torch::get(py)?, items)? else { return Ok(false) };
-        if len < DETACH {
-            copy()
-        } else {
-            without_interpreter(py, copy)
-        }
+        run_copy(py, len, copy);
         Ok(true)
     }
 

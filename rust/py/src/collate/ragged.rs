@@ -171,21 +171,9 @@ impl Ragged {
         torch: &Torch,
         items: &[Bound<'py, PyAny>],
     ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
-        if !self._buffers.is_empty() {
-            return Ok(Some(Vec::new()));
-        }
-        let Some(storages) = items.iter().map(|item| torch.storage_of(item)).collect::<Option<Vec<_>>>()
-        else {
-            return Ok(None);
-        };
-        // Once all are made: to make one runs finalisers.
-        for (storage, sample) in storages.iter().zip(self.samples()) {
-            let len = sample.span(self.dtype.itemsize());
-            if len > 0 && torch.offset_in(storage, sample.address, len)?.is_none() {
-                return Ok(None);
-            }
-        }
-        Ok(Some(storages))
+        let tensors = if self._buffers.is_empty() { items } else { &[] };
+        let spans = self.samples().map(|sample| (sample.address, sample.span(self.dtype.itemsize())));
+        torch.storages_of(tensors, spans)
     }
 
     /// The samples as they lie now, after code that was not ours; `None` if they have another type or shape.

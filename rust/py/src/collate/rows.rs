@@ -14,7 +14,7 @@ use ringloader_core::sync::Arc;
 use ringloader_core::transport::joint::{Claimed, JointMemory};
 
 use super::batch_memory::BatchMemory;
-use crate::gil::{DETACH, exception, runs_others, without_interpreter};
+use crate::gil::{exception, run_copy, runs_others};
 use crate::strings;
 use crate::torch::abi::ExchangeApi;
 use crate::torch::elements::describe;
@@ -199,30 +199,6 @@ impl<'a, 'py> Rows<'a, 'py> {
         Some((form.dtype, shape, form.len.checked_mul(self.addresses.len())? as u64))
     }
 
-    /// The storages of tensors, which keep the bytes where they are, whatever other threads do to the tensors. `None`
-    /// if a tensor has another one by now. Arrays have their buffers instead.
-    ///
-    /// # Errors
-    /// `RuntimeError` if a storage is smaller than its tensor.
-    fn storages(&self, py: Python<'py>, each: usize) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
-        if !self._buffers.is_empty() {
-            return Ok(Some(Vec::new()));
-        }
-        let torch = Torch::get(py)?;
-        let Some(storages) =
-            self._items.iter().map(|item| torch.storage_of(item)).collect::<Option<Vec<_>>>()
-        else {
-            return Ok(None);
-        };
-        // Once all are made: to make one runs finalisers.
-        for (storage, &address) in storages.iter().zip(&self.addresses) {
-            if torch.offset_in(storage, address, each as u64)?.is_none() {
-                return Ok(None);
-            }
-        }
-        Ok(Some(storages))
-    }
-
     /// Copies all rows to `to`, one after the other. `false` where torch must make the batch.
     ///
     /// # Errors
@@ -248,12 +224,11 @@ impl<'a, 'py> Rows<'a, 'py> {
             copy();
             return Ok(true);
         }
-        let Some(_held) = self.storages(py, each)? else { return Ok(false) };
-        if nbytes < DETACH {
-            copy()
-        } else {
-            without_interpreter(py, copy)
-        }
+        // Arrays have their buffers.
+        let tensors = if self._buffers.is_empty() { self._items } else { &[] };
+        let spans = addresses.iter().map(|&address| (address, each as u64));
+        let Some(_held) = Torch::get(py)?.storages_of(tensors, spans)? else { return Ok(false) };
+        run_copy(py, nbytes, copy);
         Ok(true)
     }
 }

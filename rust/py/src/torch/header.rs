@@ -18,7 +18,7 @@ use ringloader_core::sync::{AtomicU32, Ordering};
 use super::abi::{CPU, DlTensor, Legacy, Versioned};
 use super::memory::{ALIGNMENT, Memory};
 use super::source::{Keeper, Location, Source};
-use crate::gil::{DETACH, without_interpreter};
+use crate::gil::run_copy;
 use crate::objects::Message;
 
 /// The start of each tensor's memory: both forms of a managed tensor, of which one is used. After it come
@@ -112,8 +112,7 @@ pub(super) fn build(
 /// Both ranges are valid, do not overlap, and stay so until the return.
 unsafe fn copy(py: Python<'_>, from: usize, to: usize, len: usize) {
     // SAFETY: the caller's promise.
-    let copy = move || unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) };
-    if len < DETACH { copy() } else { without_interpreter(py, copy) }
+    run_copy(py, len, move || unsafe { copy_nonoverlapping(from as *const u8, to as *mut u8, len) });
 }
 
 /// # Safety

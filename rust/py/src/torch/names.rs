@@ -241,6 +241,27 @@ impl Torch {
         storage.get_type().is(&self.untyped_storage).then_some(storage)
     }
 
+    /// The storages of exact tensors, each of which has so many bytes at an address: they keep these where they are,
+    /// whatever other threads do to the tensors. `None` if a tensor has another one by now.
+    ///
+    /// # Errors
+    /// `RuntimeError` if a storage is smaller than its tensor.
+    pub(crate) fn storages_of<'py>(
+        &self,
+        tensors: &[Bound<'py, PyAny>],
+        spans: impl Iterator<Item = (usize, u64)>,
+    ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
+        let storages: Option<Vec<_>> = tensors.iter().map(|tensor| self.storage_of(tensor)).collect();
+        let Some(storages) = storages else { return Ok(None) };
+        // Once all are made: to make one runs finalisers.
+        for (storage, (address, len)) in storages.iter().zip(spans) {
+            if len > 0 && self.offset_in(storage, address, len)?.is_none() {
+                return Ok(None);
+            }
+        }
+        Ok(Some(storages))
+    }
+
     /// Returns true if [`storage_of`](Self::storage_of) and [`offset_in`](Self::offset_in) go to torch's C functions
     /// alone by now.
     pub(crate) fn is_storage_asked_directly(&self, py: Python<'_>) -> bool {

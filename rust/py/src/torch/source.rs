@@ -14,7 +14,7 @@ use ringloader_core::transport::received::{Backing, Received};
 
 use super::memory::{Copies, Memory, SHARED};
 use super::names::Torch;
-use crate::gil::{DETACH, exception, without_interpreter};
+use crate::gil::{exception, run_copy};
 use crate::strings;
 
 /// The owner that keeps the bytes of a tensor that does not own them.
@@ -168,10 +168,6 @@ pub(crate) fn pinned_copy<'py>(
             unsafe { copy_nonoverlapping(from as *const u8, (into + at as usize) as *mut u8, len as usize) };
         }
     };
-    if len < DETACH as u64 {
-        copy()
-    } else {
-        without_interpreter(py, copy)
-    }
+    run_copy(py, len as usize, copy);
     Ok(tensor)
 }

@@ -23,7 +23,7 @@ use super::port::sending::JointBatch;
 use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
 use crate::batch::{decode, rows};
-use crate::gil::{DETACH, Deadline, detached, exception, without_interpreter};
+use crate::gil::{Deadline, detached, exception, run_copy};
 use crate::process::duplicate;
 use crate::sampling::codec::pair;
 use crate::timing::WorkerClock;
@@ -354,8 +354,7 @@ impl JointPort {
         let mut memory = Memory::new(table as usize)
             .ok_or_else(|| PyMemoryError::new_err(format!("no memory for samples of {len} bytes")))?;
         let into = &mut memory.uninit()[..table as usize];
-        let mut copy = || tasks.fill(&claimed.core, offset, into);
-        if table < DETACH as u64 { copy() } else { without_interpreter(py, copy) }.map_err(exception)?;
+        run_copy(py, table as usize, || tasks.fill(&claimed.core, offset, into)).map_err(exception)?;
         let meta = Meta::parse(&block, GENERATION, table).map_err(exception)?;
         decode::read(py, Bytes::Sample(&Arc::new(memory)), &meta, true)
     }
