@@ -40,6 +40,8 @@ NAMED = {
     "_sources/rollover": {"last_batch"},
     "_start/fallback": {"worker_method"},
     "_transport/overdue": {"snapshot_every_n_steps"},
+    # An attribute of torch's worker info.
+    "_worker/worker_info": {"worker_method"},
 }
 # torch has a device and seeds too, and the core divides the memory.
 THE_CORES = {"device", "seed", "max_shared_bytes"}
