@@ -210,9 +210,9 @@ def test_an_address_that_cannot_be_listened_at(cluster):
 def test_an_address_that_actors_cannot_reach(workers, monkeypatch):
     from ringloader._ray import transport
 
-    made = transport.Address
+    made = transport.Assignment
     # Nobody listens at port 1.
-    monkeypatch.setattr(transport, "Address", lambda host, _, token: made(host, 1, token))
+    monkeypatch.setattr(transport, "Assignment", lambda host, _, *others: made(host, 1, *others))
     with pytest.raises(RuntimeError, match=r"cannot reach the main process at .*:1 \(.*\); pass host= to"):
         iter(DataLoader(Told(4), worker_pool=workers, num_workers=1))
 

@@ -188,9 +188,9 @@ class RayTransport(Transport):
             handle.actor.check()
             timeout = min(max(left(), 0.0), _POLL_SECONDS)
             is_connected, lost = self._relay.standing(worker, self._numbers[worker], timeout)
-            # Raises for other versions.
+            # Raises for other versions, and may arrive after the connection.
             birth = handle.actor.birth
-            if is_connected:
+            if is_connected and birth is not None:
                 return
             # Ray tells of a death later than the connection ends, or never.
             error = handle.failure() or handle.actor.has_failed()
