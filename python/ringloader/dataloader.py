@@ -98,7 +98,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             make together (``"batch"``, ``"sample"``; default: ``"batch"``, as with torch). More: tuning.md.
         worker_concurrency: The most samples of one worker that are under way at once, for datasets that wait
             for a store or a network (default: ``1``: one sample after another, as with torch). More:
-            tuning.md.
+            slow_stores.md.
         prefetch_epochs: ``True`` to begin the next epoch before this one ends, so that ``iter`` finds its
             first batches ready (default: ``False``, ``iter`` begins it). More: prefetch_epochs.md.
 
