@@ -8,6 +8,7 @@ moved, and when an iterator is made.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from ringloader._torch import internals, stand_ins
 
 # Weak references to storages that torch has moved, each with the object that keeps its old memory. Not as an
 # attribute of the storage: torch 2.6 lets the garbage collector take attributes of a storage that lives on.
-_kept: list[tuple[Any, _native.Kept]] = []
+kept_views: list[tuple[Any, _native.Kept]] = []
 
 
 @functools.cache
@@ -37,13 +38,11 @@ def tell_of_forks() -> None:
 def drop_unread() -> None:
     """Drops the old memory of storages that are gone, and all views with them."""
     # Other threads, and finalizers, may come between any two of these steps.
-    for entry in list(_kept):
+    for entry in list(kept_views):
         if entry[0].expired():
-            try:
-                _kept.remove(entry)
-            except ValueError:
-                # Another thread was faster.
-                continue
+            # Another thread may be faster.
+            with contextlib.suppress(ValueError):
+                kept_views.remove(entry)
 
 
 def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
@@ -57,7 +56,7 @@ def _keeping(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
             return torchs_own(self, *args, **options)
         finally:
             if kept.finish():
-                _kept.append((internals.StorageWeakRef(self), kept))
+                kept_views.append((internals.StorageWeakRef(self), kept))
 
     return share
 

@@ -92,7 +92,8 @@ class WorkerKind:
         starter = self.starter(loader, setup.running, workers)
         try:
             held_memory.tell_of_forks()
-            held_memory.drop_unread()
+            if held_memory.kept_views:
+                held_memory.drop_unread()
             in_turn = all(feature.in_turn for feature in features)
             plan = MemoryPlan(budget.most_tasks(loader, workers, in_turn), workers)
             for feature in features:
