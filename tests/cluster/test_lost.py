@@ -34,7 +34,7 @@ KILLS = [(1, 3), (2, 6), (3, 6)] if os.environ.get("RINGLOADER_TEST_ALL") else [
 
 
 @pytest.mark.parametrize(("seed", "kills"), KILLS)
-def test_each_batch_comes_once_whoever_is_killed(workers, seed, kills):
+def test_each_batch_comes_once_after_kills(workers, seed, kills):
     at = random.Random(seed).sample(range(26), kills)
     loader = DataLoader(Told(120, 0.01), batch_size=4, worker_pool=workers)
     batches = []

@@ -22,7 +22,7 @@ else:
         """Stands for the protocol of the stub, which the binary does not have."""
 
 
-# The path by which an iterator gets its batches, as a report names it.
+# The path of an iterator's batches, as a report names it.
 PathName = Literal["native", "threads", "ray", "single-process", "torch"]
 
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class Told(NamedTuple):
-    """The epoch that one call of ``set_epoch`` has named. Each call makes an object of its own."""
+    """The epoch of a call of ``set_epoch``. Each call makes another object."""
 
     epoch: int
 

@@ -87,7 +87,7 @@ class Note:
         self.reason = of_loader.reason = reason
         self.counters = counters
         self.more: dict[str, Any] = {}
-        # Its part in its loader's sums: batches of the present epoch, and seconds.
+        # Counted in the loader's sums: batches of the present epoch, and seconds.
         self._batches, self._waited = 0, 0.0
 
     def follow(self, iterator: OurIterator) -> None:
@@ -230,11 +230,11 @@ def _forget_oldest() -> None:
 
 
 class Closes(Protocol):
-    """An object that is to be closed."""
+    """An object with a method ``close``."""
 
     def close(self) -> None:
         """Closes it. Calling it again does nothing."""
 
 
-# What a loader keeps beyond its iterators. `shutdown` closes it.
+# Objects that a loader keeps beyond its iterators. `shutdown` closes them.
 beyond_iterators: WeakRegistry[Closes] = WeakRegistry()

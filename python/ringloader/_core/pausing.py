@@ -198,7 +198,7 @@ def has_ended(iterator: Pausing) -> bool:
 
 
 def raise_if_ended(iterator: Pausing) -> None:
-    """Raises an error if the iterator was ended, in place of the error that its end has caused.
+    """Raises an error if the iterator was ended, in place of an error of its end.
 
     Raises:
         RuntimeError: Says so.

@@ -138,7 +138,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         """Returns the samples of a batch, in order."""
         return [self[index] for index in indices]
 
-    # Its samples do not come from one call.
+    # Several calls make its samples.
     _ringloader_asks_each = __getitems__
 
     def stats(self) -> dict[str, Any]:

@@ -131,7 +131,7 @@ def _cloudpickle() -> Any:
 
 
 def reducers_of(pickler: Any) -> dict[Any, Callable[[Any], Any]]:
-    """Returns the reducers of a class of cloudpickle's, without those that send a copy of another kind."""
+    """Returns the reducers of a class of cloudpickle's, without reducers that send a copy of another kind."""
     return {kind: reduce for kind, reduce in pickler.dispatch_table.items() if kind not in _COPIED}
 
 

@@ -282,7 +282,7 @@ def gives_several(dataset: Any) -> bool:
 
 
 def inner(dataset: Any) -> list[Any]:
-    """Returns the datasets that one of torch's, or a ``CachedDataset``, has inside."""
+    """Returns the datasets inside a dataset of torch's, or inside a ``CachedDataset``."""
     if not hasattr(dataset, "datasets"):
         return [dataset.dataset] if hasattr(dataset, "dataset") else []
     datasets: Any = dataset.datasets

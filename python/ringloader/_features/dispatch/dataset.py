@@ -60,7 +60,7 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         self._keeps_count = True
         # The name of a pass that may drop items, so that workers take them at different rates; None without.
         self._uneven: str | None = None
-        # The key by which a worker finds what its dispatching process sends, also for a copy or a pickle.
+        # The key with which a worker finds what its dispatching process sends, also for a copy or a pickle.
         self._key = uuid.uuid4().hex
 
     def map(self, fn: Callable[[Any], Any]) -> Self:

@@ -182,7 +182,7 @@ class ErrorPolicy:
         return min(self._pause * 2.0 ** min(tries, 64), _LONGEST_PAUSE_SECONDS)
 
     def _tries(self, _is_batch: bool) -> int:
-        """The number of times that one sample, or one batch, is asked for again."""
+        """The number of times that a sample, or a batch, is asked for again."""
         return self._times
 
     def _record(self, error: Exception, index: Any, handling: str) -> Any:
