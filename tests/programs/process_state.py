@@ -15,8 +15,9 @@ from pathlib import Path
 import torch.multiprocessing
 import torch.utils.data
 
-# pytest writes the name of the test there; torch's compiler, where its cache is.
-_OF_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR"}
+# pytest writes the name of the test there; torch's compiler, where its cache is; torch 2.6, when it first
+# looks for a device, how CUDA loads modules.
+_OF_OTHERS = {"PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "CUDA_MODULE_LOADING"}
 _LIMITS = {name: getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
 
 
