@@ -34,7 +34,7 @@ def test_arguments_and_attributes_of_a_loader_are_found() -> None:
     named = {
         f"{name}=" for name in inspect.signature(ringloader.DataLoader).parameters if name.startswith("wor")
     }
-    assert len(named) == 5
+    assert len(named) == 6
     assert completed(f"{source}DataLoader([1], wor") == named
     assert {"shutdown", "epoch_stats", "num_workers"} <= completed(
         f"{source}loader = DataLoader([1])\nloader."
