@@ -21,7 +21,8 @@ import torch.utils.data
 import ringloader
 from faults.proc import Snapshot
 from ringloader import DataLoader, Retry
-from ringloader._features.losses import samples, shared_words
+from ringloader._features.losses import samples
+from ringloader._transport import shared_words
 
 pytestmark = pytest.mark.rings_only
 

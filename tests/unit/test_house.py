@@ -19,9 +19,9 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_452,
+    "lines of the package": 18_492,
     "modules of the package": 195,
-    "lines of the core": 4_741,
+    "lines of the core": 4_785,
     "lines of `_features/state`": 1_494,
     "lines of another feature": 896,
     "pairs of features": 5,

@@ -146,7 +146,17 @@ PYTHON_MAY_USE = {
     },
     "_features.calls": {"_common", "_torch", "_transport"},
     "_features.checks": set(),
-    "_features.concurrency": {"_common", "_core", "_data", "_features.table", "_log", "_torch", "_worker"},
+    "_features.concurrency": {
+        "_common",
+        "_core",
+        "_data",
+        "_features.rules",
+        "_features.table",
+        "_log",
+        "_torch",
+        "_transport",
+        "_worker",
+    },
     "_features.conflicts": {
         "_core",
         "_features.about",

@@ -65,12 +65,14 @@ class Setup(NamedTuple):
         workers: The most workers that it may have.
         running: The workers with which it begins.
         history: Returns the number of workers, and its changes; None where the number does not change.
+        under_way: Returns the most samples of a worker that were under way at once; None: not noted.
     """
 
     path: str
     workers: int = 0
     running: int = 0
     history: Callable[[], tuple[int, Sequence[Any]]] | None = None
+    under_way: Callable[[int], int] | None = None
 
 
 class MemoryPlan(NamedTuple):

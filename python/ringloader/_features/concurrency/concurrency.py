@@ -9,7 +9,9 @@ from ringloader._core.feature import Feature, Setup
 from ringloader._core.notes import beyond_iterators
 from ringloader._features.concurrency.event_loop import Holder, Kept
 from ringloader._features.concurrency.making import Samples, Tasks
+from ringloader._features.rules import has_remote_pool
 from ringloader._features.table import Options
+from ringloader._transport.shared_words import SharedWords
 from ringloader._worker.options import WorkerOption
 
 if TYPE_CHECKING:
@@ -22,11 +24,23 @@ class Concurrency(Feature):
     Args:
         samples: Makes them.
         reads_ahead: True if workers take tasks before their turn.
+        words: The most samples under way, by worker; None: not noted.
     """
 
-    def __init__(self, samples: Samples, reads_ahead: bool) -> None:
+    def __init__(self, samples: Samples, reads_ahead: bool, words: SharedWords | None) -> None:
         self._options = samples, Tasks()
         self._reads_ahead = reads_ahead
+        self._words = words
+        # The same, once the memory was given back.
+        self._last: list[int] = []
+
+    def setup(self, setup: Setup) -> Setup:
+        return setup if self._words is None else setup._replace(under_way=self._under_way)
+
+    def _under_way(self, worker: int) -> int:
+        if self._last or self._words is None:
+            return self._last[worker] if worker < len(self._last) else 0
+        return self._words.get(worker, 0)
 
     def workers(self) -> Iterable[WorkerOption]:
         return self._options
@@ -35,6 +49,11 @@ class Concurrency(Feature):
         if self._reads_ahead:
             scheduler.take_ahead()
 
+    def close(self) -> None:
+        if self._words is not None and not self._last:
+            self._last = self._words.words.tolist()
+            self._words.close()
+
 
 def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Concurrency | None:
     """Returns the feature; torch's own loader has none."""
@@ -42,9 +61,13 @@ def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Concurre
         return None
     are_here = setup.path in ("threads", "single-process")
     holder = _held_by(loader, one_thread=setup.workers > 0) if are_here else None
-    samples = Samples(options.worker_concurrency, options.sample_timeout, holder)
+    words = None
+    # Actors on other machines share no memory.
+    if options.stats and not has_remote_pool(options):
+        words = SharedWords.make("ringloader-under-way", 1, max(setup.workers, 1))
+    samples = Samples(options.worker_concurrency, options.sample_timeout, holder, words)
     # A worker claims one run of a batch after another.
-    return Concurrency(samples, reads_ahead=options.worker_task != "sample")
+    return Concurrency(samples, options.worker_task != "sample", words)
 
 
 def _held_by(loader: TorchLoader, one_thread: bool) -> Holder:

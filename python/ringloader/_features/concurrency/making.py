@@ -18,6 +18,7 @@ from ringloader._features.concurrency import info
 from ringloader._features.concurrency.event_loop import Holder, Kept
 from ringloader._features.concurrency.lines import Call, Limits, LoopLines, ThreadLines
 from ringloader._features.concurrency.reading import LOOK_SECONDS, AheadChannel, Begun, EndedError
+from ringloader._transport.shared_words import SharedWords
 from ringloader._worker.fetch import EMPTY, SampleFetcher, Turn, gives_several, inner
 from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 
@@ -29,14 +30,19 @@ class Samples(WorkerOption):
         most: Samples that may be under way at once.
         seconds: The longest time of a coroutine for a sample; None: any.
         holder: The loop and lines of a loader without worker processes; None: each process has its own.
+        words: The most samples under way, by worker, for the main process; None: not noted.
     """
 
     position = Position.AHEAD
 
-    def __init__(self, most: int, seconds: float | None, holder: Holder | None) -> None:
+    def __init__(
+        self, most: int, seconds: float | None, holder: Holder | None, words: SharedWords | None
+    ) -> None:
         self._most = most
         self._seconds = seconds
         self._holder = holder
+        self._words = words
+        self._worker = 0
         self._kept = None if holder is None else holder.kept
         self.is_careful = False
         # True without workers.
@@ -58,6 +64,9 @@ class Samples(WorkerOption):
     def has_room(self) -> bool:
         """True if another sample would begin at once."""
         return self._lines is not None and self._lines.have_room
+
+    def join(self, worker: int, port: Any, start: EpochStart) -> None:  # noqa: ARG002
+        self._worker = worker
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:
         if start.base_seed is None:
@@ -87,6 +96,7 @@ class Samples(WorkerOption):
         if self._lines is None:
             self._lines = self._make_lines(self._kept, is_async(dataset, samples.is_asked_for_several))
         self._lines.info = self._info
+        self._lines.most_under_way = 0
 
     def _make_lines(self, kept: Kept, on_loop: bool) -> LoopLines | ThreadLines:
         limits = Limits(self._most, self._seconds, kept.one_thread)
@@ -143,6 +153,8 @@ class Samples(WorkerOption):
             left = [] if begun is None else [call for call in begun.calls if not call.is_over]
             if left and self._lines is not None:
                 self._lines.drop(left)
+            if self._words is not None and self._lines is not None:
+                self._words.set(self._worker, 0, self._lines.most_under_way)
 
     def _get(self, turn: Turn, index: Any) -> Any:
         return self._outcome(turn.number, self._make_one, index)
@@ -182,6 +194,8 @@ class Samples(WorkerOption):
 
     def leave_process(self) -> None:
         self.close()
+        if self._words is not None:
+            self._words.close()
 
 
 class Tasks(WorkerOption):

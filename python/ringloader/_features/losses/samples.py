@@ -14,9 +14,9 @@ from typing import Any, NamedTuple
 import ringloader._native as _native
 from ringloader._common.attributes import shown
 from ringloader._features.arrays import gather
-from ringloader._features.losses.shared_words import SharedWords
 from ringloader._torch import collating
 from ringloader._transport.overdue import Late
+from ringloader._transport.shared_words import SharedWords
 from ringloader._worker.fetch import Ahead, SampleFetcher, Turn, gives_several
 from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 

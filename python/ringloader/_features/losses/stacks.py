@@ -19,7 +19,7 @@ from typing import Any
 import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._features.losses.samples import Around
-from ringloader._features.losses.shared_words import SharedWords
+from ringloader._transport.shared_words import SharedWords
 from ringloader._worker import entry
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 

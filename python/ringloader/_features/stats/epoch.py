@@ -48,6 +48,7 @@ class WorkerStats:
         send: Encoded and copied batches.
         room: Waited for memory.
         cpu: Processor time of all that.
+        under_way: The most samples that were under way at once.
     """
 
     id: int
@@ -58,6 +59,7 @@ class WorkerStats:
     send: float
     room: float
     cpu: float
+    under_way: int = 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -56,6 +56,7 @@ class Recording(Feature):
     ) -> None:
         self.recorder = recorder
         self._history = setup.history
+        self._under_way = setup.under_way or _one_at_a_time
         # Bytes of shared memory of all workers.
         self._shared_bytes = 0
         self._decodes_early = options.main_prefetch > 0
@@ -77,6 +78,7 @@ class Recording(Feature):
             is_dispatch=needed_by(loader.dataset) == "Dispatch",
             worker_method=options.worker_method,
             may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
+            may_be_at_once=options.worker_concurrency == 1 and _goes(loader, options, worker_concurrency=2),
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=cores(),
@@ -173,7 +175,7 @@ class Recording(Feature):
             caller=max(seconds - startup - waiting, 0.0),
             main={"decode": decode, "place": place, "index": index},
             workers=tuple(
-                WorkerStats(number, batches, *(spent * _SECOND for spent in times))
+                WorkerStats(number, batches, *(spent * _SECOND for spent in times), self._under_way(number))  # type: ignore[call-arg]
                 for number, (batches, *times) in enumerate(workers)
             ),
             slowest=tuple(SlowFetch(spent * _SECOND, *rest) for spent, *rest in read["slowest"]),
@@ -262,6 +264,10 @@ class _Fetched:
         batch = take(iterator)
         self._note()
         return batch
+
+
+def _one_at_a_time(_worker: int) -> int:
+    return 1
 
 
 def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:

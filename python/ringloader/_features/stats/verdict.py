@@ -67,6 +67,7 @@ class Setting:
         is_dispatch: True if one process reads the source for all workers.
         worker_method: ``"multiprocessing"`` or ``"thread"``.
         may_use_threads: True if the loader's other options go with threads for workers.
+        may_be_at_once: True if a worker may make several samples at once, and makes one after another.
         may_prefetch: True if they go with a thread that decodes, and there is none.
         most_workers: The most workers that there may be; None for any number.
         cores: Processors that this process may use.
@@ -85,6 +86,7 @@ class Setting:
     most_workers: int | None
     cores: int
     window: int | None = None
+    may_be_at_once: bool = False
 
 
 def judge(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> Verdict:
@@ -306,6 +308,10 @@ class _Judge:
             )
         number = model.fewest_workers(self._most_workers())
         if number > setting.num_workers and model.seconds(number) * AS_GOOD < self._stats.seconds:
+            if kind == "dataset" and setting.may_be_at_once and model.cpu < _COMPUTES * model.work:
+                limit += (
+                    ". It mostly waits, and a worker can wait for many samples at once: worker_concurrency=16"
+                )
             shares = ", if each worker reads its share of the samples" if setting.is_iterable else ""
             instead = "" if kind == "dataset" else f", or {cheaper}"
             return self._faster(
