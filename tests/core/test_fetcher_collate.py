@@ -18,6 +18,7 @@ from torch.utils.data import default_collate
 import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
+from ringloader._features.threads import thread
 from ringloader._torch import collating, internals
 from ringloader._worker import collate, worker_info
 from small_datasets import Made
@@ -31,7 +32,7 @@ def in_worker(function: Callable[[], Any]) -> Any:
 
     def work() -> Any:
         worker_info.put_in_place()
-        worker_info.become_worker(0, 0, 1, None)
+        thread.become_worker(0, 0, 1, None)
         return function()
 
     with concurrent.futures.ThreadPoolExecutor(1) as executor:

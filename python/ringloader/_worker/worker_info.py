@@ -57,21 +57,6 @@ def put_in_place() -> None:
             _is_put = True
 
 
-def become_worker(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
-    """Makes this thread a worker, with torch's seeds for its number, until the thread ends."""
-    seed = base_seed + worker
-    # torch's word for a worker with generators of its own, which `torch.thread_safe_generator` asks for too.
-    info = internals.WorkerInfo(
-        id=worker,
-        num_workers=workers,
-        seed=seed,
-        dataset=dataset,
-        rng=generators(seed, internals.generate_state(base_seed, worker)),
-        worker_method="thread",
-    )
-    take_over(info)
-
-
 def take_over(info: Any) -> None:
     """Makes this context work for a worker that is no process, with its info."""
     _noted.set((internals.worker_module._worker_info, info))

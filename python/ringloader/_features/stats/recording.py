@@ -78,7 +78,7 @@ class Recording(Feature):
             is_dispatch=needed_by(loader.dataset) == "Dispatch",
             worker_method=options.worker_method,
             may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
-            may_be_at_once=options.worker_concurrency == 1 and _goes(loader, options, worker_concurrency=2),
+            may_be_at_once=options.worker_concurrency == 1 and not is_iterable,
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
             cores=cores(),

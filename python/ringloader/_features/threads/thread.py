@@ -15,6 +15,21 @@ from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 
 
+def become_worker(base_seed: int, worker: int, workers: int, dataset: Any) -> None:
+    """Makes this thread a worker, with torch's seeds for its number, until the thread ends."""
+    seed = base_seed + worker
+    # torch's word for a worker with generators of its own, which `torch.thread_safe_generator` asks for too.
+    info = internals.WorkerInfo(
+        id=worker,
+        num_workers=workers,
+        seed=seed,
+        dataset=dataset,
+        rng=worker_info.generators(seed, internals.generate_state(base_seed, worker)),
+        worker_method="thread",
+    )
+    worker_info.take_over(info)
+
+
 class ThreadChannel:
     """A :class:`~ringloader._worker.loop.Channel` over queues between threads.
 
@@ -73,7 +88,7 @@ def _run(queues: _native.ThreadQueues, work: Work) -> None:
     Raises:
         BaseException: An error of the dataset that is no ``Exception``: the worker ends by it.
     """
-    worker_info.become_worker(work.base_seed, work.worker, work.workers, work.dataset)
+    become_worker(work.base_seed, work.worker, work.workers, work.dataset)
     make_channel: Callable[..., ThreadChannel] = ThreadChannel
     for option in work.options:
         replace = option.join(work.worker, None, work.start)
