@@ -32,6 +32,7 @@ EXAMPLES = {
     "max_errors": {"max_errors": 2, "on_error": "skip"},
     "watchdog": {"watchdog": 5.0},
     "stats": {"stats": True},
+    "worker_concurrency": {"worker_concurrency": 4},
     "num_workers": {"num_workers": "auto"},
     "prefetch_epochs": {"prefetch_epochs": True, "persistent_workers": True},
 }
@@ -39,6 +40,7 @@ NEED_WORKERS = {"num_workers", "main_prefetch", "prefetch_epochs"}
 ERRORS = {
     *("worker_method", "worker_task", "worker_reset_fn", "seeding", "seed", "on_error"),
     "max_errors",
+    "worker_concurrency",
 }
 LEFT_OUT = {
     *("max_shared_bytes", "device_prefetch", "main_prefetch", "restart_workers", "sample_timeout"),
