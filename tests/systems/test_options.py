@@ -213,7 +213,7 @@ def test_samples_are_seeded_by_their_place_without_workers():
 
 
 def test_a_device_that_is_not_there_is_an_error():
-    with pytest.raises(ValueError, match="device 'cuda' (is not of|does not exist)"):
+    with pytest.raises(ValueError, match=r"device 'cuda' (is not of|does not exist)"):
         DataLoader(parts.Numbers(), device="cuda")
     assert lists(DataLoader(parts.Numbers(), batch_size=3, device="auto")) == PLAIN
 

@@ -222,7 +222,7 @@ def test_on_linux_the_log_says_that_another_wheel_is_wanted(monkeypatch):
 def test_a_pool_takes_what_it_takes_on_linux(system):
     assert (WorkerPool(3).num_workers, repr(WorkerPool(2))) == (3, "ringloader.WorkerPool(2)")
     if system == "win32":
-        with pytest.raises(ValueError, match="start_method must be one of spawn, or None, not 'fork'"):
+        with pytest.raises(ValueError, match=r"start_method must be one of .*spawn.*, not 'fork'"):
             WorkerPool(1, start_method="fork")
     with pytest.raises(ValueError, match="num_workers must be positive"):
         WorkerPool(0)

@@ -77,12 +77,9 @@ def preload_fork_server(context: Any) -> None:
     if context.get_start_method() != "forkserver":
         return
     server = getattr(forkserver, "_forkserver", None)
-    if getattr(server, "_forkserver_pid", 0) is None and _preloaded() == ["__main__"]:
+    preloaded = getattr(server, "_preload_modules", None)
+    if getattr(server, "_forkserver_pid", 0) is None and preloaded == ["__main__"]:
         context.set_forkserver_preload(_PRELOADED)
-
-
-def _preloaded() -> list[str] | None:
-    return getattr(getattr(forkserver, "_forkserver", None), "_preload_modules", None)
 
 
 def kill(process: Any) -> None:

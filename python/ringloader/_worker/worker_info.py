@@ -32,7 +32,9 @@ def _begin_anew() -> None:
     _starting = threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+# Other systems have no fork.
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_begin_anew)
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
