@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextvars
+import random
 from typing import Any
 
+import torch
 from torch.utils.data import get_worker_info
 
+from ringloader._log import logger
 from ringloader._torch import internals, stand_ins
 from ringloader._worker import worker_info
 
@@ -91,3 +94,17 @@ def _made(worker: int, workers: int, seed: int, dataset: Any, rng: Any) -> Sampl
     return SampleInfo(
         id=worker, num_workers=workers, seed=seed, dataset=dataset, rng=rng, worker_method="thread"
     )
+
+
+def states_of_process() -> Any:
+    """Returns the states of the generators that all samples of a process share."""
+    return random.getstate(), torch.default_generator.get_state().tolist()
+
+
+def log_if_drawn(before: Any) -> None:
+    """Says that samples have drawn from generators of the process, whose states are no longer as before."""
+    if states_of_process() != before:
+        logger.warning(
+            "worker_concurrency: samples draw from generators of the process, which all of them share, so "
+            "seeding='sample' does not make these numbers repeatable; draw from get_worker_info().rng"
+        )

@@ -50,6 +50,9 @@ class Samples(WorkerOption):
         self._lines: LoopLines | ThreadLines | None = None
         self._info: Any = None
         self._at_exit: Any = None
+        # The states of the process's generators before the first batch whose samples have seeds; None: then.
+        self._states: Any = None
+        self._is_checked = False
         # The batch that is fetched, until it was.
         self._begun: Begun | None = None
         self._is_fetched = False
@@ -125,6 +128,10 @@ class Samples(WorkerOption):
             if samples.handler is None:
                 for number, call in enumerate(calls):
                     call.batch, call.number = calls, number
+        if seeds and not self._is_checked:
+            # Once. Other threads of the program draw too, where workers are threads.
+            self._is_checked = True
+            self._states = info.states_of_process() if self._is_here or self._holder is None else None
         assert self._lines is not None
         self._lines.add(calls)
         return Begun(index, calls)
@@ -169,6 +176,9 @@ class Samples(WorkerOption):
             call = Call(make, index)
             lines.add([call])
         self._wait(call)
+        if self._states is not None and (begun is None or number == len(begun.calls) - 1):
+            info.log_if_drawn(self._states)
+            self._states = None
         self._last = call
         return call.take()
 
