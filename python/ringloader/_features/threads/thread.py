@@ -110,8 +110,8 @@ class WorkerThread(threading.Thread):
     def __init__(self, queues: _native.ThreadQueues, taken_over: modes.OfThread, work: Work) -> None:
         super().__init__(name=f"pt_data_worker {work.worker}", daemon=True)
         self._queues = queues
-        self._taken_over = taken_over
-        self._work: Work | None = work
+        # Until it runs: its work and its context have the dataset.
+        self._given: tuple[Work, modes.OfThread] | None = (work, taken_over)
         self._number = work.worker
         self._has_begun = threading.Event()
         # The error that ended the thread, if it was not told to end.
@@ -135,18 +135,18 @@ class WorkerThread(threading.Thread):
 
     def run(self) -> None:
         """Runs the worker until it is told to end."""
-        work, self._work = self._work, None
-        assert work is not None
+        given, self._given = self._given, None
+        assert given is not None
         try:
             internals.set_thread_name("pt_data_worker")
             worker_info.use_one_thread()
             self._has_begun.set()
-            self._taken_over.run(_run, self._queues, work)
+            given[1].run(_run, self._queues, given[0])
         except BaseException as error:
             self.error = error
         finally:
             self._has_begun.set()
-            del work
+            del given
             self._queues.note_end(self._number)
 
     def terminate(self) -> None:
