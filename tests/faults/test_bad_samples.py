@@ -282,7 +282,7 @@ def test_a_generator_that_raised_is_not_taken_for_one_that_has_ended(path: str) 
     with pytest.raises(Exception, match="truncated") as raised:
         next(batches)
     said = str(raised.value) + str(getattr(raised.value, "__notes__", ""))
-    assert "a generator ends with its error" in said, "in the worker's traceback, or as a note"
+    assert "an error ends a generator" in said, "in the worker's traceback, or as a note"
     with pytest.raises(StopIteration):
         next(batches)
 

@@ -38,9 +38,10 @@ fetchers = dict.fromkeys((numpy.ndarray, numpy.memmap, torch.Tensor, TensorDatas
 # class of a dataset of ours, datasets of rows, and torch's `timeout`.
 FEATURES = (
     ("ringloader._features.auto.auto_workers", {"num_workers"}),
-    ("ringloader._features.arrays.gather", {"rows"}),
     ("ringloader._features.concurrency.concurrency", {"worker_concurrency"}),
+    # An epoch's start is the time in which the features after this one are imported and made.
     ("ringloader._features.stats.recording", {"stats"}),
+    ("ringloader._features.arrays.gather", {"rows"}),
     ("ringloader._features.device.feature", {"device"}),
     ("ringloader._features.main_prefetch.decoding", {"main_prefetch"}),
     ("ringloader._features.on_error.handling", {"on_error"}),
