@@ -39,6 +39,10 @@ def test_a_wrong_word_is_one_line(demo, tmp_path, capsys):
         [good, "--workers", "auto"], capsys
     )
     assert "'fork' is not process, thread" in error_of([good, "--method", "fork"], capsys)
+    for wrong in ("0", "1,x", "-1", ""):
+        assert f"'{wrong}' is not a list of numbers from 1" in error_of(
+            [good, f"--concurrency={wrong}"], capsys
+        )
     assert "'0' is not a number from 1 on" in error_of([good, "--rounds", "0"], capsys)
     assert "'0' is not a number above 0" in error_of([good, "--seconds", "0"], capsys)
     for wrong in ("nan", "-1", "inf"):
@@ -76,6 +80,30 @@ def test_threads_are_added_where_there_are_workers(demo):
     assert arguments.configurations([0], ["thread"])[1] == Configuration("ringloader", 0)
 
 
+def test_samples_at_once_are_measured_beside_torch(tmp_path, capsys):
+    (tmp_path / "store.py").write_text(
+        "import time\n"
+        "from torch.utils.data import DataLoader\n"
+        "class Store:\n"
+        "    def __len__(self):\n"
+        "        return 64\n"
+        "    def __getitem__(self, index):\n"
+        "        time.sleep(0.005)\n"
+        "        return float(index)\n"
+        "def make():\n"
+        "    return DataLoader(Store(), batch_size=16)\n"
+    )
+    words = [f"{tmp_path}/store.py:make", "--workers", "1", "--rounds", "1", "--seconds", "0.5"]
+    given = arguments.parse([*words, "--concurrency", "1,16", "--json", str(tmp_path / "out.json")])
+    assert [one.worker_concurrency for one in given.configurations] == [None, 1, 16]
+    assert command.run(given) == 0
+    printed = capsys.readouterr().out
+    assert "1, 16 at once" in printed
+    assert "Recommended: num_workers=1, worker_concurrency=16: the best rate." in printed
+    rows = json.loads((tmp_path / "out.json").read_text())["rows"]
+    assert rows[2]["batches_per_second"] > 1.5 * rows[0]["batches_per_second"]
+
+
 def test_a_loader_that_finds_its_number_is_measured_beside_the_others(demo):
     found = arguments.parse([f"{demo}:make", "--workers", "auto,1"]).configurations
     assert found == (Configuration("torch", 1), Configuration("ringloader", 1), AUTO)
@@ -110,6 +138,7 @@ def test_a_ratio_is_taken_inside_a_round_and_figures_are_medians():
         "loader": "ringloader",
         "num_workers": 2,
         "worker_method": "multiprocessing",
+        "worker_concurrency": None,
         "batches_per_second": 200,
         "first_batch_seconds": 0.5,
         "main_cpu_us": 1000,

@@ -26,6 +26,8 @@ _EACH = 8
 _MOST_WORKERS = 1024
 
 PROCESS = "multiprocessing"
+# The most samples of a worker at once that may be asked for.
+_MOST_AT_ONCE = 65_536
 # By the words of the command line.
 METHODS = {"process": PROCESS, "thread": THREAD}
 
@@ -44,11 +46,13 @@ class Configuration:
         loader: The package whose iterator runs.
         num_workers: The number of workers; ``"auto"``: the loader finds it.
         worker_method: Their kind, as the option of ``ringloader.DataLoader``; torch's are processes.
+        worker_concurrency: Samples of a worker at once; None: as many as the user's loader says.
     """
 
     loader: Literal["torch", "ringloader"]
     num_workers: int | Literal["auto"]
     worker_method: str = PROCESS
+    worker_concurrency: int | None = None
 
     @property
     def number(self) -> int:
@@ -65,7 +69,11 @@ class Configuration:
     def arguments(self) -> dict[str, int | str]:
         """The arguments of a loader with such workers."""
         found: dict[str, int | str] = {"num_workers": self.num_workers}
-        return found if self.worker_method == PROCESS else {**found, "worker_method": self.worker_method}
+        if self.worker_method != PROCESS:
+            found["worker_method"] = self.worker_method
+        if self.worker_concurrency is not None:
+            found["worker_concurrency"] = self.worker_concurrency
+        return found
 
     @property
     def in_words(self) -> str:
@@ -76,17 +84,27 @@ class Configuration:
         return f"{self.loader} with {self.in_words}"
 
 
-def configurations(workers: Sequence[int | Literal["auto"]], methods: Sequence[str]) -> list[Configuration]:
-    """Returns the configurations of a bench. Those with as many workers stand side by side, torch's first."""
+def configurations(
+    workers: Sequence[int | Literal["auto"]], methods: Sequence[str], at_once: Sequence[int | None] = (None,)
+) -> list[Configuration]:
+    """Returns the configurations of a bench. Those with as many workers stand side by side, torch's first.
+
+    Args:
+        workers: The numbers of workers.
+        methods: The kinds of ringloader's workers.
+        at_once: Samples of a worker at once; None: as many as the user's loader says.
+    """
     found = []
     for number in workers:
         if number == AUTO:
-            found.append(Configuration("ringloader", number))
+            found += [Configuration("ringloader", number, PROCESS, most) for most in at_once]
             continue
         found.append(Configuration("torch", number))
         # Without workers there is no kind of them.
         found += [
-            Configuration("ringloader", number, method) for method in (methods if number else [PROCESS])
+            Configuration("ringloader", number, method, most)
+            for method in (methods if number else [PROCESS])
+            for most in at_once
         ]
     return found
 
@@ -250,6 +268,14 @@ def parse(given: list[str]) -> Arguments:
         default=_methods("process"),
         help="the kinds of ringloader's workers, whatever the loader's own is (default: process)",
     )
+    add(
+        "--concurrency",
+        type=_at_once,
+        metavar="1,16,64",
+        default=[None],
+        help="the numbers of samples of a worker at once, ringloader's worker_concurrency (default: as the "
+        "loader's own)",
+    )
     add("--rounds", type=_rounds, metavar="N", default=3, help="default: 3")
     add(
         "--seconds",
@@ -266,7 +292,7 @@ def parse(given: list[str]) -> Arguments:
     )
     add("--json", type=_writable, metavar="PATH", help="writes the results as JSON")
     found = vars(parser.parse_args(given))
-    measured = configurations(found.pop("workers"), found.pop("method"))
+    measured = configurations(found.pop("workers"), found.pop("method"), found.pop("concurrency"))
     return Arguments(configurations=tuple(measured), **found)
 
 
@@ -306,6 +332,13 @@ def _methods(text: str) -> list[str]:
     if not all(word in METHODS for word in words):
         raise ArgumentTypeError(f"{text!r} is not process, thread, or process,thread")
     return list(dict.fromkeys(METHODS[word] for word in words))
+
+
+def _at_once(text: str) -> list[int | None]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isdecimal() and 0 < int(word) <= _MOST_AT_ONCE for word in words):
+        raise ArgumentTypeError(f"{text!r} is not a list of numbers from 1 to {_MOST_AT_ONCE:,}, as 1,16,64")
+    return list(dict.fromkeys(map(int, words)))
 
 
 def _rounds(text: str) -> int:

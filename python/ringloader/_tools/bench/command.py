@@ -260,9 +260,11 @@ def table(rows: list[Row]) -> str:
 def _cells(row: Row) -> tuple[str, ...]:
     configuration = row.configuration
     kind = "" if configuration.worker_method == PROCESS else " threads"
+    most = configuration.worker_concurrency
+    at_once = "" if most is None else f", {most} at once"
     return (
         configuration.loader,
-        f"{configuration.num_workers}{kind}",
+        f"{configuration.num_workers}{kind}{at_once}",
         rate(row.batches_per_second),
         "-" if row.ratio is None or configuration.loader == "torch" else f"{row.ratio:.2f}",
         in_words(row.first_batch_seconds),

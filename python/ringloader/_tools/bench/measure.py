@@ -98,6 +98,8 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
         options |= {"num_workers": None, "seeding": own.seeds}
     if is_ours or configuration.worker_method != PROCESS:
         options["worker_method"] = configuration.worker_method
+    if configuration.worker_concurrency is not None:
+        options["worker_concurrency"] = configuration.worker_concurrency
     return convert(loader, **options)
 
 
