@@ -44,7 +44,7 @@ def iterators_with_workers(workers: WorkersIterator) -> OurWorkersIterator:
 def read(
     loader: TorchLoader, torchs: TorchIterator, ours: OurIterator, workers: OurWorkersIterator
 ) -> tuple[object, ...]:
-    assert_type((loader.num_workers, workers._num_yielded), tuple[int, int])
+    assert_type((loader.num_workers, workers._batches_returned), tuple[int, int])
     return (
         loader.num_worker,  # type: ignore[attr-defined]
         loader.shuffle,  # type: ignore[attr-defined]
