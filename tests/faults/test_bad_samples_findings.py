@@ -245,7 +245,7 @@ def test_a_generator_that_is_kept_is_one(workers: int, wrap: Any) -> None:
     with pytest.raises(OSError, match=r"bad 5") as raised:
         next(batches)
     said = str(raised.value) + str(getattr(raised.value, "__notes__", ""))
-    assert "a generator ends with its error" in said
+    assert "an error ends a generator" in said
 
 
 def read(shard: int, bad: set[int]) -> Iterator[int]:
@@ -298,7 +298,7 @@ def test_the_rest_of_a_shard_is_not_lost_in_silence(kind: str, bad: int, workers
             found += batch
     assert found == list(range(len(found))) and len(found) <= bad
     said = str(raised.value) + str(getattr(raised.value, "__notes__", ""))
-    assert "a generator ends with its error" in said
+    assert "an error ends a generator" in said
 
 
 class Held(bytearray):
