@@ -80,6 +80,10 @@ def pytest_configure(config: pytest.Config) -> None:
     # Python's default since 3.14 is forkserver, which takes no dataset that is defined in a function.
     if "fork" in multiprocessing.get_all_start_methods():
         multiprocessing.set_start_method("fork", force=True)
+        # As ringloader does, unless torch's loader has started the server: then each worker imports torch.
+        multiprocessing.set_forkserver_preload(
+            ["__main__", "torch", "numpy.random", "ringloader._worker.entry"]
+        )
     config.addinivalue_line("markers", "limit(seconds): how long a test may take before it counts as hung")
     config.addinivalue_line("markers", "cold(reason): its programs must be started cold")
     config.addinivalue_line("markers", "rings_only: says nothing about torch's own loader")
