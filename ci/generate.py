@@ -200,14 +200,14 @@ def section(options: Options, name: str) -> str:
 
 def _off_linux(about: Any) -> str:
     if about.is_of_states:
-        return "has no loader"
+        return "`StatefulDataLoader` raises"
     return str(about.off_linux or about.on_torchs).replace(" with workers", "")
 
 
 def where(options: Options) -> str:
     """Returns the table of where options work."""
     rows = [
-        "| option | in threads | where torch's own loader runs | of a dataset's loader, in a worker "
+        "| option | in threads | where torch's own loader runs | on a dataset's own loader in a worker "
         "| on macOS and Windows, with workers |"
     ]
     rows.append("|---|---|---|---|---|")
@@ -279,7 +279,7 @@ def page_of_options(text: str, options: Options) -> str:
         names.sort(key=lambda name: not options.table[name].is_torchs)
         sections += f"### {topic}\n\n" + "".join(section(options, name) for name in names)
     text = between(text, "\n## Options\n\n", "## Where options work\n", sections)
-    return between(text, "has no effect there.\n\n", "\n## Environment variables\n", where(options))
+    return between(text, "has no effect.\n\n", "\n## Environment variables\n", where(options))
 
 
 GENERATED: dict[str, Callable[[str, Options], str]] = {

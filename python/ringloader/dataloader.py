@@ -51,7 +51,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """``torch.utils.data.DataLoader`` whose batches travel over shared-memory rings.
 
     Example:
-        The import changes, and nothing else::
+        The import changes, and nothing else:
 
             from ringloader import DataLoader
 
@@ -116,20 +116,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             ranks (default: ``None``, torch's base seed, which each process draws). More: seeds.md.
 
     Args: errors
-        restart_workers: Most crashed workers to replace in an epoch (default: 0, the error is torch's). More:
-            restarts.md.
+        restart_workers: Maximum number of crashed workers to replace in an epoch (default: 0, the error is
+            torch's). More: restarts.md.
         on_error: Handling of a sample that raises: raise its error, skip it, try again, or replace it
             (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable; default:
             ``"raise"``, as torch does). More: bad_samples.md.
-        max_errors: Most samples that ``on_error`` may skip or replace in an epoch; the next bad one raises
-            (default: ``None``, any number). More: bad_samples.md.
+        max_errors: Maximum number of samples that ``on_error`` may skip or replace in an epoch; the next bad
+            one raises (default: ``None``, any number). More: bad_samples.md.
         sample_timeout: Seconds that a worker may take for one sample, or for ``collate_fn``; then the sample
             raises ``TimeoutError`` (default: ``None``, no limit). More: watchdog.md.
 
     Args: memory
-        max_shared_bytes: Most shared memory, in bytes, for batches on their way, over all workers (default:
-            ``None``, a quarter of the memory that the machine and the control group have left, divided by
-            ``LOCAL_WORLD_SIZE``). More: tuning.md.
+        max_shared_bytes: Maximum shared memory, in bytes, for batches on their way, over all workers
+            (default: ``None``, a quarter of the memory that the machine and the control group have left,
+            divided by ``LOCAL_WORLD_SIZE``). More: tuning.md.
 
     Args: devices
         device: Device on which batches arrive, copied on a separate stream (a ``torch.device`` of the current
@@ -278,21 +278,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
 
         Waits for all of them. A worker calls ``fn`` in its main thread between two batches, after the
-        batches that it was asked for before, so batches that come after the call may be older.
+        batches that it was asked for before. So batches that ``next`` returns after the call may have been
+        made before it.
         ``get_worker_info()`` works in it, and its dataset is the one that is passed. Function, arguments and
         results are pickled, and tensors copied, unless workers are threads. Without workers this process
         calls ``fn``, with its dataset.
 
         Args:
-            fn: The function. It goes by its name: the worker's module must have had it when the worker
-                started.
+            fn: The function. It is pickled by its name: its module must have had it when the worker started.
             *args: Further arguments of ``fn``.
             timeout: Seconds to wait (default: the loader's ``timeout``, and if that is 0, no limit).
 
         Raises:
             Exception: An error of ``fn``, as torch raises a worker's error; of several, the first worker's.
-            RuntimeError: If no worker lives, one ends meanwhile, or does not answer in time: it then still
-                calls the function later. If batches travel by torch's own transport.
+            RuntimeError: If no worker is alive, a worker ends during the call or does not answer in time (it
+                may still call the function later), or batches travel by torch's own transport.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
         """
         from ringloader._features.calls import calls

@@ -97,12 +97,12 @@ class StatefulDataLoader(DataLoader[_T_co]):
 
         Batches that workers have ready do not count. The dict is a copy, and JSON and
         ``torch.load(weights_only=True)`` take it. Nothing is drawn, started or waited for. Of two iterators,
-        it is the state of the one that was made last; after :meth:`load_state_dict`, the loaded state until
-        the next ``iter``.
+        it is the state of the one that was made last; after ``load_state_dict``, the loaded state until the
+        next ``iter``.
 
         Returns:
-            The state. It is ``{}`` where there is none: in some cases where torch's own loader runs, such as
-            ``in_order=False``. The logger ``ringloader`` says so once.
+            The state. It is ``{}`` in some cases where torch's own loader runs, for example with
+            ``in_order=False``; the logger ``ringloader`` says so once.
 
         Raises:
             RuntimeError: If several threads share a dataset that has a state, or if an index that
@@ -112,7 +112,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         return tracked.state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next ``iter`` resume from a state, with its epoch's draws: no sample is read again.
+        """Makes the next ``iter`` resume from a state: no sample is read again.
 
         A running iterator does not change. ``num_workers``, ``batch_size`` and other options may differ from
         those when the state was taken. The generators of the loader and its sampler are put back to where
@@ -120,7 +120,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
         that were returned, else ``iter`` or the first ``next`` raises a ``ValueError``.
 
         Args:
-            state_dict: The dict that :meth:`state_dict` has returned.
+            state_dict: The dict that ``state_dict`` has returned.
 
         Raises:
             TypeError: If it is no dict.
@@ -134,10 +134,10 @@ class StatefulDataLoader(DataLoader[_T_co]):
 
         It is the sum, modulo ``2**64``, of a hash of each sample's place in the epoch and its index. With a
         ``DistributedSampler`` the places are those of all ranks, so that the sums of the ranks add up to that
-        of one process. They do so across :meth:`load_state_dict` of each rank's own state too. Another number
-        of ranks begins a new sum, from 0, which adds up with that of the ranks before.
+        of one process. They do so across ``load_state_dict`` of each rank's own state too. After a
+        change of the number of ranks the sums begin again at 0: add them to those of the ranks before.
 
-        The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``::
+        The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``:
 
             z = (place + 1) * 0x9e3779b97f4a7c15 + index
             z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
@@ -149,8 +149,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
         With ``on_error`` all samples of a batch count, the bad ones too.
 
         Returns:
-            The sum; 0 before the first epoch; None for an iterable dataset, where an index was no int, after
-            the state of another of as many ranks, and where there is no state.
+            The sum; 0 before the first epoch. None for an iterable dataset, if an index was no int, after the
+            state of another rank was loaded, and where ``state_dict`` returns ``{}``.
         """
         return tracked.fingerprint_of(self)
 
