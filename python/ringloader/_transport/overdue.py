@@ -123,7 +123,8 @@ def batch(number: int | None, index: Any) -> str:
     return f"{which}: dataset index {shown(index)}"
 
 
-class FailedArrival(internals.ExceptionWrapper):  # type: ignore[misc]
+# With a torch that lacks the class torch's loader runs, after this module was imported.
+class FailedArrival(internals.ExceptionWrapper or Exception):  # type: ignore[misc]
     """Stands for a batch that was made and cannot be read here. torch raises it in the batch's turn.
 
     The native side makes it.
