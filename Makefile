@@ -143,7 +143,7 @@ PYTEST := $(BIN)/python -m pytest -q -n $(TEST_WORKERS)
 # pytest compiles the assertions of all files for some six seconds, and keeps them, if Python may. Test workers that start
 # together would each do it.
 COMPILED := build/compiled-tests
-$(COMPILED) python-test python-test-slow: export PYTHONDONTWRITEBYTECODE :=
+$(COMPILED) python-test python-test-slow newer-python: export PYTHONDONTWRITEBYTECODE :=
 
 $(COMPILED): $(WHEEL_STAMP) $(shell find tests -name '*.py')
 	$(BIN)/python -m pytest -qq --collect-only > $@.txt || { cat $@.txt; exit 1; }
