@@ -22,7 +22,7 @@ Pad.__module__ = __name__
 
 
 class Stack:
-    """Stacks samples of equal shape: torch's ``default_collate``, as a class like :class:`Pad`.
+    """Stacks samples of equal shape: torch's ``default_collate``, as a class like ``Pad``.
 
     So tensors are stacked as by ``torch.stack``, arrays and numbers become tensors, texts a list, and samples
     that are dicts, tuples or lists are stacked by their fields: a list of lists comes out by columns.
@@ -79,7 +79,8 @@ class Group:
     """Makes a batch of each field of samples that are tuples or lists.
 
     Args:
-        fns: a function for each field: any that takes a list of samples. All in one list will do.
+        fns: a function for each field: any that takes a list of samples. You may also pass one list of
+            functions.
 
     Raises:
         TypeError: If a function is not callable. When called: if a sample is no tuple or list.

@@ -18,12 +18,12 @@ from ringloader._torch import modes, stand_ins
 class Pad:
     """Pads samples to the size of the largest and stacks them: ``[batch, *size]``.
 
-    Samples are tensors, arrays, numbers and lists of numbers, all of as many dimensions. The batch is
-    contiguous. Samples of equal sizes come out as with :class:`Stack`, a list of numbers as the tensor that
-    ``torch.tensor`` makes of it.
+    Samples are tensors, arrays, numbers and lists of numbers, all with the same number of dimensions. The
+    batch is contiguous. Samples of equal sizes give what ``Stack`` gives, but a list of numbers counts as the
+    tensor that ``torch.tensor`` makes of it.
 
-    Where ``torch.nn.utils.rnn.pad_sequence(batch_first=True)`` takes the samples, and they are of one type,
-    the batch is the same bit for bit.
+    For samples of one type that ``torch.nn.utils.rnn.pad_sequence(batch_first=True)`` accepts, the batch
+    equals its result bit for bit.
 
     In a worker of ringloader's the samples are copied once, natively, into the memory in which the batch
     travels. In other processes the batch has memory of its own. It never shares memory with a sample.

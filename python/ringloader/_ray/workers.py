@@ -46,7 +46,7 @@ class Workers(WorkerPool):
     Raises:
         TypeError: If ``num_workers``, ``retries`` or ``max_bytes`` is no int.
         ValueError: If ``num_workers`` or ``max_bytes`` is below 1, ``retries`` below 0, ``start_timeout`` not
-            positive, or an option of actors cannot be had.
+            positive, or an option of actors is not supported.
     """
 
     _is_remote = True
