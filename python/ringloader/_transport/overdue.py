@@ -123,7 +123,7 @@ def batch(number: int | None, index: Any) -> str:
     return f"{which}: dataset index {shown(index)}"
 
 
-# With a torch that lacks the class torch's loader runs, after this module was imported.
+# A torch may lack the class: its own loader runs then, but this module is imported before that is known.
 class FailedArrival(internals.ExceptionWrapper or Exception):  # type: ignore[misc]
     """Stands for a batch that was made and cannot be read here. torch raises it in the batch's turn.
 
@@ -131,7 +131,7 @@ class FailedArrival(internals.ExceptionWrapper or Exception):  # type: ignore[mi
 
     Args:
         error: What was raised while it arrived.
-        was_raised: Whether the caller has had that error already.
+        was_raised: True if the caller has had that error already.
     """
 
     def __init__(self, error: BaseException, was_raised: bool) -> None:

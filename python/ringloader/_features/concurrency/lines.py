@@ -95,7 +95,7 @@ class Call:
 
     @property
     def has_failed(self) -> bool:
-        """True if its last outcome is an error."""
+        """True if the call ended with an error."""
         return self.is_over and not self._has_value
 
     def take(self) -> Any:
@@ -158,7 +158,7 @@ class Lines:
         return not self._waiting and self._under_way < self._limits.samples
 
     def add(self, calls: Sequence[Call]) -> None:
-        """Adds calls behind those that wait."""
+        """Adds calls after the waiting ones."""
         raise NotImplementedError
 
     def drop(self, calls: Iterable[Call]) -> None:

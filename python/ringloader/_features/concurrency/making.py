@@ -56,7 +56,7 @@ class Samples(WorkerOption):
         # The batch that is fetched, until it was.
         self._begun: Begun | None = None
         self._is_fetched = False
-        # Its call that was taken last.
+        # The call of that batch that was taken last.
         self._last: Call | None = None
         # Is given something once the call has ended that the worker waits for.
         self._rung: queue.SimpleQueue[None] | None = None
@@ -94,7 +94,7 @@ class Samples(WorkerOption):
             self._at_exit = util.Finalize(None, self._kept.close, exitpriority=100)
         self._kept.add(_all_in(dataset))
         if self._is_here and self._kept.lines:
-            # Those of the epochs before.
+            # The lines of the epochs before.
             self._lines = self._kept.lines[0]
         if self._lines is None:
             self._lines = self._make_lines(self._kept, is_async(dataset, samples.is_asked_for_several))
@@ -118,7 +118,7 @@ class Samples(WorkerOption):
             calls = [Call(self._make_several, index, _length(index), seeds[0] if seeds else None)]
         else:
             if samples.torchs.auto_collation and not isinstance(index, (list, tuple)):
-                # It may allow only one iteration.
+                # The index may allow only one iteration.
                 index = list(index)
             indices: Sequence[Any] = index if samples.torchs.auto_collation else [index]
             each: Sequence[int | None] = seeds or [None] * len(indices)

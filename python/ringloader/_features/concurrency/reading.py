@@ -57,7 +57,7 @@ class AheadChannel:
         # The fetcher of the epoch; None until it has begun.
         self._fetcher: Any = None
         self._making: Making | None = None
-        # What was begun of the task whose turn it is.
+        # The begun batch of the task whose turn it is, or an error.
         self._begun: Begun | Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
@@ -75,7 +75,7 @@ class AheadChannel:
             self._append(self._channel.get())
         self._read()
         if any(begun is None for _, begun in self._messages):
-            # Those of an epoch that has begun now, or that nothing could be begun of before.
+            # Tasks of an epoch that has begun now, or of which nothing could begin before.
             self._begin_all()
         message, self._begun = self._messages.popleft()
         if message is None:
