@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import ringloader
-from faults.proc import mappings
+from faults.proc import mappings, wait_until
 from parity.harness import assert_path
 from ringloader import DataLoader, WorkerPool
 from small_datasets import Made
@@ -232,6 +232,10 @@ def segments():
     return {re.split(r"\s+", line)[4] for line in mappings() if "memfd:ringloader" in line}
 
 
+def has_segments(pid):
+    return "memfd:ringloader" in Path(f"/proc/{pid}/maps").read_text()
+
+
 def test_the_next_epoch_has_the_same_memory():
     """Bytes of batches that the caller holds stay, though workers live on."""
     before = segments()
@@ -243,9 +247,7 @@ def test_the_next_epoch_has_the_same_memory():
         del iterator
         assert segments() - before == {memory}
         workers = [process.process.pid for process in pool._crew._processes]
-        for pid in workers:
-            maps = Path(f"/proc/{pid}/maps").read_text()
-            assert "memfd:ringloader" not in maps, "the worker has left it"
+        assert wait_until(lambda: not any(map(has_segments, workers)), 30), "the workers have left it"
         for _ in range(3):
             iterator = iter(loader)
             assert segments() - before == {memory}
