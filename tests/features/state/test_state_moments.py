@@ -387,6 +387,33 @@ def test_in_another_thread(kind, way):
         assert rest == (whole if state["_iterator_finished"] else whole[many:])
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_while_another_thread_begins_the_first_epoch(way):
+    """The sampler has moved on when it says its state."""
+    armed, begun = [], []
+
+    class Moving(Order):
+        def state_dict(self):
+            if armed:
+                armed.pop()
+                begun.append(iter(loader))
+                next(begun[0])
+                next(begun[0])
+            return super().state_dict()
+
+    def made():
+        return StatefulDataLoader(Numbers(), SIZE, sampler=Moving(), collate_fn=list, **WAYS[way])
+
+    loader = made()
+    armed.append(True)
+    state = loader.state_dict()
+    assert state["_num_yielded"] == 2
+    again = made()
+    again.load_state_dict(state)
+    assert flat(again) == list(range(2 * SIZE, N))
+    loader.shutdown()
+
+
 def test_while_the_next_epoch_is_begun_early():
     loader = StatefulDataLoader(
         Slow(),

@@ -153,8 +153,7 @@ class Epoch:
         if self.dataset is not None:
             self.dataset.worker_progress.raised(iterator._batches_returned)
         if isinstance(error, StopIteration) and not iterator.is_paused():
-            if self.dataset is not None:
-                self.dataset.end()
+            self.end()
             self._is_finished = True
 
     def saved(self) -> Saved:

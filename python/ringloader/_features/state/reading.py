@@ -167,10 +167,9 @@ class ReadOrder(Order):
     def record(self, item: Any, stateful: Any) -> None:
         """Records that an index or a batch was read, with the state after it."""
         read = self._read + 1
-        state = copy.deepcopy(stateful.state_dict())
         # INVARIANT: each step is atomic under the interpreter lock, and a state exists before its batch goes
         # out: another thread, or a signal handler, may ask for a state at any time.
-        self._states[read] = state
+        state = self._states[read] = copy.deepcopy(stateful.state_dict())
         self._read = read
         for number in [number for number in self._states if number < self._ledger.tasks]:
             self._states.pop(number, None)

@@ -38,6 +38,9 @@ def state_of(loader: TorchLoader) -> dict[str, Any]:
         epoch = _last_epoch(loader)
         if epoch is None:
             found = _beginning(loader, _order_of(loader))
+            # Another thread may have begun the first epoch meanwhile, which moves the sampler.
+            if _last_epoch(loader) is not None:
+                return state_of(loader)
         elif epoch.why_not is None:
             found = epoch.saved()
         else:
