@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,9 @@ import torch
 from torch.utils.data import ConcatDataset, Dataset, StackDataset, Subset, get_worker_info
 
 import ringloader
+from faults.proc import wait_until
 from ringloader import CachedDataset, DataLoader, WorkerPool
+from ringloader._features.concurrency import reading
 from small_datasets import Made, Numbers
 
 pytestmark = pytest.mark.rings_only
@@ -198,6 +201,46 @@ def test_a_slow_sample_leaves_no_line_idle() -> None:
     assert len(list(loader)) == 8
     # One after the other they take 3.2 s.
     assert time.perf_counter() - begun < 2.0
+
+
+class Told(Dataset[int]):
+    """Notes in files which samples have begun. Two of them wait for a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __len__(self) -> int:
+        return 6
+
+    async def __getitem__(self, index: int) -> int:
+        (self.path / str(index)).touch()
+        waits_for = {1: "3", 2: "go"}.get(index)
+        while waits_for is not None and not (self.path / waits_for).exists():
+            await asyncio.sleep(0.005)
+        return index
+
+
+def test_a_worker_that_waits_begins_a_task_that_comes_once_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Only a worker that is woken looks for tasks in time.
+    monkeypatch.setattr(reading, "LOOK_SECONDS", 60.0)
+    loader = DataLoader(
+        Told(tmp_path),
+        batch_size=1,
+        num_workers=1,
+        worker_concurrency=2,
+        prefetch_factor=3,
+        multiprocessing_context="fork",
+    )
+    iterator = iter(loader)
+    assert wait_until((tmp_path / "2").exists, 30)
+    # The worker waits for sample 1 by now, and sample 2 has taken the last room.
+    time.sleep(0.3)
+    begun = time.perf_counter()
+    (tmp_path / "go").touch()
+    assert torch.cat(list(iterator)).tolist() == list(range(6))
+    assert time.perf_counter() - begun < 30
 
 
 def test_it_is_off_by_default_and_an_awaitable_goes_to_collate_fn() -> None:

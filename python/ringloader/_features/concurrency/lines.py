@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import dataclasses
 import functools
 import queue
 import threading
@@ -15,17 +16,16 @@ from ringloader._features.concurrency.event_loop import EventLoop, needs_loop, s
 from ringloader._features.concurrency.info import enter
 
 
+@dataclasses.dataclass(slots=True, eq=False)
 class Call:
     """A call of the dataset: for a sample, or for the samples of a batch by ``__getitems__``.
 
-    Args:
+    Attributes:
         make: The function.
         index: Its argument.
         size: The number of samples.
         seed: The seed of its random numbers; None: it has none.
         pause: Returns the seconds after which it is made again when it has failed; None: it is not.
-
-    Attributes:
         batch: All calls of the batch, if nobody wants later ones once this one has failed.
         number: Its number among these.
         is_over: True once the call has ended.
@@ -35,45 +35,21 @@ class Call:
         waiter: Is given something once the call has ended.
     """
 
-    __slots__ = (
-        "_failures",
-        "_has_value",
-        "_value",
-        "batch",
-        "index",
-        "is_over",
-        "is_taken",
-        "is_unwanted",
-        "make",
-        "number",
-        "pause",
-        "seed",
-        "size",
-        "task",
-        "waiter",
-    )
-
-    def __init__(
-        self,
-        make: Callable[[Any], Any],
-        index: Any,
-        size: int = 1,
-        seed: int | None = None,
-        pause: Callable[[int], float | None] | None = None,
-    ) -> None:
-        self.make = make
-        self.index = index
-        self.size = size
-        self.seed = seed
-        self.pause = pause
-        self.batch: Sequence[Call] = ()
-        self.number = 0
-        self.is_over = self.is_taken = self.is_unwanted = False
-        self.task: Any = None
-        self.waiter: queue.SimpleQueue[None] | None = None
-        self._failures: list[BaseException] = []
-        self._value: Any = None
-        self._has_value = False
+    make: Callable[[Any], Any]
+    index: Any
+    size: int = 1
+    seed: int | None = None
+    pause: Callable[[int], float | None] | None = None
+    batch: Sequence[Call] = ()
+    number: int = 0
+    is_over: bool = False
+    is_taken: bool = False
+    is_unwanted: bool = False
+    task: Any = None
+    waiter: queue.SimpleQueue[None] | None = None
+    _failures: list[BaseException] = dataclasses.field(default_factory=list)
+    _value: Any = None
+    _has_value: bool = False
 
     def end(self, value: Any) -> None:
         """Notes what it has returned."""
@@ -151,11 +127,20 @@ class Lines:
         self._calls: set[Call] = set()
         self._under_way = 0
         self.most_under_way = 0
+        self._waits_for_room: queue.SimpleQueue[None] | None = None
 
     @property
-    def have_room(self) -> bool:
-        """True if a line would begin another call."""
+    def _have_room(self) -> bool:
         return not self._waiting and self._under_way < self._limits.samples
+
+    def has_room(self, waiter: queue.SimpleQueue[None]) -> bool:
+        """True if a line would begin another call; else the waiter is given something once one would."""
+        # ORDERING: the waiter is there before the look, and `_next` looks for it after the change.
+        self._waits_for_room = waiter
+        if self._have_room:
+            self._waits_for_room = None
+            return True
+        return False
 
     def add(self, calls: Sequence[Call]) -> None:
         """Adds calls after the waiting ones."""
@@ -171,6 +156,14 @@ class Lines:
 
     def _next(self) -> Call | None:
         """Returns the next call that has room, and counts it."""
+        call = self._first()
+        waiter = self._waits_for_room
+        if waiter is not None and self._have_room:
+            self._waits_for_room = None
+            waiter.put(None)
+        return call
+
+    def _first(self) -> Call | None:
         while self._waiting:
             call = self._waiting[0]
             has_room = not self._under_way or self._under_way + call.size <= self._limits.samples

@@ -65,8 +65,8 @@ class Samples(WorkerOption):
 
     @property
     def has_room(self) -> bool:
-        """True if another sample would begin at once."""
-        return self._lines is not None and self._lines.have_room
+        """True if another sample would begin at once; else a worker that waits wakes once one would."""
+        return self._lines is not None and self._rung is not None and self._lines.has_room(self._rung)
 
     def join(self, worker: int, port: Any, start: EpochStart) -> None:  # noqa: ARG002
         self._worker = worker
