@@ -1,6 +1,7 @@
-"""Functions that make a batch of samples, to be composed and passed as ``collate_fn`` to any loader.
+"""Functions that make a batch from a list of samples: pass them as ``collate_fn`` to any loader.
 
-``Group(Pad(), Stack())`` pads the first field of the samples and stacks the second. All can be pickled.
+Compose them: ``Group(Pad(), Stack())`` pads the first field of each sample, and stacks the second. All can be
+pickled.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ Pad.__module__ = __name__
 
 
 class Stack:
-    """Stacks samples of equal shape: torch's ``default_collate``, as a class like ``Pad``.
+    """Stacks samples of equal shape. Calls torch's ``default_collate``.
 
-    So tensors are stacked as by ``torch.stack``, arrays and numbers become tensors, texts a list, and samples
-    that are dicts, tuples or lists are stacked by their fields: a list of lists comes out by columns.
-    ``Pad()`` takes lists of numbers by rows.
+    - Tensors are stacked as by ``torch.stack``.
+    - Arrays and numbers become tensors.
+    - Strings become a list.
+    - Dicts, tuples and lists are stacked field by field, so a list of lists is stacked by columns. ``Pad()``
+      stacks lists of numbers by rows.
     """
 
     def __call__(self, samples: list[Any]) -> Any:
@@ -38,16 +41,16 @@ class Stack:
 
 
 class Append:
-    """Makes a list of tensors, one for each sample, each of its own shape.
+    """Makes a list of tensors, one for each sample. Each tensor keeps its shape.
 
-    Without workers a tensor has the memory of its sample, as in torch's loader with ``batch_size=None``.
+    Without workers, a tensor uses the memory of its sample, as in torch's loader with ``batch_size=None``.
 
     Args:
-        expand: whether each gets a batch dimension of 1 in front: ``[1, *size]``.
+        expand: True adds a batch dimension of 1 in front: ``[1, *size]``.
 
     Raises:
-        TypeError: If ``expand`` is no bool. When called: if a sample is no tensor, array, number or list of
-            numbers.
+        TypeError: If ``expand`` is not a bool. When called: if a sample is not a tensor, array, number or
+            list of numbers.
     """
 
     def __init__(self, expand: bool = True) -> None:
@@ -65,7 +68,7 @@ class Append:
 
 
 class AsList:
-    """Makes a list of the samples as they are, of any kind."""
+    """Makes a list of the samples, unchanged. Samples may be of any kind."""
 
     def __call__(self, samples: Sequence[Any]) -> list[Any]:
         """Makes a list of samples."""
@@ -76,15 +79,16 @@ class AsList:
 
 
 class Group:
-    """Makes a batch of each field of samples that are tuples or lists.
+    """Makes a tuple of batches, one for each field of the samples. Samples are tuples or lists.
 
     Args:
-        fns: a function for each field: any that takes a list of samples. You may also pass one list of
+        fns: One function for each field. Each takes a list of samples. You may also pass one list of
             functions.
 
     Raises:
-        TypeError: If a function is not callable. When called: if a sample is no tuple or list.
-        ValueError: If there are no functions. When called: if a sample has not as many fields.
+        TypeError: If a function is not callable. When called: if a sample is not a tuple or list.
+        ValueError: If there are no functions. When called: if a sample has more or fewer fields than there
+            are functions.
     """
 
     def __init__(self, *fns: _BatchFunction | Sequence[_BatchFunction]) -> None:
@@ -117,18 +121,18 @@ class Group:
 
 
 class Dict:
-    """Makes a batch of each key of samples that are dicts or other mappings.
+    """Makes a dict of batches, one for each key of the samples. Samples are dicts or other mappings.
 
-    Each sample must have exactly these keys, in any order: none is dropped unseen.
+    Each sample must have exactly the keys that have a function, in any order. So no key is lost unnoticed.
 
     Args:
-        fns: a function for each key: any that takes a list of samples.
-        named: the same as keyword arguments.
+        fns: One function for each key. Each takes a list of samples.
+        named: More functions, as keyword arguments.
 
     Raises:
-        TypeError: If a function is not callable. When called: if a sample is no mapping.
+        TypeError: If a function is not callable. When called: if a sample is not a mapping.
         ValueError: If there are no functions.
-        KeyError: When called: if a sample lacks a key, or has another.
+        KeyError: When called: if a sample lacks a key, or has a key without a function.
     """
 
     def __init__(self, fns: Mapping[Any, _BatchFunction] | None = None, /, **named: _BatchFunction) -> None:

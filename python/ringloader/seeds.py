@@ -13,21 +13,21 @@ _MOST = 1 << 32
 
 
 class Seeds:
-    """Seeds of one epoch: some equal in all ranks and workers, others different everywhere.
+    """Seeds for one epoch: shared by all ranks and workers, or unique to each.
 
-    All come from one number, the epoch, the rank and the worker, by counter-based generators (Philox). No
-    global generator is read or changed. Seeds are ints from 0 up to and without ``2**63``, which ``random``,
-    ``torch.manual_seed`` and ``numpy.random.default_rng`` take.
+    All follow from ``seed``, the epoch, the rank and the worker, by counter-based generators (Philox). No
+    global generator is read or changed. Each seed is an int from 0 to ``2**63 - 1``, so ``random``,
+    ``torch.manual_seed`` and ``numpy.random.default_rng`` accept it.
 
     Args:
-        seed: The number that all of them come from, from 0 up to and without ``2**64``.
+        seed: An int from 0 to ``2**64 - 1``.
         epoch: The epoch.
         rank: This process's rank.
         shared_by_all: True if ``seed`` is the same in all ranks.
 
     Raises:
-        TypeError: If one of the numbers is no int.
-        ValueError: If one is out of range.
+        TypeError: If an argument is not an int.
+        ValueError: If an argument is out of range.
     """
 
     def __init__(self, seed: int, *, epoch: int = 0, rank: int = 0, shared_by_all: bool = True) -> None:
@@ -41,14 +41,14 @@ class Seeds:
 
     @property
     def epoch(self) -> int:
-        """The epoch that they are for."""
+        """The epoch of these seeds."""
         return self._epoch
 
     def shared(self) -> int:
-        """The next shared seed: the first call gives the same in all ranks and workers, and so on.
+        """Returns the next shared seed. Each rank and worker gets the same seed from its ``n``-th call.
 
         Raises:
-            RuntimeError: If there are several ranks, and nothing says that they have the same seed.
+            RuntimeError: If there are several ranks, and they may have different values of ``seed``.
         """
         if not self._shared_by_all:
             raise RuntimeError(
@@ -58,20 +58,20 @@ class Seeds:
         return int(self._shared.random_raw()) >> 1
 
     def unique(self) -> int:
-        """Returns the next seed that no other rank, worker, epoch or call has."""
+        """Returns the next unique seed: no other rank, worker, epoch or call gets it."""
         return int(self._unique.random_raw()) >> 1
 
     def spawn(self, worker_id: int) -> Seeds:
-        """Seeds for a worker of this process.
+        """Returns the seeds of a worker of this process.
 
-        Its shared seeds continue these; its unique ones are its own, and the same at each call.
+        Shared seeds continue where these are. Unique seeds are the worker's own, and the same at each call.
 
         Args:
             worker_id: The worker's number.
 
         Raises:
-            TypeError: If it is no int.
-            ValueError: If it is negative.
+            TypeError: If ``worker_id`` is not an int.
+            ValueError: If ``worker_id`` is negative.
         """
         made = Seeds(self._seed, epoch=self._epoch, rank=self._rank, shared_by_all=self._shared_by_all)
         made._workers = (*self._workers, _checked("worker_id", worker_id, _MOST))

@@ -522,3 +522,51 @@ def test_memory_is_given_back_after_a_spike(tmp_path: Path) -> None:
     peak, left = map(int, out.split()[-2:])
     assert peak > 40 << 20, out
     assert left <= 4 << 20, out
+
+
+def test_the_address_space_of_a_kept_batch_goes_with_it(tmp_path: Path) -> None:
+    """After the end of its iterator, the pages of all other slots go back, the address space only with it."""
+    body = """
+        os.environ["RINGLOADER_WARM"] = "0"
+
+        class Large(torch.utils.data.Dataset):
+            def __len__(self):
+                return 24
+            def __getitem__(self, index):
+                return torch.full((1 << 20,), index, dtype=torch.int32)
+
+        def mapped(name):
+            "Kilobytes of the segments of this process: address space (Size), or pages in use (Rss)."
+            found, inside = 0, False
+            with open("/proc/self/smaps") as lines:
+                for line in lines:
+                    first, _, rest = line.partition(" ")
+                    if "-" in first:
+                        inside = "/memfd:ringloader (" in line
+                    elif inside and first == name + ":":
+                        found += int(rest.split()[0])
+            return found
+
+        loader = DataLoader(Large(), num_workers=2, batch_size=None, max_shared_bytes=128 << 20)
+        kept, most = None, 0
+        for batch in loader:
+            assert int(batch.max()) == int(batch[0])
+            most = max(most, mapped("Rss"))
+            kept = batch if kept is None else kept
+        del batch
+        gc.collect()
+        began = time.monotonic()
+        while mapped("Rss") > 5 << 10 and time.monotonic() - began < 20:
+            time.sleep(0.05)
+        print(most, mapped("Size"), mapped("Rss"), int(kept.max()))
+        del kept
+        gc.collect()
+        print(mapped("Size"))
+    """
+    out = ended_well(body, tmp_path)
+    (most, space, pages, value), (left,) = (list(map(int, line.split())) for line in out.splitlines())
+    assert value == 0
+    assert most > 12 << 10, "several batches had pages"
+    assert pages <= 5 << 10, "the pages of one batch, and what lies beside"
+    assert space > 32 << 10, "the address space of all slots"
+    assert left == 0

@@ -14,31 +14,33 @@ from torch.utils.data import Dataset
 
 
 class ArrayDataset(Dataset[Any]):
-    """Arrays of one length, as a dataset: item ``i`` is row ``i`` of each.
+    """A dataset of arrays of one length: item ``i`` is row ``i`` of each.
 
-    With a ringloader loader and torch's ``default_collate``, the rows of a batch are copied natively from the
-    arrays to where the batch lies, without a Python object for any row. The batches are those that torch's
-    loader makes of this dataset.
+    With ringloader's loader and torch's ``default_collate``, native code copies the rows of a batch from the
+    arrays straight into the batch, without a Python object for any row. The batches equal those of torch's
+    loader.
 
     ``ArrayDataset(x)[i]`` is ``x[i]``, ``ArrayDataset(x, y)[i]`` is ``(x[i], y[i])``, and
-    ``ArrayDataset(image=x, label=y)[i]`` is ``{"image": x[i], "label": y[i]}``. With both,
+    ``ArrayDataset(image=x, label=y)[i]`` is ``{"image": x[i], "label": y[i]}``. With both kinds,
     ``ArrayDataset(x, y, weight=w)[i]`` is ``(x[i], y[i], {"weight": w[i]})``.
 
-    The dataset holds the arrays and copies nothing. Later changes of the arrays are in later batches if the
-    workers share the memory: forked workers share tensors in shared memory, and memory maps except those of
+    The dataset holds the arrays, and copies nothing. If you change an array later, batches show the change
+    where workers share its memory: forked workers share tensors in shared memory, and memory maps except in
     mode ``"c"``.
 
-    Pickling, and so the start of workers that do not fork, keeps a ``numpy.memmap`` as the name of its file
-    and its place in it: nothing of its content is read. The file must exist, unchanged, where it is
-    unpickled. A map of mode ``"c"``, or one whose file has no name any more, is pickled by its content.
+    A pickle of the dataset, which workers get unless they are forked, holds a ``numpy.memmap`` as the name of
+    its file and its position in the file. Nothing of its content is read. The file must exist, unchanged,
+    where the dataset is unpickled. A map in mode ``"c"``, or a map whose file has been deleted, is pickled
+    with its content.
 
     Args:
-        *arrays: Arrays, tensors, memory maps, or any sequences that are indexed from 0. All have one length.
-        **named: More of them, by name.
+        *arrays: Arrays, tensors, memory maps, or other sequences with indices from 0. All have the same
+            length.
+        **named: More arrays, by name.
 
     Raises:
         ValueError: If there is no array, or if lengths differ.
-        TypeError: If one of them has no length or cannot be indexed by position.
+        TypeError: If an array has no length, or cannot be indexed by position.
     """
 
     # The module where pickles look for the class.

@@ -36,41 +36,42 @@ _OWN = frozenset({"dataset", "then"})
 class CachedDataset(Dataset[_T], Generic[_T]):
     """A map-style dataset that makes each sample of another one once, for all processes, loaders and epochs.
 
-    ``cached[i]`` is ``dataset[i]``, made by the worker, thread or main process that needs it first. All
-    others read it from shared memory, or from a file. Each caller gets its own copy. Types, dtypes and shapes
-    are those of ``dataset[i]``, and so are the strides of tensors, and of arrays without gaps. A sample may
-    be anything that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are read
-    fastest.
+    ``cached[i]`` is ``dataset[i]``. The first worker, thread or main process that needs it makes it. All
+    others read it from shared memory, or from a file. Each caller gets its own copy, with the types, dtypes
+    and shapes of ``dataset[i]``, and the strides of its tensors and of arrays without gaps. A sample may be
+    any object that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are read
+    fastest. The tensors and arrays of a sample lie in one block of memory, which stays while you hold one of
+    them. Attributes that you set on a plain tensor are lost.
 
-    Samples are kept until there is no room; the rest is then made each time. Nothing is ever replaced. An
-    error of ``dataset[i]`` is raised and not kept. A sample that cannot be pickled is passed on as it is,
-    and one in a file that cannot be unpickled any more is made again; the log says so once in each process.
-    Attributes that were set on a tensor of torch's own class are not kept. Tensors and arrays of a sample
-    lie in one block of memory, which stays while one of them is held.
+    Samples are kept until there is no room. The others are made at each access. No kept sample is replaced.
 
-    If ``dataset[i]`` draws random numbers, the first draw is kept. Put what is random into ``then``.
+    - If ``dataset[i]`` raises, the error is not kept.
+    - A sample that cannot be pickled is returned, but not kept. The log says so once in each process.
+    - A sample in a file that can no longer be unpickled is made again. The log says so, too.
 
-    On other systems than Linux each process keeps the samples that it has made itself, up to 1 GiB without
-    ``max_bytes``, and a new process has none. There is no ``path`` there.
+    If ``dataset[i]`` draws random numbers, the first draw is kept. Move random augmentation into ``then``.
 
-    New processes get the cache by a descriptor, with any start method. A copy shares the samples. Any other
-    pickle has an empty cache, or the path. Attributes of ``dataset`` are read and set through this object,
-    as by a ``worker_init_fn``, but for ``set_epoch``, ``state_dict`` and ``load_state_dict``, and names that
-    begin with an underscore; attributes that a subclass sets are its own. Samples that are kept stay as they
-    are: call ``clear`` after a change of what ``dataset`` makes.
+    On other systems than Linux each process keeps its own samples, up to 1 GiB unless you pass ``max_bytes``.
+    A new process starts without samples, and ``path`` raises an error.
+
+    New processes get the cache as a descriptor, with any start method. A copy shares the samples. Any other
+    pickle has an empty cache, or the path. Attributes of ``dataset`` can be read and set through this object,
+    for example by a ``worker_init_fn``. Not passed on are ``set_epoch``, ``state_dict``, ``load_state_dict``,
+    names that begin with an underscore, and attributes that a subclass sets. If ``dataset`` begins to make
+    other samples, call ``clear``: kept samples do not change.
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
-        max_bytes: The most bytes of samples, over all processes. By default, the cache takes no more than
-            it leaves free: half of what the machine and its control group have, divided by
-            ``LOCAL_WORLD_SIZE``; with ``path``, half of what the file system has. It looks again as it grows.
-            In addition, it takes up to 8 bytes for each sample of ``dataset``.
-        path: A file for the samples, made if it does not exist. Processes of one machine may use it at the
-            same time, and the next run finds it again. If it is cut off or damaged, samples are made again.
-            It has pickles: use only files that you trust.
-        version: A word of yours for what ``dataset`` makes. A file with another one is refused.
-        then: Called with each sample, after the cache: random augmentation belongs here. Its result is not
-            kept.
+        max_bytes: The most bytes of samples, over all processes. The cache also takes up to 8 bytes for each
+            sample of ``dataset``. Default: half of the memory of the machine and its control group, divided
+            by ``LOCAL_WORLD_SIZE``; with ``path``, half of the free space of the file system. The cache
+            checks again as it grows, and takes no more than it leaves free.
+        path: A file for the samples. It is created if it does not exist. Processes of one machine may use it
+            at the same time, and the next run reads it again. If the file is cut off or damaged, samples are
+            made again. It holds pickles: use only files that you trust.
+        version: Your name for the version of the samples. A file with another version raises ``ValueError``.
+        then: A function that is called with each sample after the cache, for random augmentation. Its result
+            is not kept.
 
     Raises:
         TypeError: If ``dataset`` is iterable-style, or has no length.
@@ -144,21 +145,22 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     def stats(self) -> dict[str, Any]:
         """Returns counts over all processes.
 
-        ``items`` and ``bytes``: the samples that are kept now, and the bytes that they take, with what
-        killed processes have left. ``max_bytes``: the most that they may take, as of now. ``hits`` and
-        ``misses``: the samples that were read, and those that were made, since this program has the cache.
-        ``full``: True if a sample had no room.
+        - ``items``, ``bytes``: the samples that are kept now, and the bytes that they take. Bytes that killed
+          processes left behind are included.
+        - ``max_bytes``: the limit now.
+        - ``hits``, ``misses``: samples read, and samples made, since this program has the cache.
+        - ``full``: True if a sample found no room.
         """
         names = ("items", "bytes", "max_bytes", "hits", "misses", "full")
         return dict(zip(names, self._samples.stats(), strict=True))
 
     def clear(self) -> None:
-        """Forgets all samples and gives their memory back.
+        """Forgets all samples, and gives their memory back.
 
-        Others may read meanwhile: they get what they began to read, or have the sample made again.
+        Other processes may read meanwhile: they get the sample that they began to read, or make it again.
 
         Raises:
-            OSError: If the disk does not take it: samples may be there again after a crash of the machine.
+            OSError: If the disk fails. After a crash of the machine the samples may then exist again.
         """
         # In this order: an interrupt in between forgets no sample for good.
         self._refused.clear()

@@ -16,32 +16,29 @@ from ringloader._torch import modes, stand_ins
 
 
 class Pad:
-    """Pads samples to the size of the largest and stacks them: ``[batch, *size]``.
+    """Pads samples to the size of the largest, and stacks them: ``[batch, *size]``.
 
-    Samples are tensors, arrays, numbers and lists of numbers, all with the same number of dimensions. The
-    batch is contiguous. Samples of equal sizes give what ``Stack`` gives, but a list of numbers counts as the
-    tensor that ``torch.tensor`` makes of it.
+    Samples are tensors, arrays, numbers or lists of numbers. All have the same number of dimensions. A list
+    of numbers counts as the tensor that ``torch.tensor`` makes of it.
 
-    For samples of one type that ``torch.nn.utils.rnn.pad_sequence(batch_first=True)`` accepts, the batch
-    equals its result bit for bit.
-
-    In a worker of ringloader's the samples are copied once, natively, into the memory in which the batch
-    travels. In other processes the batch has memory of its own. It never shares memory with a sample.
+    Samples of one type give the same batch as ``torch.nn.utils.rnn.pad_sequence(batch_first=True)``, bit for
+    bit. The batch is contiguous, and never shares memory with a sample. In a worker of ringloader's loader,
+    native code writes the samples once, straight into the memory in which the batch travels.
 
     Args:
-        value: what padding is filled with: a number that the type of the batch can hold.
-        dtype: the type of the batch, torch's or numpy's. ``None``: the samples', promoted as by
+        value: The number that fills the padding. The type of the batch must be able to hold it.
+        dtype: The type of the batch, torch's or numpy's. ``None``: the type of the samples, promoted as by
             ``torch.stack`` if there are several.
-        axis: the sample's axes that are padded, an int or several, from behind if negative. Along all others
-            samples must agree. ``None``: all axes.
-        round_to: padded axes are rounded up to a multiple of it.
-        lengths: whether to return ``(batch, lengths)``. ``lengths`` are the samples' sizes before padding,
-            int64 on the CPU: ``[batch]`` for one padded axis, ``[batch, axes]`` for any other number.
+        axis: The axes of a sample to pad: an int or several, negative ones counted from the last. Along other
+            axes, samples must have equal sizes. ``None``: all axes.
+        round_to: Rounds the size of padded axes up to a multiple of this number.
+        lengths: True returns ``(batch, lengths)``. ``lengths`` has the sizes before padding, int64 on the
+            CPU: ``[batch]`` for one padded axis, ``[batch, axes]`` for several.
 
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If an argument is out of range, or ``dtype`` cannot hold ``value``. When called: if
-            samples differ where they must agree.
+            samples have different sizes along an axis that is not padded, or different numbers of dimensions.
     """
 
     def __init__(

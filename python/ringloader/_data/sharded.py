@@ -17,31 +17,34 @@ _UNEVEN = ("keep", "drop", "pad")
 class Sharded(torch.utils.data.IterableDataset[Any]):
     """An ``IterableDataset`` that gives each rank and worker its own part of a source.
 
-    Item ``k`` goes to shard ``k % (num_replicas * num_workers)``; a rank's worker has shard
-    ``worker * num_replicas + rank``. So a rank's items do not depend on its number of workers, and are those
-    of ``DistributedSampler`` without ``shuffle``. Each worker reads the whole source and drops the other
-    shards' items. If the source has a method ``shard(n, i)``, each worker iterates only what that returns,
-    and the source decides what a shard has. The source must give the same items in each process.
+    Item ``k`` goes to shard ``k % (num_replicas * num_workers)``. Worker ``w`` of rank ``r`` reads shard
+    ``w * num_replicas + r``. So the items of a rank do not depend on its number of workers, and are those
+    of ``DistributedSampler`` without ``shuffle``. Each worker reads the whole source, and drops the items of
+    other shards. If the source has a method ``shard(n, i)``, each worker iterates only its result, and the
+    source decides which items belong to a shard. The source must give the same items in each process.
 
-    It may be the dataset of any loader of torch's, with and without workers, or stand inside another dataset.
+    Any loader can read it, torch's too, with and without workers. It may be inside another dataset.
 
     Args:
         iterable: The source.
-        uneven: The rule if the items do not divide by the shards: ``"keep"``, some shards have one item
-            more; ``"drop"``, the last ``n % shards`` items are dropped; ``"pad"``, shards without an
-            item in the last round get one of the first items again, in order, as in ``DistributedSampler``.
-            With the last two, all ranks have the same number of batches. For ``"drop"`` a shard reads its
-            round to the end before it gives its item; for ``"pad"`` it keeps at most as many of the first
-            items as there are shards.
-        num_replicas: Ranks (default: those of ``torch.distributed``, where it is initialized when the
-            dataset is read, or pickled; else 1).
-        rank: This rank (default: as above).
+        uneven: The rule if the number of items is not a multiple of the number of shards:
+
+            - ``"keep"``: some shards have one item more.
+            - ``"drop"``: the last ``n % shards`` items are dropped. A shard reads its round to the end before
+              it gives its item.
+            - ``"pad"``: shards without an item in the last round get one of the first items again, in order,
+              as in ``DistributedSampler``. A shard keeps at most as many of the first items as there are
+              shards.
+
+            With ``"drop"`` and ``"pad"``, all ranks have the same number of batches.
+        num_replicas: The number of ranks. Default: the number of ``torch.distributed``, if it is initialized
+            when the dataset is read or pickled; otherwise 1.
+        rank: This rank. Default: the same as for ``num_replicas``; otherwise 0.
 
     Raises:
         TypeError: If ``iterable`` is not iterable.
-        ValueError: If ``uneven`` is none of the three, or is not ``"keep"`` for a source that has ``shard``;
-            if one of ``num_replicas`` and ``rank`` is given without the other, or ``rank`` is not below
-            ``num_replicas``.
+        ValueError: If ``uneven`` has another value, or is not ``"keep"`` and the source has ``shard``; if
+            only one of ``num_replicas`` and ``rank`` is given; if ``rank`` is not below ``num_replicas``.
     """
 
     def __init__(

@@ -18,33 +18,33 @@ _OWN = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name
 
 
 class Workers(WorkerPool):
-    """Workers on the machines of a Ray cluster, for several loaders: pass them as ``worker_pool``.
+    """Workers on the machines of a Ray cluster, for several loaders. Pass them as ``worker_pool``.
 
-    Each worker is an actor, wherever Ray has room for it. It runs the same loop as a local worker, and sends
-    its batches over a TCP connection. Nothing starts before the first iterator. Actors stay between iterators
-    and loaders; two iterators at once have actors of their own. They end with ``shutdown()``, with the
-    ``with`` block, when the last reference goes, and with the program.
+    Each worker is an actor. Ray chooses its machine. The actor runs the same loop as a local worker, and
+    sends its batches over a TCP connection. Actors start with the first iterator, and stay for later
+    iterators and other loaders. Two iterators at once have separate actors. All end with ``shutdown()``, the
+    ``with`` block, the last reference, or the program.
 
-    Batches, their order, random numbers, ``get_worker_info()`` and errors are torch's, as with as many local
-    workers. A batch is writable, and the caller's to keep.
+    Batches, their order, random numbers, ``get_worker_info()`` and errors are the same as with as many local
+    workers. You may write to a batch, and keep it.
 
-    A worker that is lost, with its process or its machine, is replaced: another actor does the tasks that
-    have no answer.
+    If an actor or its machine is lost, another actor makes the batches that have not arrived.
 
     Args:
         num_workers: The default number of workers of a loader, and the largest.
         num_cpus: CPUs that each worker asks Ray for.
         resources: Other resources that each worker asks for, by their names.
-        max_bytes: Bytes of batches that are being made, or made and not yet taken by the loader, each
-            counted as the largest so far. Until the first has arrived, each worker makes one. One batch may
-            always be made. None: as many as the loader's ``max_shared_bytes`` takes.
-        retries: How often a worker may be lost in the same batch and be replaced.
-        start_timeout: Seconds to wait for room in the cluster, at ``iter`` and where a worker is replaced.
-        host: Address of this machine that the cluster's nodes can reach. None: the one that Ray knows.
+        max_bytes: The most bytes of batches under way: being made, or made and not yet taken by the loader.
+            Each counts as the largest of the last few. Until the first batch has arrived, each worker makes
+            one. One batch may always be made. None: the loader's ``max_shared_bytes`` is the limit.
+        retries: How often a batch is tried again after its worker was lost.
+        start_timeout: Seconds to wait for room in the cluster, at ``iter`` and when a lost worker is
+            replaced.
+        host: Address of this machine that the cluster's nodes can reach. None: the address that Ray knows.
         **actor_options: Other options for Ray's actors, such as ``runtime_env``.
 
     Raises:
-        TypeError: If ``num_workers``, ``retries`` or ``max_bytes`` is no int.
+        TypeError: If ``num_workers``, ``retries`` or ``max_bytes`` is not an int.
         ValueError: If ``num_workers`` or ``max_bytes`` is below 1, ``retries`` below 0, ``start_timeout`` not
             positive, or an option of actors is not supported.
     """
@@ -92,9 +92,9 @@ class Workers(WorkerPool):
         weakref.finalize(self, self._actors.end)
 
     def shutdown(self) -> None:
-        """Ends all actors. Iterators that still have some raise an error.
+        """Ends all actors. Iterators that still use them raise an error.
 
-        Calling it again does nothing. An iterator that begins afterwards raises ``RuntimeError``.
+        A second call does nothing. Later iterators raise ``RuntimeError``.
         """
         if _native.SUPPORTED:
             self._actors.end()

@@ -20,25 +20,26 @@ _Pass = Callable[[Iterator[Any]], Iterator[Any]]
 class Dispatch(torch.utils.data.IterableDataset[Any]):
     """An ``IterableDataset`` over a source that cannot be split, such as a socket, a queue or one large file.
 
-    With workers, one more process reads the source: the dispatching process. Item ``k`` goes to
-    worker ``k % num_workers``; each item goes to exactly one. Tensors and arrays travel through shared
-    memory, other objects are pickled. The workers apply ``map``, ``filter`` and ``batch`` in the order in
-    which they were called, and collate. Without workers all of that happens in the main process.
+    With workers, one more process reads the source: the dispatching process. It sends each item to exactly
+    one worker: item ``k`` to worker ``k % num_workers``. Tensors and arrays travel through shared memory;
+    other objects are pickled. The workers apply ``map``, ``filter`` and ``batch`` in the order in which they
+    were called, and collate. Without workers all of that happens in the main process.
 
-    With ``batch_size=None``, and neither ``filter`` nor ``batch``, the order is the source's. Else it is
-    the same each time for one number of workers.
+    Without ``filter`` and ``batch``, and with ``batch_size=None``, batches have the order of the source.
+    Otherwise, runs with the same number of workers have the same order.
 
-    ``iter(iterable)`` is called at the start of each epoch, in the dispatching process. An error of the
-    source is raised in place of the batch whose item it was; then the source is asked for the next item.
-    The dispatching process starts and ends with the workers. Its random numbers are seeded like those
-    of one more worker, and its ``get_worker_info()`` is None.
+    ``iter(iterable)`` is called at the start of each epoch, in the dispatching process. If the source raises
+    an error, ``next`` raises it in place of that item's batch, and the dispatching process asks the source
+    for the next item. The dispatching process starts and ends with the workers. Its random numbers are seeded
+    like those of one more worker, and its ``get_worker_info()`` is None.
 
-    It must be the loader's ``dataset`` itself. torch's own loader raises an error with workers: use
+    Pass it to the loader as ``dataset``, not inside another dataset. torch's own loader raises an error with
+    workers: use
     ``ringloader.DataLoader``, ``install`` or ``convert``.
 
     Args:
-        iterable: The source. Must be picklable unless workers are forked. Workers get no copy of it.
-        prefetch: How many items may be on their way to each worker, read and not yet taken (default: 16).
+        iterable: The source. It must be picklable, unless workers are forked. Workers get no copy of it.
+        prefetch: The most items that wait for each worker, read but not yet taken (default: 16).
             ``max_shared_bytes`` bounds their memory, as it does for batches.
 
     Raises:
@@ -64,12 +65,12 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         self._key = uuid.uuid4().hex
 
     def map(self, fn: Callable[[Any], Any]) -> Self:
-        """A `Dispatch` whose workers call ``fn`` with each item, and continue with the result."""
+        """Returns a `Dispatch` whose workers replace each item by ``fn(item)``."""
         _check_callable("map", fn)
         return self._with(functools.partial(map, functools.partial(_called, "map", fn)))
 
     def filter(self, fn: Callable[[Any], Any]) -> Self:
-        """A `Dispatch` whose workers drop each item for which ``fn`` returns false.
+        """Returns a `Dispatch` whose workers drop each item for which ``fn`` returns false.
 
         With several workers the loader needs ``in_order=False``. To keep the order, filter in the source.
         """
@@ -78,10 +79,10 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         return self._with(one, keeps_count=False, uneven="filter()")
 
     def batch(self, n: int, *, drop_last: bool = False) -> Self:
-        """A `Dispatch` whose workers make a list of each ``n`` items that come one after another in a worker.
+        """Returns a `Dispatch` whose workers make a list of each ``n`` successive items.
 
-        The last list of each worker may be shorter; with ``drop_last`` it is dropped. For a loader with
-        ``batch_size=None``, whose ``collate_fn`` then gets the list.
+        The last list of each worker may be shorter; ``drop_last`` drops it. Use it with ``batch_size=None``:
+        ``collate_fn`` then gets the list.
 
         Raises:
             TypeError: If ``n`` is not an integer.

@@ -19,32 +19,34 @@ if TYPE_CHECKING:
 
 
 class WorkerPool:
-    """Worker processes for several loaders: started once, and lent to one iterator after another.
+    """Worker processes that several loaders share: started once, and lent to one iterator after another.
 
-    Pass it as ``worker_pool`` to the loaders. Nothing starts before the first iterator. What a loader has
-    (the dataset and functions) is pickled once, at its first iterator, also with ``fork``. Each process that
-    works for the loader gets that pickle, and drops the objects when the loader goes.
+    Pass the pool to loaders as ``worker_pool``. Its processes start with the first iterator. Each loader
+    pickles its dataset and functions once, at its first iterator, also with ``fork``. Each process that works
+    for the loader unpickles them, and drops them when the loader goes.
 
-    An iterator never waits for another one: it gets idle processes, and starts the missing ones. Up to
-    ``num_workers`` of those stay. The next iterator replaces a process that was lost. Several threads may
-    use a pool with ``spawn`` or ``forkserver``; with ``fork``, a process that is forked while another thread
-    is at work may wait forever for a lock. A forked child has a pool of its own, without processes.
+    An iterator never waits for another one. It gets idle processes, and starts the missing ones. Up to
+    ``num_workers`` of the added processes stay. If a process is lost, the next iterator replaces it. Several
+    threads may use one pool with ``spawn`` or ``forkserver``. With ``fork`` they may not: a process that is
+    forked while another thread works may wait forever for a lock. A forked child has its own pool, without
+    processes.
 
-    As with ``persistent_workers``, workers do not see a change that the main process makes to a dataset.
-    Attributes that an epoch sets on a dataset in a worker are gone in the next epoch. ``worker_init_fn``,
-    seeds and ``get_worker_info()`` are new for each iterator, as without ``persistent_workers``.
+    As with ``persistent_workers``, workers do not see later changes of a dataset. Attributes that an epoch
+    sets on a dataset in a worker are reset for the next epoch. ``worker_init_fn``, seeds and
+    ``get_worker_info()`` are new for each iterator, as without ``persistent_workers``.
 
-    Pickles of a loader, also those for its workers, have no pool; copies in the same process share it.
+    Copies of a loader in the same process share its pool. A pickled loader has no pool.
 
     On other systems than Linux a pool has no processes: it only says how many workers a loader has.
 
     Args:
         num_workers: The default number of workers of a loader, and the largest.
-        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"`` (default: ``multiprocessing``'s).
+        start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"`` (default: the default of
+            ``multiprocessing``).
 
     Raises:
-        TypeError: If ``num_workers`` is no int, or ``start_method`` no string.
-        ValueError: If ``num_workers`` is not positive, or there is no such start method.
+        TypeError: If ``num_workers`` is not an int, or ``start_method`` is not a string.
+        ValueError: If ``num_workers`` is not positive, or the start method does not exist.
     """
 
     # Other modules know a pool by this mark, without an import.
@@ -75,7 +77,7 @@ class WorkerPool:
 
     @property
     def num_workers(self) -> int:
-        """Processes of a loader that does not say how many it wants."""
+        """The default number of workers of a loader, and the largest."""
         return self._num_workers
 
     @property
@@ -84,9 +86,9 @@ class WorkerPool:
         return self._start_method
 
     def shutdown(self) -> None:
-        """Ends all processes. Iterators that still have some raise torch's error for lost workers.
+        """Ends all processes. Iterators that still use them raise torch's error for lost workers.
 
-        Calling it again does nothing. An iterator that begins afterwards raises ``RuntimeError``.
+        A second call does nothing. Later iterators raise ``RuntimeError``.
         """
         if _native.SUPPORTED:
             self._own().shut_down()
