@@ -38,11 +38,11 @@ class Options:
 
     def __init__(self, root: Path) -> None:
         sys.path.insert(0, str(root / "python"))
-        from ringloader._features import about, table
+        from ringloader._features import rules, table
 
         self.table = table.TABLE
         try:
-            self.texts = about.texts(self.table)
+            self.texts = rules.texts(self.table)
         except KeyError as error:
             raise SystemExit(f"generate: no texts.toml has {error}") from None
         self.rules = table.RULES
@@ -121,7 +121,7 @@ def argument(name: str, texts: Any) -> str:
 
 def arguments(options: Options, names: Sequence[str]) -> str:
     """Returns a section of ``Args`` for each topic of the page of options."""
-    from ringloader._features.about import TOPICS
+    from ringloader._features.rules import TOPICS
 
     sections = ""
     for topic in TOPICS:
@@ -271,7 +271,7 @@ def given(text: str, options: Options) -> str:
 
 def page_of_options(text: str, options: Options) -> str:
     """``docs/options.md``: a section for each option, by topic, and where options work."""
-    from ringloader._features.about import TOPICS
+    from ringloader._features.rules import TOPICS
 
     sections = ""
     for topic in TOPICS:

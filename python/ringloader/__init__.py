@@ -11,7 +11,7 @@ _MODULES = {
     "CachedDataset": "_data.cached_dataset",
     "DataLoader": "dataloader",
     "Diagnosis": "_tools.doctor",
-    "Dispatch": "_features.dispatch.dataset",
+    "Dispatch": "_features.dispatch",
     "EpochStats": "_features.stats.epoch",
     "Finding": "_tools.doctor",
     "LoaderReport": "_features.report.report",

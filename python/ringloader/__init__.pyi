@@ -7,7 +7,7 @@ from ringloader._data.cached_dataset import CachedDataset as CachedDataset
 from ringloader._data.lists import SharedList as SharedList
 from ringloader._data.sharded import Sharded as Sharded
 from ringloader._data.weighted import WeightedRandomSampler as WeightedRandomSampler
-from ringloader._features.dispatch.dataset import Dispatch as Dispatch
+from ringloader._features.dispatch import Dispatch as Dispatch
 from ringloader._features.pools.pool import WorkerPool as WorkerPool
 from ringloader._features.report.report import LoaderReport as LoaderReport
 from ringloader._features.report.report import PathReport as PathReport

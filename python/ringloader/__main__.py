@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import ringloader
-from ringloader._features import checks
-from ringloader._features.about import Texts, texts
+from ringloader._features import rules
 from ringloader._features.report import asked, at_exit
+from ringloader._features.rules import Texts, texts
 from ringloader._features.table import TABLE
 from ringloader._log import write
 from ringloader._patch import by_name, on_import, stateful
@@ -108,7 +108,7 @@ def main() -> None:
     is_given = bool(given)
     is_stateful = given.pop(by_name.STATEFUL, False)
     try:
-        checks.boolean(by_name.STATEFUL, is_stateful)
+        rules.boolean(by_name.STATEFUL, is_stateful)
         options = by_name.checked_words("ringloader run", given)
         if is_stateful:
             stateful.check("ringloader run")

@@ -16,15 +16,14 @@ from ringloader._core import epochs, notes, pausing
 from ringloader._core.feature import Hook
 from ringloader._core.make import make_iterator
 from ringloader._core.torchs import TorchsIterator
-from ringloader._features import loader_options
+from ringloader._features import shutdown
+from ringloader._features.all import construct
 from ringloader._features.auto import FoundNumber
-from ringloader._features.constructing import construct
 from ringloader._features.pools.pool import WorkerPool
 from ringloader._features.report import at_exit, report
-from ringloader._features.shutdown import shutdown
 from ringloader._features.stats.epoch import EpochStats
 from ringloader._features.stats.recording import epoch_stats
-from ringloader._features.table import TABLE
+from ringloader._features.table import TABLE, options_of, show_options
 from ringloader._torch import hook, internals
 from ringloader.bad_samples import BadSample, OnError
 from ringloader.seeds import Seeds
@@ -234,7 +233,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _get_iterator(self) -> Any:
         beneath = hook.beneath(internals.Loader._get_iterator)
         here = Hook(beneath, super()._get_iterator, features, self._ringloader_always)
-        iterator = make_iterator(self, loader_options.of(self), here)
+        iterator = make_iterator(self, options_of(self), here)
         if not isinstance(iterator, pausing.Pausing):
             torchs, iterator = iterator, TorchsIterator(iterator)
             notes.pass_on(self, torchs, iterator)
@@ -295,7 +294,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 may still call the function later), or batches travel by torch's own transport.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
         """
-        from ringloader._features.calls import calls
+        from ringloader._features import calls
 
         return calls.call_workers(self, shutdown.alive(self), fn, args, timeout)
 
@@ -320,7 +319,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
 
 at_exit.expect_loaders()
-loader_options.show(DataLoader, [name for name, about in TABLE.items() if not about.is_of_states])
+show_options(DataLoader, [name for name, about in TABLE.items() if not about.is_of_states])
 # torch's arguments after the dataset, with their defaults.
 _TORCHS = {
     name: parameter.default

@@ -10,10 +10,9 @@ import torch
 from torch.utils.data import Dataset, Sampler
 
 import ringloader._native as _native
-from ringloader._features import loader_options
 from ringloader._features.pools.pool import WorkerPool
 from ringloader._features.state import datasets, tracked
-from ringloader._features.table import TABLE
+from ringloader._features.table import TABLE, show_options
 from ringloader.bad_samples import OnError
 from ringloader.dataloader import DataLoader, make
 from ringloader.seeds import Seeds
@@ -155,4 +154,4 @@ class StatefulDataLoader(DataLoader[_T_co]):
         return tracked.fingerprint_of(self)
 
 
-loader_options.show(StatefulDataLoader, TABLE)
+show_options(StatefulDataLoader, TABLE)

@@ -20,7 +20,7 @@ from accelerator.moved import (
     loader_on,
     path,
 )
-from ringloader._features.device import device_copy, device_pack
+from ringloader._features.device import device_copy, device_tree
 from ringloader._torch import devices
 from small_datasets import Made
 
@@ -342,7 +342,7 @@ def test_a_block_of_another_stream_would_be_found(monkeypatch):
         with pretend.on_stream(other):
             return new(block.nbytes)
 
-    monkeypatch.setattr(device_pack.Block, "_new_block", new_block)
+    monkeypatch.setattr(device_tree.Block, "_new_block", new_block)
     with pytest.raises(AssertionError, match="wrong bytes"):
         late_batches_beside(other)
 

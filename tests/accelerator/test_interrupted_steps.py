@@ -14,7 +14,7 @@ from accelerator.pinned import IS_NAMED, PIN
 from faults.interrupts import InterruptError, Interrupting
 from faults.proc import wait_until
 from ringloader import DataLoader
-from ringloader._features.device import device, device_copy, device_pack, device_tree
+from ringloader._features.device import device, device_copy, device_tree
 from ringloader._features.main_prefetch import decoding
 from ringloader._transport import lookahead
 
@@ -29,7 +29,7 @@ __all__ = ["registrar"]
 TRACED = {
     module.__file__
     for module in (
-        *(decoding, device, device_copy, device_pack, device_tree),
+        *(decoding, device, device_copy, device_tree),
         lookahead,
     )
 }

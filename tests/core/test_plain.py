@@ -13,7 +13,7 @@ import ringloader
 from ringloader import DataLoader, StatefulDataLoader
 from ringloader._core import notes
 from ringloader._core.without_workers import IteratorWithOptions, SingleProcessIterator
-from ringloader._features.arrays import gather
+from ringloader._features import arrays
 from ringloader._torch import collating
 from ringloader._worker.collate import Collation
 
@@ -70,7 +70,7 @@ def test_arrays_are_gathered_by_the_first_iterator_and_by_later_ones():
     for _ in range(3):
         iterator = iter(loader)
         assert type(iterator) is SingleProcessIterator
-        assert type(iterator._dataset_fetcher) is gather.Gathering
+        assert type(iterator._dataset_fetcher) is arrays.Gathering
         assert [batch.tolist() for (batch,) in iterator] == [[0, 1, 2, 3], [4, 5]]
 
 

@@ -425,7 +425,7 @@ time.sleep(0.2)
     "in a native gather": """
 from ringloader import ArrayDataset
 from ringloader._torch import internals
-from ringloader._features.arrays.gather import Rows
+from ringloader._features.arrays import Rows
 internals.JOIN_SECONDS = 0.0
 rows = torch.zeros(64, 8)
 class Gathers(Slow):

@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader as TorchLoader
 
 import ringloader
 from parity.option_cases import CASES
-from ringloader._features import loader_options
+from ringloader._features import table
 from ringloader._features.table import TABLE
 
 pytestmark = pytest.mark.rings_only
@@ -62,7 +62,7 @@ def loader_of(kind, options):
 def test_every_option_is_kept(kind, options):
     anew = made_anew(loader_of(kind, options))
     assert isinstance(anew, ringloader.DataLoader)
-    found = loader_options.values_of(anew)
+    found = table.values_of(anew)
     assert {name: found[name] for name in options} == options
     if kind == "converted subclass":
         assert anew.name == "test"
@@ -78,14 +78,14 @@ def test_every_option_has_a_case():
 def test_a_pool_is_kept():
     with ringloader.WorkerPool(2) as pool:
         anew = made_anew(ringloader.convert(TorchLoader([1, 2], num_workers=2), worker_pool=pool))
-        assert loader_options.of(anew).worker_pool is pool
+        assert table.options_of(anew).worker_pool is pool
         assert torch.cat(list(anew)).tolist() == [1, 2]
 
 
 def test_epochs_that_are_prefetched_are_kept():
     plain = TorchLoader(list(range(8)), num_workers=1, persistent_workers=True)
     anew = made_anew(ringloader.convert(plain, prefetch_epochs=True))
-    assert loader_options.of(anew).prefetch_epochs
+    assert table.options_of(anew).prefetch_epochs
     assert torch.cat(list(anew)).tolist() == list(range(8))
 
 
@@ -93,7 +93,7 @@ def test_a_second_convert_replaces_the_attributes():
     loader = ringloader.convert(TorchLoader([1]), on_error="skip")
     ringloader.convert(loader, on_error="retry")
     assert loader.on_error == "retry"
-    assert loader_options.values_of(made_anew(loader))["on_error"] == "retry"
+    assert table.values_of(made_anew(loader))["on_error"] == "retry"
 
 
 @pytest.mark.parametrize("kind", ["constructed", "converted"])
@@ -166,10 +166,10 @@ def test_an_attribute_that_is_set_on_a_subclass_is_no_option(kind):
     loader = Moved([1], on_error="skip") if kind == "subclass" else loader_of(kind, {"on_error": "skip"})
     loader.on_error = loader.device = "mine"
     assert (loader.on_error, loader.device) == ("mine", "mine")
-    options = loader_options.of(loader)
+    options = table.options_of(loader)
     assert (options.on_error, options.device) == ("skip", None)
     assert ringloader.convert(loader, on_error="retry").on_error == "mine"
-    assert loader_options.of(loader).on_error == "retry"
+    assert table.options_of(loader).on_error == "retry"
 
 
 def test_an_attribute_of_the_class_stays():

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ringloader
-from ringloader._features import about
+from ringloader._features import rules
 from ringloader._features.table import TABLE, Options
 
 ROOT = Path(__file__).parents[2]
@@ -146,7 +146,7 @@ def test_each_option_is_described_in_the_docstring():
 
 
 def test_each_option_has_an_example_and_a_page():
-    found = about.texts(TABLE)
+    found = rules.texts(TABLE)
     assert [name for name, texts in found.items() if name not in texts.example or texts.page is None] == []
 
 

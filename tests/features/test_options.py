@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import ringloader
-from ringloader._features import loader_options
+from ringloader._features import table
 from ringloader._features.table import Options
 from ringloader._patch import by_name
 from ringloader._torch import devices
@@ -198,13 +198,13 @@ def test_copies_and_pickles_have_the_options():
     options = {"device": "cpu", "device_prefetch": 5, "device_transform": scaled}
     loader = ringloader.DataLoader([1.0, 2.0], **options)
     for other in (pickle.loads(pickle.dumps(loader)), copy.deepcopy(loader), copy.copy(loader)):
-        assert loader_options.of(other) == Options(**options)
+        assert table.options_of(other) == Options(**options)
 
 
 def test_other_attributes_are_frozen_and_options_are_converted():
     loader = ringloader.DataLoader([1.0, 2.0], device="cpu")
     ringloader.convert(loader, device=None, max_shared_bytes=1 << 24)
-    assert loader_options.of(loader) == Options(max_shared_bytes=1 << 24)
+    assert table.options_of(loader) == Options(max_shared_bytes=1 << 24)
     assert list(loader) == [torch.tensor([1.0]), torch.tensor([2.0])]
     with pytest.raises(ValueError, match="batch_size attribute should not be set"):
         loader.batch_size = 2
@@ -217,5 +217,5 @@ def test_what_makes_a_loader_anew_finds_its_options():
     names = inspect.signature(type(loader).__init__).parameters
     found = {name: value for name, value in vars(loader).items() if name in given and name in names}
     again = ringloader.DataLoader([3], **found)
-    assert loader_options.of(again) == loader_options.of(loader)
-    assert loader_options.of(again).device_prefetch == 1
+    assert table.options_of(again) == table.options_of(loader)
+    assert table.options_of(again).device_prefetch == 1

@@ -12,7 +12,7 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
-from ringloader._features import conflicts, loader_options
+from ringloader._features import conflicts, table
 from ringloader._features.rules import broken
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._patch import by_name
@@ -423,7 +423,7 @@ def test_what_has_changed_since_is_found_when_an_epoch_begins(rule):
     case, arguments, text = case_of(rule)
     cls = ringloader.StatefulDataLoader if case.stateful else ringloader.DataLoader
     loader = cls(**arguments)
-    vars(loader)[loader_options.OPTIONS] = Options(**case.options)
+    vars(loader)[table.OPTIONS] = Options(**case.options)
     state = torch.get_rng_state()
     with pytest.raises(ValueError, match=text):
         iter(loader)

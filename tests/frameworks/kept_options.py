@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ringloader._features import conflicts, loader_options
+from ringloader._features import conflicts, table
 from ringloader._features.table import Options
 
 
@@ -25,7 +25,7 @@ class OneIsBad(torch.utils.data.Dataset):
 
 def of_loader(loader: Any, names: dict[str, Any]) -> dict[str, Any]:
     """Returns these options of a loader of ours."""
-    found = loader_options.values_of(loader)
+    found = table.values_of(loader)
     return {name: found[name] for name in names}
 
 

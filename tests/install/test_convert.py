@@ -19,7 +19,7 @@ from faults.proc import descendants, wait_without_children
 from install.loaders import Calling, Naming, NotCalling, Plain, Posing, Reducing, Slotted, Squares, firsts
 from parity import harness
 from parity.datasets import Samples
-from ringloader._features import loader_options
+from ringloader._features import table
 from ringloader._features.table import TABLE, Options
 
 _NAMES = [name for name, about in TABLE.items() if not (about.is_of_states or about.is_torchs)]
@@ -46,7 +46,7 @@ def test_the_object_stays_and_so_do_its_attributes() -> None:
     before = dict(vars(loader))
     assert ringloader.convert(loader) is loader
     after = dict(vars(loader))
-    assert after.pop(loader_options.OPTIONS) == Options()
+    assert after.pop(table.OPTIONS) == Options()
     # Code that makes loaders anew looks there.
     defaults = dataclasses.asdict(Options())
     assert {name: after.pop(name) for name in _NAMES} == {name: defaults[name] for name in _NAMES}
@@ -205,19 +205,19 @@ def test_an_attribute_of_theirs_with_the_name_of_an_option_is_none() -> None:
     assert_converted(ringloader.convert(loader, **options))
     for other in (loader, copy.deepcopy(loader), ringloader.convert(loader)):
         assert (other.device, other.max_shared_bytes) == ("theirs", "theirs too")
-        assert loader_options.of(other) == Options(**options)
+        assert table.options_of(other) == Options(**options)
         assert_converted(other)
 
 
 def test_options_are_checked_with_those_that_the_loader_has() -> None:
     loader = ringloader.convert(squares(), device="cpu")
     assert ringloader.convert(loader, device_transform=len) is loader
-    assert loader_options.of(loader) == Options(device="cpu", device_transform=len)
+    assert table.options_of(loader) == Options(device="cpu", device_transform=len)
     with pytest.raises(ValueError, match="device_transform needs device"):
         ringloader.convert(loader, device=None)
     with pytest.raises(ValueError, match="device_transform needs device"):
         ringloader.convert(squares(), device_transform=len)
-    assert loader_options.of(loader).device == "cpu"
+    assert table.options_of(loader).device == "cpu"
 
 
 @pytest.mark.parametrize("loader_class", [Loader, Plain])

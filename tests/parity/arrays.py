@@ -10,7 +10,7 @@ import torch
 import torch.utils.data
 
 from parity.harness import Case
-from ringloader._features.arrays import gather
+from ringloader._features import arrays
 
 ROWS = 7
 RANDOM = np.random.default_rng(0)
@@ -40,7 +40,7 @@ def floats(*shape):
 def count_gathered(monkeypatch):
     """Counts the batches that a gather has made, and those left to torch, in forked processes too."""
     counts = multiprocessing.Array("i", 2)
-    batch = gather.Rows.batch
+    batch = arrays.Rows.batch
 
     def counted(self, index):
         found = batch(self, index)
@@ -48,7 +48,7 @@ def count_gathered(monkeypatch):
             counts[0 if found is not None else 1] += 1
         return found
 
-    monkeypatch.setattr(gather.Rows, "batch", counted)
+    monkeypatch.setattr(arrays.Rows, "batch", counted)
     return counts
 
 

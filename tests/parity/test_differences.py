@@ -18,7 +18,7 @@ from torch.utils.data import dataloader as torch_dataloader
 from parity import harness
 from parity.datasets import Blocks, Samples, identity
 from ringloader import DataLoader, StatefulDataLoader
-from ringloader._features import loader_options
+from ringloader._features import table
 from ringloader._features.table import TABLE
 from small_datasets import Made
 
@@ -150,7 +150,7 @@ def test_what_a_loader_has_beside_torchs():
     assert ours.on_error == "skip"
     with pytest.raises(AttributeError, match="on_error of a loader cannot be set"):
         ours.on_error = "raise"
-    assert loader_options.of(ours).on_error == "skip"
+    assert table.options_of(ours).on_error == "skip"
 
 
 @pytest.mark.rings_only

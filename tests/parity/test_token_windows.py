@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch.utils.data import Dataset
 
 from ringloader import ArrayDataset, DataLoader
-from ringloader._features.arrays import gather
+from ringloader._features import arrays
 
 BLOCK, BATCH = 16, 6
 # Rows that may not be written to are said once in a process.
@@ -86,13 +86,13 @@ def test_windows_are_gathered_and_pickled_by_the_name_of_their_file(tokens, monk
     assert np.array_equal(pickle.loads(pickle.dumps(dataset)).arrays[0], dataset.arrays[0])
 
     found = []
-    batch = gather.Rows.batch
+    batch = arrays.Rows.batch
 
     def noted(rows, index):
         found.append(batch(rows, index))
         return found[-1]
 
-    monkeypatch.setattr(gather.Rows, "batch", noted)
+    monkeypatch.setattr(arrays.Rows, "batch", noted)
     batches = list(DataLoader(dataset, BATCH))
     # The first is torch's: it may warn of rows that may not be written to.
     assert [one is None for one in found] == [True] + [False] * (len(batches) - 1)

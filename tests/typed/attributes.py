@@ -12,7 +12,7 @@ from torch.utils.data import Dataset
 
 import ringloader
 import ringloader._core.epochs as epochs
-import ringloader._features.shutdown.shutdown as shutdown
+import ringloader._features.shutdown as shutdown
 from ringloader._core.base import LoaderIterator
 from ringloader._core.torchs import TorchsIterator
 from ringloader._core.with_workers import WorkersIterator

@@ -11,7 +11,7 @@ from ringloader._common import held_memory
 from ringloader._core.epochs import Told
 from ringloader._core.feature import Feature, MemoryPlan, Options, Setup
 from ringloader._start import processes
-from ringloader._start.starter import NewProcesses, Starter
+from ringloader._start.processes import NewProcesses, Starter
 from ringloader._torch import select_path
 from ringloader._torch.select_path import Reason
 from ringloader._transport import budget

@@ -1,23 +1,32 @@
-"""The features of the loader, in their order, and what turns each on: a ``FeatureList``."""
+"""The features of the loader, in their order, and what turns each on: a ``FeatureList``.
+
+Makes a loader of the arguments of its constructor, and changes one that is converted, as their options say.
+"""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Collection, Iterable, Iterator
+import itertools
+import operator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
+import ringloader._native as _native
 from ringloader._core.feature import Feature, Setup
 from ringloader._core.make import needed_by
 from ringloader._data.array_dataset import ArrayDataset
 from ringloader._features import conflicts
+from ringloader._features.auto import auto_of
 from ringloader._features.conflicts import without_effect as without_effect
+from ringloader._features.dispatch import datapipes
 from ringloader._features.report import asked as asked
 from ringloader._features.report import report
-from ringloader._features.table import TABLE, Options
+from ringloader._features.table import DEFAULTS, NONE_GIVEN, TABLE, Options, put_options
+from ringloader._torch import devices, internals, select_path
 
 if TYPE_CHECKING:
     from ringloader._core.make_transport import WorkerKind
@@ -26,9 +35,9 @@ if TYPE_CHECKING:
 
 def _gathering(fetcher: Any) -> Any:
     # In this form an import is cheap.
-    import ringloader._features.arrays.gather as gather
+    import ringloader._features.arrays as arrays
 
-    return gather.wrapped(fetcher)
+    return arrays.wrapped(fetcher)
 
 
 # Classes of datasets whose batches are rows of arrays.
@@ -41,7 +50,7 @@ FEATURES = (
     ("ringloader._features.concurrency.concurrency", {"worker_concurrency"}),
     # An epoch's start is the time in which the features after this one are imported and made.
     ("ringloader._features.stats.recording", {"stats"}),
-    ("ringloader._features.arrays.gather", {"rows"}),
+    ("ringloader._features.arrays", {"rows"}),
     ("ringloader._features.device.feature", {"device"}),
     ("ringloader._features.main_prefetch.decoding", {"main_prefetch"}),
     ("ringloader._features.on_error.handling", {"on_error"}),
@@ -51,7 +60,7 @@ FEATURES = (
 )
 # The features that take part with workers only, after the others. Other systems lack what they need.
 OF_WORKERS = (
-    ("ringloader._features.joint.memory", {"worker_task"}),
+    ("ringloader._features.joint.worker_task", {"worker_task"}),
     ("ringloader._features.dispatch.process", {"Dispatch"}),
     ("ringloader._features.losses.watchdog", {"watchdog", "timeout"}),
     ("ringloader._features.losses.restarting", {"restart_workers", "sample_timeout"}),
@@ -118,3 +127,90 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
             found.append(feature)
             setup = feature.setup(setup)
     return tuple(found)
+
+
+_OURS = {name: value for name, value in DEFAULTS.items() if not TABLE[name].is_torchs}
+
+
+def _given_of(values: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the values that were given and are not the very default. No code of a value's class runs."""
+    # No loop of Python's: each constructor asks.
+    found = map(values.get, defaults, defaults.values())
+    given = map(operator.is_not, found, defaults.values())
+    return {name: values[name] for name in itertools.compress(defaults, given)}
+
+
+def construct(
+    loader: TorchLoader,
+    init: Callable[..., None],
+    defaults: Mapping[str, Any],
+    arguments: Mapping[str, Any],
+) -> None:
+    """Makes a loader.
+
+    Args:
+        loader: The loader.
+        init: Torch's constructor, or that of the next class of the MRO.
+        defaults: The arguments of torch's after the dataset, with their defaults.
+        arguments: The arguments of our constructor, by their names.
+    """
+    # Only values that are not the default: the next class of the MRO may have its own.
+    torchs, ours = _given_of(arguments, defaults), _given_of(arguments, _OURS)
+    workers = arguments["num_workers"]
+    if type(workers) is not int and (given := auto_of(workers)) is not None:
+        ours["num_workers"] = given
+    options = Options(**ours) if ours else NONE_GIVEN
+    if options.device is not None and not internals.is_in_worker():
+        devices.resolve(options.device)
+    if options.changed:
+        torchs |= arguments_for(loader, options, options.changed, workers)
+    dataset = arguments["dataset"]
+    # Not `isinstance`, which takes longer.
+    if IterableDataset in type(dataset).__mro__:
+        dataset = datapipes.translated(dataset, torchs)
+    init(dataset, **torchs)
+    if options.changed or not _native.SUPPORTED:
+        conflicts.check_made(loader, options)
+    complete(loader, options, options.changed, arguments["prefetch_factor"] is None)
+
+
+def arguments_for(
+    loader: TorchLoader, options: Options, names: Collection[str], workers: int
+) -> dict[str, Any]:
+    """Returns the arguments of torch's that options decide.
+
+    Args:
+        loader: The loader, which is being made or converted.
+        options: Its options.
+        names: The options that are new.
+        workers: Its ``num_workers``.
+    """
+    found: dict[str, Any] = {}
+    for module in modules_of(ARGUMENTS, names):
+        found |= module.arguments_for(loader, options, workers)
+    return found
+
+
+def complete(
+    loader: TorchLoader, options: Options, names: Collection[str], has_default_prefetch: bool
+) -> None:
+    """Puts options on a loader that goes with them, and changes it as they say.
+
+    Args:
+        loader: The loader.
+        options: Its options.
+        names: The options that are new.
+        has_default_prefetch: True if its ``prefetch_factor`` was not given.
+    """
+    if names:
+        for module in modules_of(COMPLETED, names):
+            module.complete(loader, options, has_default_prefetch)
+    put_options(loader, options)
+    if loader.num_workers > 0 and _native.SUPPORTED and not select_path.is_off():
+        if options.changed and any(not names.isdisjoint(options.changed) for _, names in KINDS):
+            # The loader starts no processes itself.
+            return
+        # In this form an import is cheap.
+        import ringloader._start.spawn as spawn
+
+        spawn.prepare(loader)

@@ -11,9 +11,7 @@ from torch.utils.data import BatchSampler
 import ringloader._native as _native
 from ringloader._core.feature import asks_dataset
 from ringloader._core.make import needed_by
-from ringloader._features.about import About
-from ringloader._features.checks import THREAD
-from ringloader._features.rules import broken, checked_when, raise_first
+from ringloader._features.rules import THREAD, About, broken, checked_when, raise_first
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import epoch_listeners

@@ -1,19 +1,179 @@
-"""Rules: what an option does not go with, when that is checked, and the error.
+"""Rows and rules of options: the columns of the table, checks of values, and what an option does not go with.
 
-Each feature has its own rules, and `table.py` the list of all. The constructor, ``convert``, ``install`` and
-the environment know no other. Imports no torch: a rule asks for ``Facts`` of a loader.
+Each feature has its own rows and rules, and `table.py` the list of all. The constructor, ``convert``,
+``install`` and the environment know no other. Imports no torch: a rule asks for ``Facts`` of a loader.
+
+A check is called with the option's name and its value. It raises ``TypeError`` for a wrong type, and
+``ValueError`` for a value that is out of range.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
-
-from ringloader._features.checks import AUTO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
+
+Topic = Literal["Speed", "Order and randomness", "Errors", "Memory", "Devices", "Watching", "Resume"]
+# In the order of the page of options.
+TOPICS: tuple[Topic, ...] = get_args(Topic)
+
+
+@dataclasses.dataclass(frozen=True)
+class Texts:
+    """The texts of an option, in Markdown.
+
+    Attributes:
+        topic: The heading of the page of options under which it stands.
+        values: The values that it takes.
+        without: The default, and what it means.
+        line: One sentence: what it does.
+        details: Another sentence for the page of options.
+        example: Lines of Python for the page of options, which has ``DataLoader`` and ``dataset``.
+        page: The page, and its section, that has the rest.
+    """
+
+    topic: Topic
+    values: str
+    without: str
+    line: str
+    details: str = ""
+    example: str = ""
+    page: str | None = None
+
+
+def texts(names: Iterable[str]) -> dict[str, Texts]:
+    """Returns the texts of options, for help and pages, in the order of their names.
+
+    Raises:
+        KeyError: If one has no texts.
+    """
+    import tomllib
+
+    files = Path(__file__).parent.rglob("texts.toml")
+    found = {name: one for file in files for name, one in tomllib.loads(file.read_text("utf-8")).items()}
+    return {name: Texts(**found[name]) for name in names}
+
+
+@dataclasses.dataclass(frozen=True)
+class Never:
+    """Says that an option raises there.
+
+    Attributes:
+        why: The reason, for the error.
+    """
+
+    why: str
+
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """The row of an option. Its texts stand in ``texts.toml`` of the same folder.
+
+    Attributes:
+        check: Raises for a value of the wrong type or out of range; is called with the name and the value.
+        on_torchs: What happens to the option where torch's own loader runs whole.
+        in_threads: What happens to it where workers are threads.
+        in_worker: What happens to the option of a loader that a dataset has, in a worker process.
+        off_linux: What happens to it on other systems, if not what ``in_threads`` and the like say: without
+            workers it works there, and with workers torch's own loader runs.
+        annotation: Its type in signatures, where the table cannot name it without torch.
+        instead: For an option of the constructor only, what to do where there is no constructor.
+        is_text: False for an option that no text can give.
+        is_called_in_workers: True for a function that workers call: the processes of a pool hold it.
+        is_of_states: True for an option that only ``StatefulDataLoader`` has.
+        is_torchs: True for an argument of torch's, which takes the option's values too.
+        as_default: Values that mean what the default means, where no rule says otherwise.
+    """
+
+    check: Check
+    on_torchs: Literal["works", "is an error", "is an error with workers", "is left out"]
+    in_threads: Literal["works"] | Never = "works"
+    in_worker: Literal["works", "is left out", "is left out by install"] = "works"
+    off_linux: Literal["is left out", "is an error with workers"] | None = None
+    annotation: str | None = None
+    instead: str | None = None
+    is_text: bool = True
+    is_called_in_workers: bool = False
+    is_of_states: bool = False
+    is_torchs: bool = False
+    as_default: tuple[object, ...] = ()
+
+
+def option(default: Any, **about: Any) -> Any:
+    """Returns the field of an option, with its default and its row."""
+    return dataclasses.field(default=default, metadata={"about": About(**about)})
+
+
+# The value of `worker_method` for threads, in torch's word.
+THREAD = "thread"
+# The value of `num_workers` for a loader that finds its number.
+AUTO: Literal["auto"] = "auto"
+
+Check = Callable[[str, Any], None]
+
+# Native code counts in 64 bits, and Python's lengths have a sign.
+_END = 1 << 63
+
+
+def is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def integer(lowest: int, or_none: bool = False) -> Check:
+    """Returns the check of an int that is at least ``lowest``: 0 or 1."""
+    kind = "an int or None" if or_none else "an int"
+    least = "positive" if lowest else "0 or more"
+
+    def check(name: str, value: Any) -> None:
+        if value is None and or_none:
+            return
+        if not is_int(value):
+            raise TypeError(f"{name} must be {kind}, not {value!r}")
+        if value < lowest:
+            raise ValueError(f"{name} must be {least}, not {value}")
+        if value >= _END:
+            raise ValueError(f"{name} must be less than {_END}, not {value}")
+
+    return check
+
+
+def one_of(*words: str, or_none: bool = False) -> Check:
+    """Returns the check of a word."""
+
+    def check(name: str, value: Any) -> None:
+        if value is None and or_none:
+            return
+        if not isinstance(value, str) or value not in words:
+            error = ValueError if isinstance(value, str) else TypeError
+            raise error(f"{name} must be one of {words}, not {value!r}")
+
+    return check
+
+
+def callable_or_none(name: str, value: Any) -> None:
+    if isinstance(value, str):
+        raise TypeError(f"{name} must be a callable or None, not {value!r}: pass the function itself")
+    if value is not None and not callable(value):
+        raise TypeError(f"{name} must be a callable or None, not {value!r}")
+
+
+def boolean(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, not {value!r}")
+
+
+def seconds_or_none(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if not isinstance(value, float) and not is_int(value):
+        raise TypeError(f"{name} must be a number of seconds or None, not {value!r}")
+    if not value > 0:
+        raise ValueError(f"{name} must be positive, not {value}: leave it out to have none")
+
 
 Seeds = Literal["torch", "epoch", "sample", "batch"]
 # When a rule is checked: where options are given, whatever the loader; when a loader is made or converted;

@@ -1,6 +1,7 @@
-"""The table of options, in the order of the constructor's arguments. Rows and rules lie with their features.
+"""The table of options, in the order of the constructor's arguments, and the options of a loader.
 
-Imports no torch. `make generate` writes signatures, docstrings and pages from it and from each `texts.toml`.
+Rows and rules lie with their features. Imports no torch. `make generate` writes signatures, docstrings and
+pages from it and from each `texts.toml`.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import ringloader.bad_samples as bad_samples
 from ringloader._features import (
     auto,
-    checks,
     concurrency,
     device,
     joint,
@@ -30,7 +30,6 @@ from ringloader._features import (
     stats,
     threads,
 )
-from ringloader._features.about import About, Never, option
 from ringloader._features.auto import NUM_WORKERS
 from ringloader._features.concurrency import WORKER_CONCURRENCY
 from ringloader._features.device import DEVICE, DEVICE_PREFETCH, DEVICE_TRANSFORM
@@ -41,7 +40,7 @@ from ringloader._features.next_epoch import PREFETCH_EPOCHS
 from ringloader._features.on_error import MAX_ERRORS, ON_ERROR
 from ringloader._features.pools import WORKER_POOL
 from ringloader._features.rollover import LAST_BATCH
-from ringloader._features.rules import checked_when, raise_first
+from ringloader._features.rules import About, Never, checked_when, option, raise_first
 from ringloader._features.seeding import SEED, SEEDING, WORKER_RESET_FN
 from ringloader._features.state import SNAPSHOT_EVERY_N_STEPS
 from ringloader._features.stats import STATS
@@ -67,7 +66,7 @@ class Options:
 
     max_shared_bytes: int | None = option(
         None,
-        check=checks.integer(1, or_none=True),
+        check=rules.integer(1, or_none=True),
         in_threads=Never("threads need no shared memory"),
         on_torchs="is left out",
     )
@@ -140,3 +139,106 @@ _FEATURES = (
 )
 RULES = (*threads.rules_of(TABLE, DEFAULTS), *(rule for feature in _FEATURES for rule in feature.RULES))
 _GIVEN = checked_when("given", RULES)
+
+
+# The attribute of a loader that has its options.
+OPTIONS = "_ringloader_options"
+# The attribute of our classes that names the options which attributes of their loaders show.
+_SHOWN = "_ringloader_shown"
+# All the defaults. Options do not change, so loaders share it.
+NONE_GIVEN = Options()
+
+
+def options_of(loader: object) -> Options:
+    """Returns the options of ``loader``: all the defaults for one that has none."""
+    found: Options = vars(loader).get(OPTIONS, NONE_GIVEN)
+    return found
+
+
+def values_of(loader: object) -> dict[str, Any]:
+    """Returns the options of ``loader``, by their names."""
+    options = options_of(loader)
+    return {name: getattr(options, name) for name in TABLE}
+
+
+def callables_of(loader: object) -> dict[str, Any]:
+    """Returns the functions among the options of ``loader`` that its workers call, by their options."""
+    called = {name: value for name, value in values_of(loader).items() if TABLE[name].is_called_in_workers}
+    return {name: function for name, function in called.items() if callable(function)}
+
+
+def has_options(loader: object) -> bool:
+    """True for a loader that was made or converted with options."""
+    return OPTIONS in vars(loader)
+
+
+def takes_options(loader: object) -> bool:
+    """True for a loader of our class, whose constructor takes options."""
+    return hasattr(type(loader), _SHOWN)
+
+
+def put_options(loader: object, options: Options) -> None:
+    """Sets the options of ``loader``, and the attributes that show them.
+
+    Only a constructor reads these attributes back: Lightning and accelerate make another loader of its
+    ``__dict__``. A name that the program, or a subclass, uses for a thing of its own stays.
+    """
+    own, cls = vars(loader), type(loader)
+    before, names = own.get(OPTIONS), getattr(cls, _SHOWN)
+    taken = {name for name in own.keys() & set(names) if own[name] is not getattr(before, name, _MISSING)}
+    for subclass in itertools.takewhile(lambda one: _SHOWN not in vars(one), cls.__mro__):
+        taken |= vars(subclass).keys()
+    values = vars(options)
+    own.update({OPTIONS: options, **{name: values[name] for name in names if name not in taken}})
+
+
+_MISSING = object()
+
+
+class _Shown:
+    """The attribute of one option. Its value lies in the loader's ``__dict__``, where frameworks read it."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, loader: object, owner: object) -> Any:
+        if loader is None or self._name not in vars(loader):
+            # The error of a missing attribute: of the class, or of a loader that is not made yet.
+            kind = owner if loader is None else type(loader)
+            raise AttributeError(f"{kind!r} has no attribute {self._name!r}", name=self._name, obj=loader)
+        return vars(loader)[self._name]
+
+    def __set__(self, loader: object, value: Any) -> None:
+        if vars(loader).get(self._name, _MISSING) is not value:
+            self._check(loader)
+        vars(loader)[self._name] = value
+
+    def __delete__(self, loader: object) -> None:
+        self.__get__(loader, type(loader))
+        self._check(loader)
+        del vars(loader)[self._name]
+
+    def _check(self, loader: object) -> None:
+        """Raises where the attribute shows the option. In a subclass the name is the subclass's."""
+        own = vars(loader)
+        option = getattr(own.get(OPTIONS), self._name, _MISSING)
+        if own.get(self._name) is not option or _SHOWN not in vars(type(loader)):
+            return
+        instead = TABLE[self._name].instead
+        change = (
+            f"use ringloader.convert(loader, {self._name}=...)" if instead is None else "make a new loader"
+        )
+        raise AttributeError(
+            f"{self._name} of a loader cannot be set: a loader reads its options when it is made; {change}",
+            name=self._name,
+            obj=loader,
+        )
+
+
+def show_options(cls: type, names: Iterable[str]) -> None:
+    """Makes loaders of ``cls`` show these options in attributes of their names, which cannot be set."""
+    # torch sets the attributes of its own arguments.
+    shown = tuple(name for name in names if not TABLE[name].is_torchs)
+    for name in shown:
+        setattr(cls, name, _Shown(name))
+    setattr(cls, _SHOWN, shown)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ringloader._features import checks
+from ringloader._features import rules
 from ringloader._features.table import TABLE, Options
 
 # The argument of `install` that is no option of a loader.
@@ -89,7 +89,7 @@ def from_text(text: str) -> tuple[Options, bool]:
             raise ValueError(f"expected 1, or name=value with commas between, not {text!r}")
         given[name.strip()] = value_of(value)
     stateful = given.pop(STATEFUL, False)
-    checks.boolean(STATEFUL, stateful)
+    rules.boolean(STATEFUL, stateful)
     return checked_words(repr(text), given), stateful
 
 

@@ -7,9 +7,10 @@ import inspect
 from collections.abc import Callable
 from typing import Any, TypeVar, Unpack, overload
 
+import ringloader._features.all as features
 import ringloader.bad_samples as bad_samples
-from ringloader._features import conflicts, constructing, loader_options
-from ringloader._features.table import TABLE, Options
+from ringloader._features import conflicts
+from ringloader._features.table import TABLE, Options, values_of
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
 from ringloader._torch import devices, hook, internals
@@ -63,19 +64,19 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
             "before, with loader._iterator = None"
         )
     was_ours = issubclass(cls, DataLoader)
-    before = loader_options.values_of(loader) if was_ours else {}
+    before = values_of(loader) if was_ours else {}
     bad_samples.forget_limit(before, options)
     # All of them together, before the first is set.
     now = Options(**{**before, **options})
     devices.resolve(now.device)
     at: Any = loader
     conflicts.check_made(at, now, options)
-    vars(at).update(constructing.arguments_for(at, now, options, at.num_workers))
+    vars(at).update(features.arguments_for(at, now, options, at.num_workers))
     if at.num_workers:
         at.prefetch_factor = at.prefetch_factor or _TORCHS_PREFETCH
     if not was_ours:
         _set_class(loader, _converted(cls))
-    constructing.complete(at, now, options, at.prefetch_factor == _TORCHS_PREFETCH)
+    features.complete(at, now, options, at.prefetch_factor == _TORCHS_PREFETCH)
     return loader
 
 

@@ -7,9 +7,9 @@ import functools
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
-from ringloader._features import checks, loader_options
+from ringloader._features import rules
 from ringloader._features.report import at_exit
-from ringloader._features.table import Options
+from ringloader._features.table import Options, options_of
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
 from ringloader._patch.given import GivenOptions
@@ -134,7 +134,7 @@ def _put(wanted: _Wanted) -> None:
 def _wanted(function: str, stateful: bool, given: GivenOptions) -> _Wanted:
     from ringloader._torch import devices
 
-    checks.boolean(by_name.STATEFUL, stateful)
+    rules.boolean(by_name.STATEFUL, stateful)
     options = by_name.checked(function, given)
     devices.resolve(options.device)
     if stateful:
@@ -157,7 +157,7 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     if isinstance(loader, dataloader.DataLoader):
         # This loader found torch's `_get_iterator` replaced, perhaps by a wrapper around this hook. So the
         # function that the hook replaced decides, and the options are the loader's own.
-        options = loader_options.of(loader)
+        options = options_of(loader)
         return make(loader, options, hook_at)
     if internals.is_in_worker():
         # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the

@@ -1,7 +1,7 @@
 """The attributes of torch's loaders and iterators that ringloader reads, as types: mypy refuses any other.
 
 They are for annotations only. Attributes that ringloader adds to a loader are not among them: those are set
-and read through ``_common/own.py``, ``_features/loader_options.py`` or ``vars``.
+and read through ``_common/attributes.py``, ``_features/table.py`` or ``vars``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import numpy.random  # noqa: F401
 import ringloader._native as _native
 from ringloader._common.protocols import Handle
 from ringloader._start import guard, processes
-from ringloader._start.starter import Starter
+from ringloader._start.processes import Starter
 from ringloader._torch import internals
 from ringloader._transport import overdue
 from ringloader._transport.overdue import Late, LostWorker

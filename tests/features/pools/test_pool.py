@@ -22,7 +22,7 @@ import ringloader
 from faults.failing_datasets import Numbers
 from ringloader import DataLoader, WorkerPool
 from ringloader._core.make_transport import WorkerKind
-from ringloader._features import loader_options
+from ringloader._features import table
 from ringloader._features.pools.crew import Lent
 from ringloader._features.pools.main import Held, ProcessState
 from ringloader._features.pools.objects import LoaderObjects, PoolRecord
@@ -128,9 +128,9 @@ def test_copies_share_the_pool_and_pickles_have_none():
     pool = WorkerPool(2)
     loader = DataLoader(Numbers(2), worker_pool=pool)
     for same in (copy.copy(loader), copy.deepcopy(loader)):
-        assert loader_options.of(same).worker_pool is pool
+        assert table.options_of(same).worker_pool is pool
     other = pickle.loads(pickle.dumps(loader))
-    assert loader_options.of(other).worker_pool is None
+    assert table.options_of(other).worker_pool is None
     assert other.num_workers == 2
     assert copy.copy(pool) is copy.deepcopy(pool) is pool
     assert repr(WorkerPool(2, "spawn")) == "ringloader.WorkerPool(2, start_method='spawn')"

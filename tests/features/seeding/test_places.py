@@ -6,7 +6,7 @@ import pytest
 
 import ringloader._native as _native
 from ringloader import DataLoader
-from ringloader._features.seeding import places
+from ringloader._features.seeding import seeding
 from systems import parts
 
 pytestmark = pytest.mark.rings_only
@@ -24,7 +24,7 @@ INDICES = [[1, 2], (), [3], range(5), Unsized(), "ab", 7, None]
 @pytest.mark.parametrize(("first", "step"), [(0, 1), (3, 4), (2**33 + 1, 2)])
 def test_they_are_those_of_the_native_side(batches, whole, first, step):
     native = _native.Places(99, first, step, (), batches, whole)
-    ours = places.Places(99, first, step, batches, whole)
+    ours = seeding.Places(99, first, step, batches, whole)
     for index in INDICES:
         expected, found = native.placed(index), ours.placed(index)
         assert (found.index, found.key, found.first) == (expected.index, expected.key, expected.first)
@@ -37,7 +37,7 @@ def test_an_interrupt_is_no_length():
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        places.Places(0, 0, 1, batches=True, whole=False).placed(Interrupted())
+        seeding.Places(0, 0, 1, batches=True, whole=False).placed(Interrupted())
 
 
 @pytest.mark.parametrize("workers", [0, 1])

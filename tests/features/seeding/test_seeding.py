@@ -34,7 +34,7 @@ from torch.utils.data import (
 
 import ringloader
 from ringloader import ArrayDataset, DataLoader, Dispatch, WorkerPool
-from ringloader._features.arrays.gather import Rows
+from ringloader._features.arrays import Rows
 from ringloader._torch import select_path
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.filterwarnings("ignore:This DataLoader will create")]

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ringloader._features.about import option
-from ringloader._features.checks import AUTO
-from ringloader._features.rules import has_remote_pool, is_auto, of_options
+from ringloader._features.rules import AUTO, has_remote_pool, is_auto, of_options, option
 
 _AS_AUTO = '"auto"'
 

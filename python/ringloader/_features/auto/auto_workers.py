@@ -11,11 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ringloader._core.feature import Feature, MemoryPlan, Setup, StagePosition, any_may_make
-from ringloader._features import loader_options
 from ringloader._features.auto import measuring, numbers
 from ringloader._features.auto.controller import Change
 from ringloader._features.auto.measuring import Meter
-from ringloader._features.table import Options
+from ringloader._features.table import Options, has_options
 from ringloader._log import logger
 
 if TYPE_CHECKING:
@@ -72,7 +71,7 @@ class AutoWorkers(Feature):
 
     def __init__(self, loader: TorchLoader, limits: Limits, is_bounded: bool = False) -> None:
         self._loader = weakref.ref(loader)
-        self._shows = loader_options.are_on(loader)
+        self._shows = has_options(loader)
         self._limits = limits
         self._is_bounded = is_bounded
         self._controller = numbers.controller_of(loader, limits)

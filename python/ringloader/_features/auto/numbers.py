@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ringloader._common import weak_registry
 from ringloader._common.proc import local_world_size
-from ringloader._features import loader_options
 from ringloader._features.auto import FoundNumber
 from ringloader._features.auto.controller import Controller
-from ringloader._features.checks import AUTO
 from ringloader._features.cores import cores
+from ringloader._features.rules import AUTO
+from ringloader._features.table import has_options
 from ringloader._torch import internals, select_path
 
 if TYPE_CHECKING:
@@ -110,6 +110,6 @@ def bound_for(loader: TorchLoader, options: Options) -> int:
     workers = 0 if internals.is_in_worker() else limits(options.worker_pool).bound
     if workers == 1 and (why := reason_for_one()):
         select_path.log_once(why)
-    if loader_options.are_on(loader):
+    if has_options(loader):
         show(loader, workers)
     return workers

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from ringloader._features import checks
-from ringloader._features.about import option
-from ringloader._features.rules import of_loader, of_options
+from ringloader._features import rules
+from ringloader._features.rules import of_loader, of_options, option
 
-WORKER_CONCURRENCY = option(1, check=checks.integer(1), on_torchs="is an error")
+WORKER_CONCURRENCY = option(1, check=rules.integer(1), on_torchs="is an error")
 
 RULES = (
     of_options(

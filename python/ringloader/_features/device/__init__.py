@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringloader._features import checks
-from ringloader._features.about import option
-from ringloader._features.rules import of_options
+from ringloader._features import rules
+from ringloader._features.rules import of_options, option
 
 # torch takes a larger index of a device for another one.
 _DEVICES = 128
@@ -17,7 +16,7 @@ def _check_device(name: str, value: Any) -> None:
     is_device = (type(value).__module__, type(value).__qualname__) == ("torch", "device")
     if value is None or isinstance(value, str) or is_device:
         return
-    if not checks.is_int(value):
+    if not rules.is_int(value):
         raise TypeError(
             f"{name} must be a torch.device, a string ('cuda:0', or 'auto'), an index or None, not {value!r}"
         )
@@ -28,9 +27,9 @@ def _check_device(name: str, value: Any) -> None:
 
 
 DEVICE = option(None, check=_check_device, in_worker="is left out", on_torchs="works")
-DEVICE_PREFETCH = option(2, check=checks.integer(0), on_torchs="is left out")
+DEVICE_PREFETCH = option(2, check=rules.integer(0), on_torchs="is left out")
 DEVICE_TRANSFORM = option(
-    None, check=checks.callable_or_none, in_worker="is left out", on_torchs="works", is_text=False
+    None, check=rules.callable_or_none, in_worker="is left out", on_torchs="works", is_text=False
 )
 
 RULES = (

@@ -12,8 +12,15 @@ import torch
 
 import ringloader._native as _native
 from ringloader._features.device.device_copy import CopyStream, Later, Moved, no_inference_mode
-from ringloader._features.device.device_pack import Block, Packing, copy_each
-from ringloader._features.device.device_tree import has_to, leaves, memory_of, with_leaves
+from ringloader._features.device.device_tree import (
+    Block,
+    Packing,
+    copy_each,
+    has_to,
+    leaves,
+    memory_of,
+    with_leaves,
+)
 from ringloader._features.device.registration import Registrations
 from ringloader._torch import devices, internals, modes
 from ringloader._transport.lookahead import Prepared, Ready

@@ -14,7 +14,7 @@ from torch.utils.data.graph import traverse_dps
 from torch.utils.data.graph_settings import apply_sharding
 
 from ringloader._common import proc
-from ringloader._features.dispatch.dataset import Dispatch, check_rates
+from ringloader._features.dispatch import Dispatch, check_rates
 
 _METHOD = "sharding_round_robin_dispatch"
 # Pipes after which each worker still takes as many items for a batch as the others.

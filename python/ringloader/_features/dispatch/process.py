@@ -22,11 +22,11 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._core.feature import Feature, Setup
-from ringloader._features.dispatch import dataset, stream
-from ringloader._features.dispatch.consumers import WHERE, Consumer
+from ringloader._features import dispatch
+from ringloader._features.dispatch import stream
 from ringloader._start import fallback, guard, pickled, processes, spawn
 from ringloader._torch import internals
-from ringloader._worker import entry
+from ringloader._worker import channel, entry
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -50,7 +50,7 @@ class Dispatching:
     """
 
     def __init__(
-        self, source: dataset.Dispatch, context: Any, workers: int, share: int, ends_with_error: bool
+        self, source: dispatch.Dispatch, context: Any, workers: int, share: int, ends_with_error: bool
     ) -> None:
         self._requests, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
@@ -91,7 +91,7 @@ def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> Dispatch
     Raises:
         ValueError: If workers would take items at different rates, and wait for each other.
     """
-    dataset.check_rates(loader.dataset, setup.workers, loader.in_order)
+    dispatch.check_rates(loader.dataset, setup.workers, loader.in_order)
     return Dispatches(loader, setup.workers)
 
 
@@ -106,9 +106,9 @@ class Dispatches(Feature):
     def __init__(self, loader: TorchLoader, workers: int) -> None:
         source = loader.dataset
         # The dataset as workers need it.
-        self._without_source = dataset.without_source(source)
+        self._without_source = dispatch.without_source(source)
         takes_many = loader._auto_collation or not source._keeps_count
-        ends_with_error = takes_many and dataset.are_in_turn(workers, loader.in_order)
+        ends_with_error = takes_many and dispatch.are_in_turn(workers, loader.in_order)
         context = loader.multiprocessing_context or torch.multiprocessing
         self._start = functools.partial(
             Dispatching, source, context, workers, ends_with_error=ends_with_error
@@ -269,3 +269,68 @@ def _seed(seed: int) -> None:
     torch.manual_seed(seed)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed([seed & 0xFFFFFFFF, seed >> 32])
+
+
+# The place of an error, in the words of torch's errors.
+WHERE = "in the dispatching process"
+
+
+class Consumer:
+    """A worker, and how far it is.
+
+    Args:
+        port: The end of its rings.
+    """
+
+    def __init__(self, port: _native.Port) -> None:
+        self._port = port
+        self._results = channel.Results(port, WHERE)
+        self.epoch = 0
+        self.seed = 0
+        # The number of items that the worker may be sent now.
+        self._allowance = 0
+        # The last epoch that the worker has left: it reads no more of it.
+        self._left = 0
+        self.has_ended = False
+        # The last epoch whose end it was sent.
+        self._end_sent = 0
+
+    def receive(self, timeout: float | None = None) -> bool:
+        """Takes a message, or notes the worker's end. Returns whether there was one in time."""
+        if self.has_ended:
+            return False
+        task = self._port.get(timeout)
+        if task is None:
+            self.has_ended = timeout is None or self._port.parent_ended
+            return self.has_ended
+        epoch, (allowance, seed) = task[0]
+        self.epoch = abs(epoch)
+        if epoch < 0:
+            self._left = -epoch
+            return True
+        self._allowance += allowance
+        self.seed = seed
+        return True
+
+    def wait_for_turn(self, epoch: int) -> None:
+        """Waits until the worker may be sent an item, or reads no more in that epoch."""
+        # Each time: a worker that has left takes nothing, and an item for it might find no room.
+        while self.receive(0.0):
+            pass
+        while self._allowance == 0 and self.reads_in(epoch) and self.epoch == epoch:
+            self.receive()
+
+    def reads_in(self, epoch: int) -> bool:
+        """True if the worker still takes items of that epoch."""
+        return not self.has_ended and self._left < epoch
+
+    def send(self, epoch: int, item: object) -> None:
+        """Sends an item that was allowed. Waits for room."""
+        self._allowance -= 1
+        self._results.put((epoch, item))
+
+    def send_end(self, epoch: int) -> None:
+        """Sends the end of an epoch, once. The ring has room for it, whatever was allowed."""
+        if self._end_sent < epoch and not self.has_ended:
+            self._end_sent = epoch
+            self._port.put((-epoch, None))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ringloader._features import checks
-from ringloader._features.about import option
-from ringloader._features.rules import has_remote_pool, of_loader, of_options, shares
+from ringloader._features import rules
+from ringloader._features.rules import has_remote_pool, of_loader, of_options, option, shares
 
 _AS_SAMPLES = '"sample"'
 
-WORKER_TASK = option("batch", check=checks.one_of("batch", "sample"), on_torchs="is an error")
+WORKER_TASK = option("batch", check=rules.one_of("batch", "sample"), on_torchs="is an error")
 
 RULES = (
     of_options(

@@ -1,12 +1,17 @@
-"""``worker_task="sample"``: how many batches are under way, and which are never cut."""
+"""``worker_task="sample"`` in the main process: tasks that all workers share, and how many there are."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ringloader._features import loader_options
-from ringloader._features.arrays import gather
+import ringloader._native as _native
+from ringloader._core.feature import Feature, MemoryPlan, Setup
+from ringloader._features import arrays
+from ringloader._features.joint.channel import ProcessJoint
+from ringloader._features.joint.thread_channel import ThreadJoint
+from ringloader._features.table import Options, takes_options
+from ringloader._transport import budget
 from ringloader._worker.fetch import gives_several
 
 if TYPE_CHECKING:
@@ -25,7 +30,7 @@ def most_tasks(loader: TorchLoader) -> Callable[[int], int]:
     """Returns how many batches may be under way over all workers, as a function of their number."""
     factor = loader.prefetch_factor
     # torch's constructor has set its own, where none was given.
-    is_torchs = factor in (_TORCHS_DEFAULT, None) and not loader_options.are_taken_by(loader)
+    is_torchs = factor in (_TORCHS_DEFAULT, None) and not takes_options(loader)
     if is_torchs or (factor is not None and factor == vars(loader).get(_DEFAULT)):
         return _default_prefetch(loader)
     # torch's constructor refuses anything else that stands there, and has drawn by then.
@@ -51,5 +56,64 @@ def _default_prefetch(loader: TorchLoader) -> Callable[[int], int]:
 def keeps_whole(loader: TorchLoader) -> bool:
     """True if a batch of a loader is made by one worker: its dataset gives several samples at a time."""
     return (
-        not loader._auto_collation or gather.option_for(loader) is not None or gives_several(loader.dataset)
+        not loader._auto_collation or arrays.option_for(loader) is not None or gives_several(loader.dataset)
     )
+
+
+_PAGE = 1 << 12
+
+
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> JointTasks | None:
+    """Returns the feature of tasks that all workers share; None without workers."""
+    return JointTasks(loader, setup, options.stats) if setup.workers else None
+
+
+class JointTasks(Feature):
+    """Tasks that all workers of an iterator share.
+
+    Args:
+        loader: The loader.
+        setup: The way in which the iterator makes its batches.
+        timed: True if runs are timed.
+    """
+
+    def __init__(self, loader: TorchLoader, setup: Setup, timed: bool) -> None:
+        # Returns the most tasks that may be out while a number of workers share them.
+        self._most_tasks = most_tasks(loader)
+        self._whole = keeps_whole(loader)
+        self._setup = setup
+        self._number = loader.num_workers
+        self._sharers = setup.workers
+        self._timed = timed
+        # The engine over the memory of these tasks.
+        self._engine: _native.JointEngine | None = None
+
+    def memory(self, plan: MemoryPlan) -> MemoryPlan:
+        self._sharers = plan.sharers
+        # Samples on their way have the other part.
+        return plan._replace(most_tasks=self._most_tasks(self._setup.workers) + 1, parts=2)
+
+    def attach(self, transport: Any) -> None:
+        transport.joint_tasks = self._most_tasks
+        if self._setup.path == "threads":
+            transport.engine.share_tasks(self._most_tasks(self._number), not self._whole)
+            transport.add(ThreadJoint(self._whole))
+            return
+        workers, engine = self._setup.workers, transport.engine
+        places = self._most_tasks(workers)
+        # All windows have as many bytes as the slots: those of the batches under way, of as many that the
+        # caller keeps, and of the one on its way to him.
+        window = max(self._sharers * engine.share // (2 * places + 1) // _PAGE, 1) * _PAGE
+        with budget.asking(OSError, ValueError):
+            self._engine = joint = _native.JointEngine(
+                engine, workers, places, window, self._whole, self._timed
+            )
+        transport.scheduled, transport.scheduler = joint, _native.JointScheduler
+        transport.add(ProcessJoint(joint.fds(), places, window, self._whole, self._timed))
+
+    def schedule(self, scheduler: Any) -> None:
+        scheduler.share_tasks(self._most_tasks(self._setup.workers))
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.close()

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from ringloader._features import checks
-from ringloader._features.about import Never, option
-from ringloader._features.rules import has_remote_pool, of_loader, of_options, with_dispatch
+from ringloader._features import rules
+from ringloader._features.rules import Never, has_remote_pool, of_loader, of_options, option, with_dispatch
 
 RESTART_WORKERS = option(
     0,
-    check=checks.integer(0),
+    check=rules.integer(0),
     in_threads=Never("a thread is lost only with the process"),
     on_torchs="is left out",
 )
 SAMPLE_TIMEOUT = option(
-    None, check=checks.seconds_or_none, in_threads=Never("a thread cannot be killed"), on_torchs="is left out"
+    None, check=rules.seconds_or_none, in_threads=Never("a thread cannot be killed"), on_torchs="is left out"
 )
-WATCHDOG = option(None, check=checks.seconds_or_none, on_torchs="is left out")
+WATCHDOG = option(None, check=rules.seconds_or_none, on_torchs="is left out")
 
 RULES = (
     of_options(

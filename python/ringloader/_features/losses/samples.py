@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._common.attributes import shown
-from ringloader._features.arrays import gather
+from ringloader._common.memory_file import SharedWords
+from ringloader._features import arrays
 from ringloader._torch import collating
 from ringloader._transport.overdue import Late
-from ringloader._transport.shared_words import SharedWords
 from ringloader._worker.fetch import Ahead, SampleFetcher, Turn, gives_several
 from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 
@@ -246,7 +246,7 @@ class _Noting(WorkerOption):
         if self._ahead is not None:
             self._ahead.is_careful = self._is_first and bool(self._words.get(self._worker, _NOTES))
         # Samples of plain arrays are gathered natively: they do not wait, and run no code of the user's.
-        if not gather.is_gathered(torchs.dataset):
+        if not arrays.is_gathered(torchs.dataset):
             samples.use("sample_timeout, or restart_workers after the loss of a worker,")
             samples.before_batch.append(self._begin)
             samples.get = functools.partial(self._get, samples.get)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from ringloader._features import checks
-from ringloader._features.about import Never, option
-from ringloader._features.rules import is_without_workers, of_loader, of_options
+from ringloader._features import rules
+from ringloader._features.rules import Never, is_without_workers, of_loader, of_options, option
 
 MAIN_PREFETCH = option(
     0,
-    check=checks.integer(0),
+    check=rules.integer(0),
     in_threads=Never("batches of threads are not pickled"),
     on_torchs="is left out",
 )

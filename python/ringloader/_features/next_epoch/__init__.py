@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from ringloader._features import checks
-from ringloader._features.about import option
-from ringloader._features.checks import THREAD
-from ringloader._features.rules import of_loader
+from ringloader._features import rules
+from ringloader._features.rules import THREAD, of_loader, option
 
-PREFETCH_EPOCHS = option(False, check=checks.boolean, on_torchs="is left out")
+PREFETCH_EPOCHS = option(False, check=rules.boolean, on_torchs="is left out")
 
 RULES = (
     of_loader(

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import ringloader.bad_samples as bad_samples
-from ringloader._features import checks
-from ringloader._features.about import option
-from ringloader._features.rules import of_loader, of_options, with_dispatch
+from ringloader._features import rules
+from ringloader._features.rules import of_loader, of_options, option, with_dispatch
 from ringloader.bad_samples import raises_first, retries
 
 ON_ERROR = option(
     bad_samples.RAISE, check=bad_samples.check_on_error, on_torchs="is an error", is_called_in_workers=True
 )
-MAX_ERRORS = option(None, check=checks.integer(0, or_none=True), on_torchs="works")
+MAX_ERRORS = option(None, check=rules.integer(0, or_none=True), on_torchs="works")
 
 RULES = (
     of_options(

@@ -22,8 +22,8 @@ from torch.utils.data import get_worker_info
 
 from ringloader._common.attributes import shown
 from ringloader._core.feature import Setup
-from ringloader._features.checks import THREAD
 from ringloader._features.on_error import collecting
+from ringloader._features.rules import THREAD
 from ringloader._features.table import Options
 from ringloader._worker.fetch import EMPTY, Parts, SampleFetcher
 from ringloader._worker.options import Fetcher, InFront, Position, WorkerOption

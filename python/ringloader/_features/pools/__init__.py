@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringloader._features.about import Never, option
-from ringloader._features.rules import Conflict, is_auto, with_dispatch
+from ringloader._features.rules import Conflict, Never, is_auto, option, with_dispatch
 
 
 def _check_pool(name: str, value: Any) -> None:

@@ -21,7 +21,7 @@ from ringloader._start.processes import Group, preload_fork_server
 from ringloader._transport import budget
 
 if TYPE_CHECKING:
-    from ringloader._start.starter import Starter
+    from ringloader._start.processes import Starter
     from ringloader._torch.protocols import TorchLoader
     from ringloader._torch.select_path import Reason
 

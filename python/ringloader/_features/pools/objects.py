@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ringloader._features.loader_options import callables_of
+from ringloader._features.table import callables_of
 from ringloader._start import pickled
 
 if TYPE_CHECKING:

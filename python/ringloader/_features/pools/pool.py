@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Self
 import torch.multiprocessing
 
 import ringloader._native as _native
-from ringloader._features import checks
+from ringloader._features import rules
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
@@ -55,9 +55,9 @@ class WorkerPool:
     _is_remote = False
 
     def __init__(self, num_workers: int, start_method: str | None = None) -> None:
-        checks.integer(1)("num_workers", num_workers)
+        rules.integer(1)("num_workers", num_workers)
         methods = torch.multiprocessing.get_all_start_methods()
-        checks.one_of(*methods, or_none=True)("start_method", start_method)
+        rules.one_of(*methods, or_none=True)("start_method", start_method)
         self._num_workers = num_workers
         self._start_method = start_method
         self._begin()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ringloader._features.about import option
-from ringloader._features.rules import Conflict, Facts
+from ringloader._features.rules import Conflict, Facts, option
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from ringloader._features import checks
-from ringloader._features.about import option
-from ringloader._features.rules import of_options, seeds_of, with_dispatch
+from ringloader._features import rules
+from ringloader._features.rules import of_options, option, seeds_of, with_dispatch
 
 
 def _check_seed(name: str, value: Any) -> None:
     if value is None:
         return
-    if not checks.is_int(value):
+    if not rules.is_int(value):
         raise TypeError(f"{name} must be an int or None, not {value!r}")
     if not 0 <= value < 1 << 64:
         raise ValueError(f"{name} must be from 0 up to and without {1 << 64}, not {value}")
@@ -20,7 +19,7 @@ def _check_seed(name: str, value: Any) -> None:
 
 WORKER_RESET_FN = option(
     None,
-    check=checks.callable_or_none,
+    check=rules.callable_or_none,
     in_worker="is left out by install",
     on_torchs="is an error",
     is_text=False,
@@ -28,7 +27,7 @@ WORKER_RESET_FN = option(
 )
 SEEDING = option(
     None,
-    check=checks.one_of("torch", "epoch", "sample", "batch", or_none=True),
+    check=rules.one_of("torch", "epoch", "sample", "batch", or_none=True),
     as_default=("torch",),
     in_worker="is left out by install",
     on_torchs="is an error",

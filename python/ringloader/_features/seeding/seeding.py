@@ -11,16 +11,16 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
 from ringloader._common import proc
 from ringloader._core.feature import Feature, Rest, Setup, any_may_make
-from ringloader._features.arrays import gather
-from ringloader._features.checks import THREAD
-from ringloader._features.seeding import generators, places
+from ringloader._features import arrays
+from ringloader._features.rules import THREAD
+from ringloader._features.seeding import generators
 from ringloader._features.seeding.generators import Both, Global, OfThread
 from ringloader._features.table import Options
 from ringloader._sources import inside, samplers
@@ -89,7 +89,7 @@ class Keys(Feature):
         whole = self._batches and samplers.reads_whole(index_sampler)
         if not _native.SUPPORTED:
             # No epoch resumes there, so no batch was passed.
-            return cast("_native.Places", places.Places(key, first, step, self._batches, whole))
+            return cast("_native.Places", Places(key, first, step, self._batches, whole))
         return _native.Places(key, first, step, passed, self._batches, whole)
 
 
@@ -130,7 +130,7 @@ class Seeding(WorkerOption):
                 samples.get = functools.partial(turn.get_next, samples.get)
         else:
             self._gives_several = self._batches and gives_several(dataset)
-            if each and not gather.draws_nothing(dataset):
+            if each and not arrays.draws_nothing(dataset):
                 samples.use(_NAMES)
                 if samples.ahead is None:
                     samples.get = functools.partial(turn.get, samples.get)
@@ -262,3 +262,60 @@ class _InPlace(InFront):
         finally:
             if self._programs is not None:
                 self._programs.put_back(states)
+
+
+_MASK = (1 << 64) - 1
+
+
+class Placed(NamedTuple):
+    """An index, and where its samples stand in the epoch. Has the attributes of ``_native.Placed``."""
+
+    # In the place of a method of tuples, which is not called here.
+    index: Any
+    key: int
+    first: int
+    places: Sequence[int]
+
+
+class Places:
+    """Gives each index the places of its samples. MIRRORS core::plan::places of an epoch from its beginning.
+
+    Args:
+        key: The key of the epoch.
+        first: The place of the sampler's first sample.
+        step: The distance to the place of the next one.
+        batches: True if an index is a batch's.
+        whole: True if batch ``k`` has the places from ``k * 2**32`` on.
+    """
+
+    def __init__(self, key: int, first: int, step: int, batches: bool, whole: bool) -> None:
+        self._key = key
+        self._next = first
+        self._step = step
+        self._batches = batches
+        self._whole = whole
+
+    def placed(self, index: Any) -> Placed:
+        """Returns an index that was read from the sampler, with the places of its samples."""
+        index, count = self._counted(index)
+        place = self._next
+        self._next = (place + (1 if self._whole else count) * self._step) & _MASK
+        if self._whole:
+            place = place << 32 & _MASK
+        places = range(place, place + count * self._step, self._step)
+        return Placed(index, self._key, place, places)
+
+    def _counted(self, index: Any) -> tuple[Any, int]:
+        """Returns an index and the number of its samples. One without a length becomes a list."""
+        if not self._batches:
+            return index, 1
+        try:
+            return index, len(index)
+        except Exception:
+            pass
+        try:
+            index = list(index)
+        except Exception:
+            # The fetcher refuses it, as torch's does.
+            return index, 1
+        return index, len(index)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ringloader._features import checks
-from ringloader._features.about import option
+from ringloader._features import rules
+from ringloader._features.rules import option
 
 SNAPSHOT_EVERY_N_STEPS = option(
     1,
-    check=checks.integer(1, or_none=True),
+    check=rules.integer(1, or_none=True),
     on_torchs="is left out",
     instead="use ringloader.StatefulDataLoader, whose loaders have a state",
     is_of_states=True,

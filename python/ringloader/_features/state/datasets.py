@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING
 
 from torch.utils.data import IterableDataset
 
-from ringloader._features import loader_options
-from ringloader._features.checks import THREAD
+from ringloader._features.rules import THREAD
 from ringloader._features.state.dataset_state import DatasetState, MapDatasetState
 from ringloader._features.state.objects import SnapshotPolicy
 from ringloader._features.state.positions import Part, Workers, has_state
 from ringloader._features.state.saved import Saved
 from ringloader._features.state.snapshots import Snapshots
+from ringloader._features.table import options_of
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -34,12 +34,12 @@ def is_asked(loader: TorchLoader) -> bool:
 
 def every(loader: TorchLoader) -> int | None:
     """Returns after how many batches states are taken; None: never."""
-    return loader_options.of(loader).snapshot_every_n_steps
+    return options_of(loader).snapshot_every_n_steps
 
 
 def share_dataset(loader: TorchLoader) -> bool:
     """True if several threads have one dataset, whose state is then no worker's."""
-    return loader.num_workers > 1 and loader_options.of(loader).worker_method == THREAD
+    return loader.num_workers > 1 and options_of(loader).worker_method == THREAD
 
 
 def option_for(loader: TorchLoader) -> Snapshots | None:
@@ -113,7 +113,7 @@ def check(loader: TorchLoader, workers: Workers | None) -> None:
             f"{loader.num_workers} threads of this loader share one: use num_workers=1, or "
             'worker_method="multiprocessing"'
         )
-    may_be_other = loader_options.of(loader).worker_reset_fn is not None
+    may_be_other = options_of(loader).worker_reset_fn is not None
     if has_own and not may_be_other and not has_state(loader.dataset):
         raise ValueError(
             "load_state_dict(): the state has that of the dataset, and the "

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from ringloader._features import checks
-from ringloader._features.about import option
+from ringloader._features import rules
+from ringloader._features.rules import option
 
 STATS = option(
     False,
-    check=checks.boolean,
+    check=rules.boolean,
     on_torchs="works",
     # The clock is native.
     off_linux="is left out",

@@ -14,12 +14,12 @@ import ringloader._native as _native
 from ringloader._core import notes
 from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
 from ringloader._core.make import needed_by
-from ringloader._features import conflicts, loader_options
-from ringloader._features.checks import THREAD
+from ringloader._features import conflicts
 from ringloader._features.cores import cores
+from ringloader._features.rules import THREAD
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
-from ringloader._features.table import Options
+from ringloader._features.table import Options, has_options
 from ringloader._torch import devices, hook, internals
 from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
@@ -84,7 +84,7 @@ class Recording(Feature):
             cores=cores(),
             window=None,
         )
-        self._is_installed = not loader_options.are_on(loader)
+        self._is_installed = not has_options(loader)
         # Then all that follows a fetch counts as placing.
         self._places_here = self._setting.moves and not workers
         # True if batches are moved or transformed in `next`, and nothing else notes for how long.

@@ -9,7 +9,7 @@ import dataclasses
 import statistics
 from typing import Any
 
-from ringloader._features.checks import THREAD
+from ringloader._features.rules import THREAD
 from ringloader._features.stats.epoch import TIMES, EpochStats, Kind, Verdict, in_words
 from ringloader._features.stats.model import AS_GOOD, Model
 

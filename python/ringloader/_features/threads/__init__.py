@@ -5,16 +5,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ringloader._features import checks
-from ringloader._features.about import About, Never, option
-from ringloader._features.checks import THREAD
-from ringloader._features.rules import Conflict, Facts, is_auto, of_loader, of_options
+from ringloader._features import rules
+from ringloader._features.rules import (
+    THREAD,
+    About,
+    Conflict,
+    Facts,
+    Never,
+    is_auto,
+    of_loader,
+    of_options,
+    option,
+)
 
 _AS_THREADS = f'"{THREAD}"'
 
 WORKER_METHOD = option(
     "multiprocessing",
-    check=checks.one_of("multiprocessing", THREAD),
+    check=rules.one_of("multiprocessing", THREAD),
     # By `RINGLOADER=off` only. Where a part of torch was replaced, threads are refused before.
     on_torchs="is left out",
     # The dataset may be one that no process can be sent, or draw from the generators of its thread.

@@ -15,7 +15,7 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._core.feature import Feature, Options, Setup
 from ringloader._core.make_transport import WorkerKind
-from ringloader._features.checks import THREAD
+from ringloader._features.rules import THREAD
 from ringloader._features.threads.thread import WorkerThread
 from ringloader._log import logger
 from ringloader._torch import internals, modes, select_path

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
 
-from ringloader._features.checks import AUTO, THREAD
 from ringloader._features.cores import cores
+from ringloader._features.rules import AUTO, THREAD
 
 # Up to here every number of workers is measured; from here on each is twice the one before.
 _EACH = 8

@@ -17,9 +17,9 @@ import numpy as np
 import torch
 
 from ringloader._core import notes
-from ringloader._features import loader_options
-from ringloader._features.checks import AUTO
+from ringloader._features.rules import AUTO
 from ringloader._features.stats.recording import epoch_stats
+from ringloader._features.table import options_of
 from ringloader._patch.convert import convert
 from ringloader._patch.install import uninstall
 from ringloader._tools.bench import child
@@ -94,7 +94,7 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
         return loader
     if configuration.is_auto:
         options["num_workers"] = AUTO
-    elif is_ours and (own := loader_options.of(loader)).num_workers == AUTO:
+    elif is_ours and (own := options_of(loader)).num_workers == AUTO:
         options |= {"num_workers": None, "seeding": own.seeds}
     if is_ours or configuration.worker_method != PROCESS:
         options["worker_method"] = configuration.worker_method
