@@ -30,7 +30,7 @@ GENERATED = {
 UMASK = """\
     worker_umask: int = option(
         0,
-        check=checks.integer(0),
+        check=rules.integer(0),
         in_threads=Never("a thread has no umask of its own"),
         in_worker="is left out by install",
         on_torchs="is an error",
