@@ -24,7 +24,7 @@ from programs import client, huge_pages, process_state
 
 DEFAULT_LIMIT_S = 60.0
 # Cases of one test that `make test` runs; the others are slow.
-MOST_CASES = 3
+MOST_CASES = 2
 # Files whose tests are about how workers start.
 _ABOUT_SPAWN = {
     "test_iteration.py",

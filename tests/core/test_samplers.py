@@ -19,7 +19,7 @@ from torch.utils.data.distributed import DistributedSampler
 
 from ringloader._sources import samplers
 
-CASES_PER_KIND = 750
+CASES_PER_KIND = 250
 SIZES = [1, 2, 3, 5, 31, 32, 33, 64, 100, 257]
 # Around the sizes at which torch's or our way of drawing may change, even and odd.
 LARGE = [65_534, 65_535, 65_536, 65_537, 65_538, 131_071, 131_072, 131_073, 200_001, 300_000]

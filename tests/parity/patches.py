@@ -268,6 +268,9 @@ def main(moments: list[str]) -> None:
     torch.set_num_threads(1)
     # Python's default since 3.14 is forkserver, to which what was replaced here says nothing.
     multiprocessing.set_start_method("fork", force=True)
+    if "before the import" not in moments:
+        # Once, and not in each process.
+        import ringloader  # noqa: F401
     gc.collect()
     gc.freeze()
     huge_pages.collapse()

@@ -26,19 +26,19 @@ MEBI = 1 << 20
 def test_list_of_more_than_the_budget(loader_class):
     """Holding batches never waits for one to be given back."""
     loader = loader_class(
-        Blocks(64, MEBI), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=8 * MEBI
+        Blocks(32, MEBI), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=8 * MEBI
     )
     iterator = iter(loader)
     assert_path(iterator, 2)
     kept = list(iterator)
-    assert len(kept) == 64 and all(map(right, kept))
+    assert len(kept) == 32 and all(map(right, kept))
 
 
 @pytest.mark.rings_only
 @pytest.mark.limit(120)
 def test_released_in_any_order(loader_class):
     loader = loader_class(
-        Blocks(300, MEBI // 4),
+        Blocks(120, MEBI // 4),
         num_workers=2,
         batch_size=None,
         collate_fn=identity,
@@ -103,7 +103,7 @@ def test_shared_memory_stays_within_the_budget(loader_class):
     """Many batches pass; what is resident in this process is bounded by the budget."""
     before = shared_resident_kib()
     loader = loader_class(
-        Blocks(400, MEBI), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=32 * MEBI
+        Blocks(120, MEBI), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=32 * MEBI
     )
     highest = 0
     for batch in loader:

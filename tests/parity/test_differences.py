@@ -99,7 +99,7 @@ class Rows(Dataset):
 
 
 @pytest.mark.rings_only
-@pytest.mark.parametrize("method", ["fork", "forkserver"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_rows_of_a_tensor_in_shared_memory_are_copies(loader_class, method):
     """As a batch of their own. Where they are stacked, both copy them."""
     seen = []

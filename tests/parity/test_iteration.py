@@ -183,7 +183,7 @@ def test_timeout_that_is_kept(loader_class):
 
 
 @pytest.mark.limit(120)
-@pytest.mark.parametrize("method", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_start_methods(loader_class, method):
     def build():
         return {

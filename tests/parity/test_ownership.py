@@ -46,7 +46,7 @@ def test_kept_batches_outlive_everything(loader_class, loader_name, size, worker
 @pytest.mark.parametrize("size", [100, 100_000])
 def test_written_to_in_place(loader_class, size):
     """Writes stay in the batch that was written to, also while later batches arrive."""
-    loader = loader_class(Blocks(80, size), num_workers=2, persistent_workers=True)
+    loader = loader_class(Blocks(30, size), num_workers=2, persistent_workers=True)
     for _ in range(2):
         before = None
         for number, (blocks, labels) in enumerate(loader):

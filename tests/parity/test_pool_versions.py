@@ -22,7 +22,7 @@ from ringloader import DataLoader, WorkerPool
 
 pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 
-METHODS = ["fork", "forkserver", "spawn"]
+METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow)]
 
 
 class Added(Dataset):
@@ -362,7 +362,7 @@ def test_what_only_the_dataset_was_told_is_a_change_like_any_other():
 
 def test_a_forked_child_sends_its_own():
     dataset = Added()
-    with WorkerPool(1, "spawn") as pool:
+    with WorkerPool(1, "forkserver") as pool:
         loader = DataLoader(dataset, 2, worker_pool=pool)
         assert values(loader) == added(0)
         dataset.add = 100
