@@ -83,7 +83,7 @@ def late_items(max_shared_bytes=MUCH, batch_size=None, **variables):
     return json.loads(ended.stdout)
 
 
-def test_pages_of_two_arrays_are_kept_unless_the_user_says_otherwise():
+def test_pages_are_kept():
     kept = late_items()
     others = {
         "not by ringloader": late_items(RINGLOADER_MALLOC="0"),

@@ -15,7 +15,7 @@ from small_datasets import Numbers
 
 pytestmark = pytest.mark.rings_only
 
-_EPOCHS = 12
+_EPOCHS = 5
 
 
 def iterate_in_threads(loader: Any, epochs: int) -> list[BaseException]:

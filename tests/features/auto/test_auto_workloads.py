@@ -19,7 +19,7 @@ from ringloader._features.auto.controller import Controller
 
 pytestmark = pytest.mark.rings_only
 
-SEEDS = 20
+SEEDS = 10
 SECONDS = 20.0
 
 

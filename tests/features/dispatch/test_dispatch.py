@@ -400,7 +400,9 @@ def test_the_source_is_not_sent_to_workers():
             return list, (), None, iter(self)
 
     globals()["Counted"] = Counted
-    loader = DataLoader(Dispatch(Counted(range(5))), None, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(
+        Dispatch(Counted(range(5))), None, num_workers=2, multiprocessing_context="forkserver"
+    )
     assert list(loader) == list(range(5))
     assert Counted.pickled == 1
 

@@ -138,7 +138,7 @@ def test_a_batch_that_was_returned_is_the_callers_alone():
 
 def test_no_batch_is_filled_again_while_it_is_ahead():
     """Slots of tensors are leased by the thread: what the caller gets late is what the worker made."""
-    samples = [torch.full((50_000,), number) for number in range(60)]
+    samples = [torch.full((50_000,), number) for number in range(30)]
     loader = DataLoader(samples, batch_size=None, num_workers=2, prefetch_factor=4, main_prefetch=6)
     held = []
     for number, batch in enumerate(loader):
