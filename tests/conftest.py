@@ -22,7 +22,7 @@ from faults.proc import wait_without_children
 from parity import harness
 from programs import client, huge_pages, process_state
 
-DEFAULT_LIMIT_S = 60.0
+DEFAULT_LIMIT_S = 180.0
 # Cases of one test that `make test` runs; the others are slow.
 MOST_CASES = 2
 # Files whose tests are about how workers start.

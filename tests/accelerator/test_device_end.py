@@ -217,6 +217,6 @@ def test_an_interpreter_that_exits_with_batches_under_way(ending, persistent):
         env={**os.environ, "PYTHONPATH": tests},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

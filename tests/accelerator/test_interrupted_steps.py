@@ -139,7 +139,7 @@ def _cases():
         yield pytest.param(kind, option, marks=pytest.mark.slow if is_slow else ())
 
 
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(("kind", "option"), list(_cases()))
 def test_an_interrupt_at_each_step_of_next_loses_nothing(kind, option):
     pretend.set_poison(True)

@@ -128,7 +128,7 @@ def test_storm_of_a_million(loader_class):
     storm(loader_class, ALL, seed=os.getpid(), workers=2)
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_storm_in_threads(loader_class):
     """A loader each, all on one device."""
     pretend.set_poison(True)
@@ -148,7 +148,7 @@ def test_storm_in_threads(loader_class):
     assert not failed, failed
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_storm_with_deaths(loader_class):
     """A worker is killed at any time: an error in its turn, right bytes before it, nothing left behind."""
     pretend.set_poison(True)

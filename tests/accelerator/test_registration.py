@@ -108,7 +108,7 @@ def test_a_refusal_leaves_staging(caplog: pytest.LogCaptureFixture):
     del loader
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_epochs_that_end_anyhow():
     """Copies are late, batches are dropped at once or kept; epochs are abandoned, and workers die."""
     chance = random.Random(3)

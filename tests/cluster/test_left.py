@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.limit(180)
+pytestmark = pytest.mark.limit(300)
 
 BEGIN = """
 import atexit, sys

@@ -9,7 +9,7 @@ import ringloader
 from cluster.datasets import Told, numbers
 from ringloader import DataLoader, StatefulDataLoader
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(300)
 
 
 class Drawn(torch.utils.data.Dataset):

@@ -18,7 +18,7 @@ from cluster.conftest import with_settings
 from cluster.datasets import Told, numbers
 from ringloader import DataLoader
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(300)
 
 
 def pids(batches):

@@ -41,7 +41,7 @@ def started(case):
     return has_torch, forkserver._forkserver._preload_modules
 
 
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(
     ("case", "has_torch"),
     [

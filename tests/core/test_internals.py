@@ -84,7 +84,7 @@ def answers():
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_a_missing_name_means_torch(answers):
     assert len(answers) == len(internals._needed) > 20
     for answer in answers:

@@ -25,7 +25,7 @@ def test_the_name_comes_first_and_once(caplog):
 def test_without_any_set_up_the_line_says_who_speaks():
     program = "from ringloader._torch import select_path; select_path.log_once('said')"
     ran = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=150
     )
     assert (ran.stdout, ran.stderr) == ("", "ringloader: said\n")
 

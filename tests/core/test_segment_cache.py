@@ -87,7 +87,7 @@ def test_after_half_an_epoch_too():
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 def test_workers_that_do_not_fork(method):
     before = segments()
     loader = DataLoader(Numbers(8), num_workers=2, batch_size=None, multiprocessing_context=method)

@@ -18,7 +18,7 @@ from parity import harness
 from parity.datasets import identity
 from small_datasets import Made, SharedStream
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(60)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
 
 LENGTH = 9
 # Larger than half of a worker's share, so that a batch comes in memory of its own, as a descriptor.

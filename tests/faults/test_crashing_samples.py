@@ -76,7 +76,7 @@ def assert_skipped(loader: Any, index: int, how: str = "segfault") -> None:
     assert f"{HOW[how]} in the sample at index {index}" in str(bad.error)
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize("method", METHODS)
 def test_it_is_left_out_and_the_epoch_goes_on(method: str, how: str) -> None:

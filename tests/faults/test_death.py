@@ -196,7 +196,7 @@ PARENT = """
 """
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(
     "method",
     [

@@ -10,7 +10,7 @@ import pytest
 
 from programs import client
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
 LAST = """RuntimeError: workers of the start method {method!r} run the main file again, and {file} starts \
 workers each time that it is run. Put what the program does into a function, and call it under the guard

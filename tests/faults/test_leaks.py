@@ -138,7 +138,7 @@ def test_worker_init_fn_raises(loader_class, snapshot, persistent):
     snapshot.assert_nothing_left(seconds=20)
 
 
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("method", ["spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_unpicklable_dataset(loader_class, method):
     """The start fails; what was made for it is gone, and the error is Python's own."""
@@ -161,7 +161,7 @@ def test_unpicklable_dataset(loader_class, method):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(30)
+@pytest.mark.limit(120)
 def test_unpicklable_index(loader_class, snapshot):
     """With torch the task is lost in the feeder thread and the parent waits forever."""
     loader = loader_class(Numbers(4), sampler=[0, Opaque(1), 2], batch_size=None, num_workers=1)
@@ -214,7 +214,7 @@ def pipes_of_popen(monkeypatch):
 
 @pytest.mark.parametrize("headroom", [*range(16), 18, 20, 24])
 @pytest.mark.usefixtures("pipes_of_popen")
-@pytest.mark.limit(60)
+@pytest.mark.limit(120)
 def test_too_few_descriptors(loader_class, snapshot, headroom):
     """An error, or success: never a hang, and nothing is left."""
     with room_for_descriptors(headroom), contextlib.suppress(OSError, RuntimeError):
@@ -234,7 +234,7 @@ def test_descriptors_do_not_grow_with_batches(loader_class):
     assert len(descriptors()) <= before
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_many_epochs(loader_class, loader_name, snapshot, persistent):
     loader = loader_class(Numbers(6), num_workers=1, persistent_workers=persistent)
@@ -251,7 +251,7 @@ def test_many_epochs(loader_class, loader_name, snapshot, persistent):
     snapshot.assert_nothing_left()
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_fifty_loaders(loader_class, snapshot):
     for number in range(50):
         iterator = iter(loader_class(Numbers(4), num_workers=1))
@@ -265,7 +265,7 @@ def test_fifty_loaders(loader_class, snapshot):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_mapping_goes_with_the_last_batch(loader_class, snapshot):
     """A batch that is kept keeps its loader's segment mapped, and nothing else does."""
     kept = []
@@ -298,7 +298,7 @@ def test_shut_down_twice(loader_class, snapshot, persistent):
     snapshot.assert_nothing_left()
 
 
-@pytest.mark.limit(30)
+@pytest.mark.limit(120)
 @pytest.mark.parametrize("persistent", [False, True])
 def test_next_after_shutdown(loader_class, persistent):
     """The end is that of torch, whose words these are, and no hang."""

@@ -77,7 +77,7 @@ def test_descriptors_of_a_worker(method: str, tmp_path: Path) -> None:
     assert few == FDS_PER_LOADER + 2 * each
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(("method", "workers"), [("fork", 64), ("spawn", 6)])
 def test_two_loaders_of_many_persistent_workers(method: str, workers: int, tmp_path: Path) -> None:
     """Of 64 each within the usual 1,024; of other methods fewer, within as much less."""
@@ -166,7 +166,7 @@ def test_too_few_descriptors_is_an_error_that_names_them(free: int, tmp_path: Pa
         assert "fits" in out, out
 
 
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(
     ("method", "rooms"),
     [
@@ -276,7 +276,7 @@ IN_FLIGHT = """
 """
 
 
-@pytest.mark.limit(60)
+@pytest.mark.limit(120)
 def test_descriptors_in_flight(tmp_path: Path) -> None:
     """The worker waits as long as others have the room, and says what for."""
     ended = run_script("ringloader", BEGIN + textwrap.dedent(IN_FLIGHT), tmp_path)
@@ -392,7 +392,7 @@ def load(method, **options):
 """
 
 
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("place", ["/dev/shm", pytest.param("disk", marks=pytest.mark.slow)])
 def test_no_room_in_a_file_system(place: str, tmp_path: Path) -> None:
     """No batch needs it. Tensors of a dataset do, on their way to spawned workers: they are torch's."""
@@ -452,7 +452,7 @@ class Sizes(torch.utils.data.Dataset):
 BESIDE = 1 << 20
 
 
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(
     ("held", "in_order"),
     [

@@ -54,7 +54,7 @@ def _removed(group: Path) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 def test_active_cache_makes_room(loader_name, group, tmp_path):
     at, key = group
     data = tmp_path / "data"
@@ -144,7 +144,7 @@ def test_what_the_group_cannot_hold_is_an_error_with_figures(group, tmp_path):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("max_shared_bytes", [4 << 30, 16 << 20], ids=["slots", "copies"])
 def test_batches_that_are_held_until_the_limit_end_in_an_error_with_figures(
     group, max_shared_bytes, tmp_path

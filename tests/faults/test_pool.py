@@ -18,7 +18,7 @@ from faults.script import finish, run_script, start
 from ringloader import DataLoader, WorkerPool
 from ringloader._core import epochs
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
 DIED = r"DataLoader worker \(pid\(s\) \d+\) exited unexpectedly"
 

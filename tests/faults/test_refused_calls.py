@@ -106,7 +106,7 @@ def test_calls_of_a_loader_with_options(name):
     assert_no_worse_than_torch(asked, "threads" if name == "threads" else "native")
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_a_sandbox_that_knows_poll_only():
     for one in outcomes(cases(["ppoll", "epoll_pwait"], loader="ringloader", options={})):
         assert one.get("path") == "native", one

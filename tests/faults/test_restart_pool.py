@@ -27,7 +27,7 @@ def snapshot() -> Snapshot:
     return Snapshot.take()
 
 
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("method", METHODS)
 def test_workers_of_a_pool(method, tmp_path):
     """Two loaders, both under way; a process that was lost is another's successor in neither."""

@@ -37,7 +37,7 @@ def kill_now_and_then(iterator: Any, chance: random.Random, stop: threading.Even
             kills.append(pid)
 
 
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_storm_of_kills(seed, in_order, snapshot):

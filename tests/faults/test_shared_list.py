@@ -219,7 +219,7 @@ def test_offsets_beyond_32_bits():
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.skipif(available_memory() < 15 << 30, reason="takes 5 GiB of memory")
 def test_a_stream_of_more_than_4_gib():
     size, count = 64 << 20, 66

@@ -25,7 +25,7 @@ BODY = """
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_a_workers_end_is_told_in_torchs_words(loader_name, tmp_path):
     told = {}
     for name in ("torch", loader_name):

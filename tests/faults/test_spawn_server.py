@@ -25,7 +25,7 @@ from ringloader._start import spawn
 from ringloader._transport.processes import ProcessTransport
 from small_datasets import Made
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(300)
 
 SERVER = spawn.__name__
 
@@ -115,9 +115,9 @@ class Sleeps(Numbers):
 @pytest.mark.rings_only
 def test_workers_outlive_a_server_that_was_killed(loader_class, monkeypatch):
     """They are known to live, and end with their iterator, which knows their ends too."""
-    monkeypatch.setattr(ProcessTransport, "_join_seconds", 0.5)
     loader = spawned(loader_class, Sleeps(2))
     assert from_server(spawned(loader_class))
+    monkeypatch.setattr(ProcessTransport, "_join_seconds", 0.5)
     (server,) = servers()
     iterator = iter(loader)
     assert next(iterator) == 0

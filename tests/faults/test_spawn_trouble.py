@@ -18,7 +18,7 @@ from faults.script import finish, run_script, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
 from ringloader._start import spawn
 
-pytestmark = [pytest.mark.limit(120), pytest.mark.rings_only, pytest.mark.slow]
+pytestmark = [pytest.mark.limit(300), pytest.mark.rings_only, pytest.mark.slow]
 
 
 class Many(Numbers):

@@ -23,7 +23,7 @@ from ringloader._common import proc
 from ringloader._start import processes
 from ringloader._transport.processes import ProcessTransport
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
 # Far less than torch's five seconds for each worker, which then lives on.
 SOON = 4.5

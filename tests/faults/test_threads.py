@@ -97,7 +97,7 @@ def test_no_worker_is_forked_while_another_thread_makes_an_iterator(monkeypatch)
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(30)
+@pytest.mark.limit(120)
 def test_a_sampler_that_waits_for_another_threads_loader_gets_it(monkeypatch):
     monkeypatch.setattr(processes, "_PATIENCE_S", 0.2)
     found = []

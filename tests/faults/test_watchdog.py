@@ -22,7 +22,7 @@ from ringloader import DataLoader, WorkerPool
 from ringloader._common import proc
 from ringloader._features.losses import stacks
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(90)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
 SECONDS = 0.3
 

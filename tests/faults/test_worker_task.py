@@ -29,7 +29,7 @@ from small_datasets import Made
 
 pytestmark = [
     pytest.mark.rings_only,
-    pytest.mark.limit(120),
+    pytest.mark.limit(300),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
 ]
 

@@ -103,7 +103,7 @@ def generate(root, *arguments):
         [sys.executable, ROOT / "ci/generate.py", "--root", root, *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=150,
         check=False,
     )
 
@@ -224,5 +224,7 @@ def test_a_row_of_the_table_makes_an_option(tree):
     )
     assert (ran.stdout, ran.returncode) == ("all there\n", 0), ran.stderr
     command = [sys.executable, "-m", "ringloader", "run", "--help"]
-    offered = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    offered = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=150, check=True
+    )
     assert "--worker-umask VALUE" in offered.stdout

@@ -125,7 +125,7 @@ def test_the_loader_inside_a_prepared_one_is_converted(compare, persistent):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 def test_two_ranks(tmp_path):
     launch.run_ranks("script_accelerate.py", tmp_path, names=("install",))
 

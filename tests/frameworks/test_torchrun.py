@@ -6,6 +6,6 @@ from frameworks import launch
 
 
 @pytest.mark.slow
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 def test_two_ranks_train_the_same(tmp_path):
     launch.run_ranks("script_torchrun.py", tmp_path)

@@ -54,7 +54,7 @@ class Python:
             cwd=cwd,
             capture_output=True,
             text=True,
-            timeout=50,
+            timeout=150,
             check=False,
         )
 

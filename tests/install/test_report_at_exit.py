@@ -108,7 +108,7 @@ TIMES = r" in [\d.]+ s \([\d.,]+ a second\); waited [\d.]+ s; starts [\d.]+ s"
 TORCHS = "torch.utils.data.dataloader.DataLoader"
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_a_framework_that_hides_its_loaders(real_torch: Python, tmp_path: Path, method: str) -> None:
     package = tmp_path / "site-packages"

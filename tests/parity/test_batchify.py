@@ -190,7 +190,7 @@ def test_torchs_own_workers_send_without_a_copy():
 
 
 @pytest.mark.parametrize("context", CONTEXTS)
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_batches_that_are_kept_stay_as_they_are(loader_class, context):
     """Slots are filled again, and are full of other bytes by then."""
     loader = loader_class(

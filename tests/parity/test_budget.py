@@ -22,7 +22,7 @@ MEBI = 1 << 20
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_list_of_more_than_the_budget(loader_class):
     """Holding batches never waits for one to be given back."""
     loader = loader_class(
@@ -35,7 +35,7 @@ def test_list_of_more_than_the_budget(loader_class):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_released_in_any_order(loader_class):
     loader = loader_class(
         Blocks(120, MEBI // 4),
@@ -54,7 +54,7 @@ def test_released_in_any_order(loader_class):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("size", [3 * MEBI, 20 * MEBI])
 def test_oversize_batches_travel_and_say_so_once(loader_class, size, caplog):
     """A batch larger than half a worker's share of the budget."""
@@ -98,7 +98,7 @@ def test_oversize_among_small_ones_keeps_order(loader_class):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_shared_memory_stays_within_the_budget(loader_class):
     """Many batches pass; what is resident in this process is bounded by the budget."""
     before = shared_resident_kib()
@@ -132,7 +132,7 @@ def at_rest(iterator, size):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("path", harness.PATHS)
 @pytest.mark.parametrize("in_order", [True, False])
 @pytest.mark.parametrize(("size", "share"), [(5 * MEBI, 8 * MEBI), (12 * MEBI, 8 * MEBI)])

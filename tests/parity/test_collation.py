@@ -52,7 +52,7 @@ class Kinds(Dataset):
         return self.form(ALL[KINDS[index // self.many]](), index % self.many)
 
 
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("form", SOME_FORMS)
 def test_every_kind_is_collated_as_torch_does(loader_class, form):
     def build():
@@ -63,7 +63,7 @@ def test_every_kind_is_collated_as_torch_does(loader_class, form):
     assert len(expected.delivered()) > 20
 
 
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("form", ["alone", pytest.param("in a dict", marks=pytest.mark.slow)])
 def test_every_kind_is_converted_as_torch_does(loader_class, form):
     """Sample by sample: what comes before or after one has no part in it."""

@@ -182,7 +182,7 @@ def test_timeout_that_is_kept(loader_class):
     compare(loader_class, Case(lambda: {"dataset": Samples(6), "num_workers": 2, "timeout": 30}))
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("method", ["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_start_methods(loader_class, method):
     def build():
@@ -199,7 +199,7 @@ def test_start_methods(loader_class, method):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(180)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("method", ["forkserver", "spawn"])
 def test_start_methods_persistent(loader_class, method):
     def build():

@@ -153,7 +153,7 @@ UNSENDABLE = {
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(30)
+@pytest.mark.limit(120)
 @pytest.mark.parametrize("name", UNSENDABLE)
 def test_unsendable_batch_is_an_error_and_no_hang(loader_class, name):
     """With torch the batch is lost in the feeder thread and the parent waits forever."""
@@ -199,7 +199,7 @@ def test_batch_that_fails_to_unpickle(loader_class):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(15)
+@pytest.mark.limit(120)
 @pytest.mark.parametrize("path", harness.PATHS)
 def test_iteration_goes_on_after_a_batch_that_fails_to_unpickle(loader_class, path):
     def build():
@@ -327,7 +327,7 @@ class Large(Dataset):
 
 
 @pytest.mark.slow
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_hundred_megabytes(loader_class):
     compare(loader_class, Case(lambda: {"dataset": Large(13_000_000), "batch_size": None, "num_workers": 2}))
 

@@ -13,7 +13,7 @@ import pytest
 
 from programs import client
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
 TESTS = Path(__file__).resolve().parents[1]
 

@@ -21,7 +21,7 @@ from parity.harness import assert_path
 from ringloader import DataLoader, WorkerPool
 from small_datasets import Made
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
 
 class Told(Dataset):
@@ -473,7 +473,7 @@ def raise_niceness(_worker):
     os.nice(3)
 
 
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("method", ["fork", "forkserver"])
 def test_what_worker_init_fn_sets_for_the_process(method):
     ours = state_of_process()

@@ -20,7 +20,7 @@ import ringloader
 from faults.proc import descriptors
 from ringloader import DataLoader, WorkerPool
 
-pytestmark = [pytest.mark.rings_only, pytest.mark.limit(120)]
+pytestmark = [pytest.mark.rings_only, pytest.mark.limit(300)]
 
 METHODS = ["fork", pytest.param("forkserver", marks=pytest.mark.slow)]
 

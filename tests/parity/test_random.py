@@ -188,7 +188,7 @@ class Copier:
 
 @pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 12))])
 @pytest.mark.parametrize(("dataset", "length"), [(Trees, 150), (Alike, 180)])
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 def test_random_batches(loader_class, dataset, length, seed):
     def build():
         return {

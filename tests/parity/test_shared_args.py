@@ -16,7 +16,7 @@ import ringloader
 from faults.proc import Snapshot, descriptors
 from parity.side_by_side import assert_same
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(300)
 
 METHODS = ["spawn", "forkserver"]
 LARGE = 20_000

@@ -17,7 +17,7 @@ from faults.failing_datasets import Kills, Numbers
 from faults.proc import command_line
 from faults.script import run_script, source
 
-pytestmark = pytest.mark.limit(120)
+pytestmark = pytest.mark.limit(300)
 
 
 def is_from_server(process):
@@ -221,7 +221,7 @@ def test_what_tells_a_worker_from_a_spawned_one(tmp_path):
             [sys.executable, "program.py"],
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=150,
             cwd=folder,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "random"},
         )

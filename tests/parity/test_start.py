@@ -52,7 +52,7 @@ def test_a_fork_fails(loader_class, fails_at, at, persistent):
     assert "BlockingIOError" in str(steps[0][1])
 
 
-@pytest.mark.limit(90)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_the_dataset_cannot_be_pickled(loader_class, method):
     def scenario(kind, told):

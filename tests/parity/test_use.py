@@ -227,7 +227,7 @@ def test_an_error_of_the_dataset(loader_class, name, batched):
 
 
 @pytest.mark.rings_only
-@pytest.mark.limit(30)
+@pytest.mark.limit(120)
 def test_an_error_of_a_local_class_is_told(loader_class):
     """torch loses the error in the feeder thread and waits without end."""
 

@@ -25,7 +25,7 @@ from ringloader import DataLoader, Retry, StatefulDataLoader, WorkerPool
 
 pytestmark = [
     pytest.mark.rings_only,
-    pytest.mark.limit(180),
+    pytest.mark.limit(300),
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
     pytest.mark.filterwarnings("ignore:Length of IterableDataset"),
 ]

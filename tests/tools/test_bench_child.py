@@ -69,7 +69,7 @@ def test_each_measurement_has_a_process_which_returns_or_says_how_it_ended(tmp_p
     (tmp_path / "calls.py").write_text(CALLS)
     (tmp_path / "program.py").write_text(PROGRAM)
     done = client.run(
-        ["program.py"], timeout=50, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ["program.py"], timeout=150, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert (done.stderr, done.returncode) == ("", 0)
     assert "Batches: the first 16 of both loaders are equal, with num_workers=1." in done.stdout

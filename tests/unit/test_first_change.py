@@ -134,7 +134,7 @@ def apply(folder):
     assert applied.returncode == 0, f"the sources have changed, and {PAGE} must follow them: {applied.stdout}"
 
 
-@pytest.mark.limit(200)
+@pytest.mark.limit(300)
 def test_the_diff_of_the_page_makes_an_option_that_works(tmp_path):
     copy(tmp_path)
     apply(tmp_path)

@@ -182,7 +182,7 @@ def test_no_more_samples_are_under_way_than_said(cls: Any, workers: int) -> None
 
 @pytest.mark.parametrize("cls", [Counting, PlainCounting])
 def test_samples_of_the_next_batches_are_under_way_too(cls: Any) -> None:
-    loader = DataLoader(cls(120, 0.05), batch_size=4, num_workers=1, worker_concurrency=32, prefetch_factor=8)
+    loader = DataLoader(cls(96, 0.5), batch_size=4, num_workers=1, worker_concurrency=32, prefetch_factor=8)
     assert max(max(batch.tolist()) for batch in loader) >= 30
 
 

@@ -368,7 +368,7 @@ def test_nothing_is_left_at_the_end_and_nothing_complains(end: str, kind: str) -
         text=True,
         start_new_session=True,
     )
-    out, err = program.communicate(timeout=60)
+    out, err = program.communicate(timeout=150)
     lines = out.split("\n")
     workers = 2 if kind == "processes" else 1
     assert err == ""

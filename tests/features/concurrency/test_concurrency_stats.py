@@ -1,9 +1,8 @@
-"""``worker_concurrency`` in the figures of an epoch, and in their verdict."""
+"""``worker_concurrency`` in the figures of an epoch."""
 
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -31,14 +30,6 @@ class Waiting(Dataset[int]):
         return index
 
 
-class Sleeping(Waiting):
-    """The same with a plain method."""
-
-    def __getitem__(self, index: int) -> int:  # type: ignore[override]
-        time.sleep(0.01)
-        return index
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_most_samples_under_way_are_counted(kind: str) -> None:
     loader = DataLoader(Waiting(), batch_size=16, worker_concurrency=5, stats=True, **KINDS[kind])
@@ -47,12 +38,3 @@ def test_the_most_samples_under_way_are_counted(kind: str) -> None:
         stats = loader.epoch_stats()
         assert [worker.under_way for worker in stats.workers] == [5] * len(stats.workers)
         assert stats.to_dict()["workers"][0]["under_way"] == 5
-
-
-def test_the_verdict_names_it_where_workers_wait() -> None:
-    loader = DataLoader(Sleeping(), batch_size=4, num_workers=1, stats=True)
-    assert len(list(loader)) == 16
-    found = loader.epoch_stats()
-    assert {worker.under_way for worker in found.workers} == {1}
-    assert found.verdict.kind == "dataset"
-    assert "worker_concurrency=16" in found.verdict.text

@@ -133,7 +133,7 @@ def test_nothing_is_left_and_nothing_complains(end: str) -> None:
     program = client.start(
         ["-c", PROGRAM, end], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    printed, complaints = program.communicate(timeout=50)
+    printed, complaints = program.communicate(timeout=150)
     if end == "killed":
         assert program.returncode == -signal.SIGKILL
         workers = list(map(int, printed.split()))

@@ -196,7 +196,7 @@ print("end", flush=True)
 def test_the_interpreter_ends_while_the_thread_decodes(persistent):
     program = PROGRAM.replace("PERSISTENT", str(persistent))
     begun = time.monotonic()
-    done = client.run(["-c", program], timeout=60, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = client.run(["-c", program], timeout=150, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
     assert time.monotonic() - begun < 40
 
@@ -353,7 +353,7 @@ print("end")
 
 def test_a_live_iterator_at_exit_says_nothing():
     done = client.run(
-        ["-c", LIVE_AT_EXIT], timeout=60, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ["-c", LIVE_AT_EXIT], timeout=150, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
 

@@ -8,7 +8,7 @@ from features.state import state_programs
 FAST, SLOW, BLOCK = 3, 22, 14
 
 
-@pytest.mark.limit(120)
+@pytest.mark.limit(300)
 @pytest.mark.parametrize(
     "block",
     [*range(FAST), *(pytest.param(block, marks=pytest.mark.slow) for block in range(FAST, FAST + SLOW))],

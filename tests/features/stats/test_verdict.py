@@ -432,6 +432,16 @@ def test_no_more_workers_than_cores_are_advised_for_work_that_computes(cpu):
     assert judged(30.0, 29.0, cpu=2.0).change["num_workers"] > 4, "it waits for a store"
 
 
+def test_many_samples_at_once_are_advised_where_workers_wait():
+    loader = DataLoader(range(4), num_workers=1, stats=True)
+    list(loader)
+    assert [worker.under_way for worker in loader.epoch_stats().workers] == [1]
+    advice = "worker_concurrency=16"
+    assert advice in judged(30.0, 29.0, {"may_be_at_once": True}, cpu=2.0).text
+    assert advice not in judged(30.0, 29.0, {"may_be_at_once": True}, cpu=20.0).text, "it computes"
+    assert advice not in judged(30.0, 29.0, cpu=2.0).text, "it is used, or the dataset is iterable"
+
+
 def test_workers_are_not_said_to_help_batches_that_take_less_than_their_way():
     none = {"num_workers": 0}
     assert judged(1.5, 1.4, none).change == {}

@@ -157,7 +157,7 @@ print(torch.utils.data.get_worker_info is held, held(), held.__name__, same_file
 
 
 def test_torch_is_changed_by_the_first_such_iterator_only():
-    done = client.run(["-c", PROGRAM], timeout=50, stdout=subprocess.PIPE, text=True)
+    done = client.run(["-c", PROGRAM], timeout=150, stdout=subprocess.PIPE, text=True)
     assert done.stdout.splitlines() == [
         "multiprocessing False False 3 False False",
         "thread False False 3 True True",
