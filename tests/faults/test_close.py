@@ -174,7 +174,7 @@ def test_next_below_next(loader_class, snapshot, tmp_path):
 
     with interrupted_by(ask):
         assert int(next(iterator)[0, 0]) == 2
-    assert seen == ["this iterator is being advanced elsewhere at this moment"]
+    assert seen == ["this iterator is being advanced elsewhere; wait until that call of next has returned"]
     assert [int(batch[0, 0]) for batch in iterator] == list(range(3, 100))
     iterator = None
     snapshot.assert_nothing_left()

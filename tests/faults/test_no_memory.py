@@ -331,7 +331,7 @@ def test_a_panic_is_an_error_of_its_batch(options, capfd):
             break
         except RuntimeError as error:
             found.append(str(error))
-    lost = "ringloader's native code panicked: planted"
+    lost = "ringloader's native code panicked: planted; please report this bug"
     assert found == [0, lost, lost, 3, 4, 5]
     assert "planted" in capfd.readouterr().err
 

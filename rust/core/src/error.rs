@@ -91,7 +91,7 @@ pub enum Error {
 impl fmt::Display for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Corrupt(what) => write!(f, "shared memory is corrupt: {what}"),
+            Self::Corrupt(what) => write!(f, "shared memory is corrupt: {what}; please report this bug"),
             Self::Os { call, message, .. } => write!(f, "{call} failed: {message}"),
             Self::OutOfMemory { needed, available, limit } => write!(
                 f,
@@ -113,10 +113,10 @@ impl fmt::Display for Error {
                 "can only test a child process: this iterator was made by process {owner}, from which this one was \
                  forked; make an iterator in each process"
             ),
-            Self::Allocation { len } => write!(f, "{len} bytes of private memory could not be allocated"),
+            Self::Allocation { len } => write!(f, "no memory for {len} bytes; use a smaller batch_size"),
             Self::TaskTooLarge { len, capacity } => write!(
                 f,
-                "the indices of one batch take {len} bytes, more than the {capacity} that can travel at once"
+                "the indices of a batch take {len} bytes, more than {capacity}; use a smaller batch_size"
             ),
             Self::Indices(what) => write!(f, "the random numbers of a sampler cannot be used: {what}"),
             Self::EmptySource => f.write_str(

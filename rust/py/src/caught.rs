@@ -38,7 +38,8 @@ fn error(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
     if text == NO_OBJECT {
         return no_memory(py);
     }
-    let error = PyRuntimeError::new_err(Message(format!("ringloader's native code panicked: {text}")));
+    let error = Message(format!("ringloader's native code panicked: {text}; please report this bug"));
+    let error = PyRuntimeError::new_err(error);
     error.value(py);
     error
 }

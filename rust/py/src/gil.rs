@@ -33,6 +33,18 @@ pub(crate) fn exception(error: Error) -> PyErr {
     }
 }
 
+/// The exception for bytes in shared memory that no correct peer writes.
+#[cold]
+pub(crate) fn corrupt(what: &str) -> PyErr {
+    exception(Error::Corrupt(what.into()))
+}
+
+/// The exception where the process has no private memory for `len` bytes.
+#[cold]
+pub(crate) fn no_memory_for(len: u64) -> PyErr {
+    exception(Error::Allocation { len })
+}
+
 /// Runs `work` without the interpreter, then lets signal handlers run.
 ///
 /// # Errors

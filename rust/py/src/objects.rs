@@ -7,6 +7,7 @@ use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyUnicodeDecodeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use pyo3::{PyErrArguments, ffi};
+use ringloader_core::Error;
 
 /// # Errors
 /// `MemoryError`.
@@ -37,7 +38,7 @@ fn not_utf8(py: Python<'_>, error: PyErr) -> PyErr {
     if !error.is_instance_of::<PyUnicodeDecodeError>(py) {
         return error;
     }
-    PyRuntimeError::new_err(format!("shared memory is corrupt: text is not UTF-8: {error}"))
+    PyRuntimeError::new_err(Error::Corrupt(format!("text is not UTF-8: {error}")).to_string())
 }
 
 /// A string as the strings of a program are: one for all that are equal.

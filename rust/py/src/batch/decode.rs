@@ -3,7 +3,6 @@
 use std::cell::RefCell;
 use std::collections::HashMap;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyTuple};
 use ringloader_core::batch::{
@@ -13,7 +12,7 @@ use ringloader_core::transport::received::Received;
 
 use super::template::{TemplateCache, class_name};
 use super::{MOST_DEPTH_READ, SMALL};
-use crate::gil::exception;
+use crate::gil::{corrupt, exception};
 use crate::objects;
 use crate::strings;
 use crate::torch::header::cost;
@@ -105,10 +104,6 @@ pub(crate) fn read<'py>(
         0 => Ok(batch),
         rest => Err(corrupt(&format!("{rest} bytes behind the skeleton"))),
     }
-}
-
-fn corrupt(what: &str) -> PyErr {
-    PyRuntimeError::new_err(format!("shared memory is corrupt: {what}"))
 }
 
 struct LeafReader<'a, 'py> {

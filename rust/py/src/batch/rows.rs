@@ -1,11 +1,11 @@
 //! Rows of a batch that all workers make, back to objects: the batch over them, or the samples that they were.
 
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::rows::{Column, ColumnKind, Place, SampleForm};
 use ringloader_core::sync::Arc;
 
+use crate::gil::{corrupt, no_memory_for};
 use crate::objects;
 use crate::strings;
 use crate::torch::memory::Memory;
@@ -57,7 +57,7 @@ pub(crate) fn batch<'py>(
 ) -> PyResult<Bound<'py, PyAny>> {
     let mut places = places.iter();
     made(py, form, true, &mut |column| {
-        let place = places.next().ok_or_else(corrupt)?;
+        let place = places.next().ok_or_else(|| corrupt("the rows of a batch"))?;
         let shape: Vec<i64> = [samples as i64].iter().chain(&column.shape).copied().collect();
         contiguous_tensor(py, bytes, place.offset, column.dtype, &shape)
     })
@@ -78,7 +78,7 @@ pub(crate) fn samples<'py>(
     for sample in 0..count {
         let mut places = places.iter();
         samples.push(made(py, form, false, &mut |column| {
-            let Place { offset, row_len } = *places.next().ok_or_else(corrupt)?;
+            let Place { offset, row_len } = *places.next().ok_or_else(|| corrupt("the rows of a batch"))?;
             let tensor = |shape: &[i64]| {
                 let at = offset + sample * row_len;
                 contiguous_tensor(py, Bytes::Sample(memory), at, column.dtype, shape)
@@ -102,13 +102,8 @@ pub(crate) fn samples<'py>(
 /// # Errors
 /// `MemoryError`.
 pub(crate) fn memory_for(form: &SampleForm, count: u64) -> PyResult<(Memory, Vec<Place>)> {
-    let (places, len) = form.places(0, count).ok_or_else(corrupt)?;
+    let (places, len) = form.places(0, count).ok_or_else(|| corrupt("the rows of a batch"))?;
     let memory = Memory::new(len as usize);
-    let memory =
-        memory.ok_or_else(|| PyMemoryError::new_err(format!("no memory for samples of {len} bytes")))?;
+    let memory = memory.ok_or_else(|| no_memory_for(len))?;
     Ok((memory, places))
-}
-
-fn corrupt() -> PyErr {
-    PyRuntimeError::new_err("shared memory is corrupt: the rows of a batch")
 }

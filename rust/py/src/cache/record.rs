@@ -5,7 +5,7 @@
 
 use std::mem::MaybeUninit;
 
-use pyo3::exceptions::{PyMemoryError, PyRuntimeError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::batch::Meta;
 use ringloader_core::samples::{Samples, record};
@@ -14,7 +14,7 @@ use ringloader_core::sync::Arc;
 use crate::batch::decode;
 use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
-use crate::gil::{DETACH, exception, run_copy, without_interpreter};
+use crate::gil::{DETACH, exception, no_memory_for, run_copy, without_interpreter};
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
 
@@ -110,5 +110,5 @@ impl Record {
 }
 
 fn new_memory(len: usize) -> PyResult<Memory> {
-    Memory::new(len).ok_or_else(|| PyMemoryError::new_err(format!("no memory for a sample of {len} bytes")))
+    Memory::new(len).ok_or_else(|| no_memory_for(len as u64))
 }

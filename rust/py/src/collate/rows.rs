@@ -14,7 +14,7 @@ use ringloader_core::sync::Arc;
 use ringloader_core::transport::joint::{Claimed, JointMemory};
 
 use super::batch_memory::BatchMemory;
-use crate::gil::{exception, run_copy, runs_others};
+use crate::gil::{self, exception, run_copy, runs_others};
 use crate::strings;
 use crate::torch::abi::ExchangeApi;
 use crate::torch::elements::describe;
@@ -59,7 +59,7 @@ impl<'a> Destination<'a> {
         place: Place,
         samples: Range<u64>,
     ) -> PyResult<Self> {
-        let corrupt = || PyRuntimeError::new_err("shared memory is corrupt: the place of rows");
+        let corrupt = || gil::corrupt("the place of rows");
         let before = place.row_len.checked_mul(samples.start).ok_or_else(corrupt)?;
         let offset = place.offset.checked_add(before).ok_or_else(corrupt)?;
         let nbytes = place.row_len.checked_mul(samples.end - samples.start).ok_or_else(corrupt)?;

@@ -8,14 +8,13 @@
 
 use std::collections::HashMap;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token, number};
 use ringloader_core::items::Items;
 
-use crate::gil::exception;
+use crate::gil::{self, exception};
 use crate::objects;
 
 /// Containers within containers, at most; what is deeper is pickled.
@@ -248,7 +247,7 @@ impl Named {
     /// `RuntimeError` when there is no item for the keys.
     pub(crate) fn new(items: Items) -> PyResult<Self> {
         if items.is_empty() {
-            return Err(PyRuntimeError::new_err("shared memory is corrupt: a list without its dicts' keys"));
+            return Err(gil::corrupt("a list without its dicts' keys"));
         }
         Ok(Self { items, keys: PyOnceLock::new() })
     }
@@ -323,5 +322,5 @@ impl KeyNumbers {
 
 #[cold]
 pub(crate) fn corrupt() -> PyErr {
-    PyRuntimeError::new_err("shared memory is corrupt: the bytes of an item are none")
+    gil::corrupt("the bytes of an item are none")
 }

@@ -308,7 +308,7 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 }
 
-const BUSY: &str = "this iterator is being advanced elsewhere at this moment";
+const BUSY: &str = "this iterator is being advanced elsewhere; wait until that call of next has returned";
 
 fn invalid_state() -> PyErr {
     PyAssertionError::new_err(

@@ -282,6 +282,10 @@ fn taken() -> PyErr {
     PyRuntimeError::new_err("another engine has this memory")
 }
 
+pub(super) fn shut_down() -> PyErr {
+    PyRuntimeError::new_err("this iterator was shut down; call iter(loader) for another")
+}
+
 /// Logs why memory that is needed no more was not given back, if it was not.
 fn log_not_given_back(py: Python<'_>, control: &Control) {
     if let Some(refused) = control.take_refusal() {
@@ -307,7 +311,7 @@ impl Engine {
 
     pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
         let core = self.core.lock().clone();
-        core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
+        core.ok_or_else(shut_down)
     }
 
     pub(crate) fn templates(&self) -> &TemplateCache {

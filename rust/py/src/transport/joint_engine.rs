@@ -2,7 +2,6 @@
 
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::Transport;
@@ -12,7 +11,7 @@ use ringloader_core::transport::message::{ResultKind, TaskIndex};
 use ringloader_core::transport::received::Received;
 use ringloader_core::{Error, Result};
 
-use super::engine::Engine;
+use super::engine::{Engine, shut_down};
 use crate::gil::exception;
 use crate::sampling::places::samples_of;
 
@@ -51,7 +50,7 @@ impl JointEngine {
                 let words = tasks.memory().words_fd().map_err(exception)?;
                 Ok((words.as_raw_fd(), bytes.as_raw_fd()))
             }
-            None => Err(closed()),
+            None => Err(shut_down()),
         }
     }
 
@@ -65,15 +64,11 @@ impl JointEngine {
     }
 }
 
-fn closed() -> PyErr {
-    PyRuntimeError::new_err("this iterator was shut down")
-}
-
 impl JointEngine {
     /// # Errors
     /// Once the engine is closed.
     pub(crate) fn core(&self) -> PyResult<Arc<JointTransport>> {
-        let tasks = self.tasks.lock().as_ref().map(|(tasks, _)| tasks.clone()).ok_or_else(closed)?;
+        let tasks = self.tasks.lock().as_ref().map(|(tasks, _)| tasks.clone()).ok_or_else(shut_down)?;
         Ok(Arc::new(JointTransport { engine: self.engine.get().core()?, tasks }))
     }
 }

@@ -23,7 +23,7 @@ use super::port::sending::JointBatch;
 use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
 use crate::batch::{decode, rows};
-use crate::gil::{Deadline, detached, exception, run_copy};
+use crate::gil::{Deadline, corrupt, detached, exception, no_memory_for, run_copy};
 use crate::process::duplicate;
 use crate::sampling::codec::pair;
 use crate::timing::WorkerClock;
@@ -289,8 +289,7 @@ impl JointPort {
     /// The samples of a run that lie in rows, in private memory.
     fn read_rows<'py>(&self, py: Python<'py>, claimed: &Claimed, run: u32) -> PyResult<Bound<'py, PyAny>> {
         let found = self.tasks.rows(&claimed.core).map_err(exception)?;
-        let Rows { form, columns, .. } =
-            found.ok_or_else(|| PyRuntimeError::new_err("shared memory is corrupt: no rows"))?;
+        let Rows { form, columns, .. } = found.ok_or_else(|| corrupt("no rows"))?;
         let samples = claimed.core.samples_of(run);
         let count = samples.end - samples.start;
         let (mut memory, places) = rows::memory_for(&form, count)?;
@@ -348,11 +347,10 @@ impl JointPort {
         let mut table = Vec::new();
         tasks.copy_out(&claimed.core, offset, 8, &mut table).map_err(exception)?;
         let table = table.first_chunk().map(|first| u64::from_le_bytes(*first)).filter(|&at| at <= len);
-        let table = table.ok_or_else(|| PyRuntimeError::new_err("shared memory is corrupt: a part"))?;
+        let table = table.ok_or_else(|| corrupt("a part"))?;
         let mut block = Vec::new();
         tasks.copy_out(&claimed.core, offset + table, len - table, &mut block).map_err(exception)?;
-        let mut memory = Memory::new(table as usize)
-            .ok_or_else(|| PyMemoryError::new_err(format!("no memory for samples of {len} bytes")))?;
+        let mut memory = Memory::new(table as usize).ok_or_else(|| no_memory_for(len))?;
         let into = &mut memory.uninit()[..table as usize];
         run_copy(py, table as usize, || tasks.fill(&claimed.core, offset, into)).map_err(exception)?;
         let meta = Meta::parse(&block, GENERATION, table).map_err(exception)?;

@@ -1,6 +1,5 @@
 //! The transport between threads, as a Python class: the parent's end, and the workers'.
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::sync::{Arc, Lock};
@@ -8,6 +7,7 @@ use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::queues::{Reply, Request};
 
 use super::claimed::{Claimed, Core, Index, Made};
+use super::engine::shut_down;
 use crate::gil::{exception, in_thread, wait_for_request};
 use crate::objects;
 use crate::python;
@@ -199,6 +199,6 @@ fn message_of<'py>(
 impl ThreadQueues {
     pub(crate) fn core(&self) -> PyResult<Arc<Core>> {
         let core = self.core.lock().clone();
-        core.ok_or_else(|| PyRuntimeError::new_err("this iterator was shut down"))
+        core.ok_or_else(shut_down)
     }
 }

@@ -118,7 +118,7 @@ impl Stride {
     /// So `many` positions: `first`, `first + step`, ...
     fn new(len: u64, first: u64, step: u64, many: u64) -> Result<Self> {
         if len > i64::MAX as u64 {
-            return Err(Error::Config(format!("a dataset of length {len} has indices that are no int64")));
+            return Err(Error::Config(format!("a dataset of length {len} is too long for int64 indices")));
         }
         let within = |position: u64| position.checked_rem(len).unwrap_or(0);
         Ok(Self { at: within(first), step: within(step), left: many, len })

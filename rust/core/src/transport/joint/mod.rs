@@ -273,7 +273,7 @@ fn bytes_for(places: u32, window: u64) -> Result<u64> {
 }
 
 fn too_many(places: u32, window: u64) -> Error {
-    Error::Config(format!("memory for {places} batches of {window} bytes"))
+    Error::Config(format!("{places} batches of {window} bytes are too many; use a smaller prefetch_factor"))
 }
 
 /// A worker's claim of a batch.

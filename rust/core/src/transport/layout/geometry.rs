@@ -60,7 +60,8 @@ impl Geometry {
                 "{workers} workers with {max_tasks} tasks of {largest} bytes: none of these may be zero"
             )));
         }
-        let too_many = || Error::Config(format!("{max_tasks} tasks for one worker are too many"));
+        let too_many =
+            || Error::Config(format!("{max_tasks} tasks for a worker are too many; lower prefetch_factor"));
         // Half of the slots may be leased to the user; the other half holds what is undelivered and
         // the one that is being filled.
         let slots = max_tasks.checked_add(2).and_then(|n| n.checked_mul(2)).ok_or_else(too_many)?;
@@ -82,7 +83,7 @@ impl Geometry {
         let geometry = Self { workers, slots, ring_capacity, arena: 256 << 20, window };
         if window < GRANULE || geometry.total() > MAX_SEGMENT {
             return Err(Error::Config(format!(
-                "{workers} workers with {slots} slots each do not fit into {MAX_SEGMENT} bytes of address space"
+                "{workers} workers with {slots} slots each need too much address space; use fewer workers"
             )));
         }
         Ok(geometry)

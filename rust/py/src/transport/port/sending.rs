@@ -188,9 +188,9 @@ impl Port {
             return Ok(());
         }
         let text = format!(
-            "ringloader: worker {} cannot send a large batch yet, and waits: as many descriptors as RLIMIT_NOFILE \
-             allows ({}) were sent over sockets by this user's processes and not received. Take batches from the \
-             loaders that have some ready, or raise the limit: ulimit -n",
+            "ringloader: worker {} cannot send a large batch yet, and waits: this user's processes have \
+             sent as many descriptors that were not received yet as RLIMIT_NOFILE allows ({}). Take batches from \
+             the loaders that have some ready, or raise the limit: ulimit -n",
             self.core.worker(),
             most_in_flight().map_or_else(|| "no limit".to_owned(), |most| most.to_string()),
         );
