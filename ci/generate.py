@@ -173,7 +173,7 @@ def section(options: Options, name: str) -> str:
     if about.is_of_states:
         text += " `ringloader.StatefulDataLoader` only."
     elif about.instead is not None:
-        text += " `install` and `convert` do not take it."
+        text += " `install` and `convert` do not accept it."
     if not about.is_text:
         text += " Python only."
     if texts.page is not None:

@@ -90,33 +90,33 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         worker_pool: Pool of worker processes that several loaders share (default: ``None``, each iterator
             starts its own workers). More: pools.md.
         main_prefetch: Number of finished batches that a thread of the main process unpickles before their
-            turn (default: 0, ``next`` unpickles them). More: iterators.md.
+            turn (default: 0, ``next`` unpickles batches). More: iterators.md.
         worker_method: Kind of workers: processes, or threads of this process (``"multiprocessing"``,
             ``"thread"``; default: ``"multiprocessing"``). More: threads.md.
-        worker_task: Unit of work of a worker: a whole batch, or samples of the next batch, which all workers
+        worker_task: Work of a worker: a whole batch, or some samples of the next batch, which all workers
             make together (``"batch"``, ``"sample"``; default: ``"batch"``, as with torch). More: tuning.md.
-        worker_concurrency: The most samples of one worker that are under way at once, for datasets that wait
+        worker_concurrency: Maximum number of samples that a worker asks for at once, for datasets that wait
             for a store or a network (default: ``1``: one sample after another, as with torch). More:
             slow_stores.md.
         prefetch_epochs: ``True`` to begin the next epoch before this one ends, so that ``iter`` finds its
-            first batches ready (default: ``False``, ``iter`` begins it). More: prefetch_epochs.md.
+            first batches ready (default: ``False``, ``iter`` begins the epoch). More: prefetch_epochs.md.
 
     Args: order and randomness
         last_batch: Use of the samples left over at the end of an epoch: keep, discard, or carry them over to
-            the next epoch (``"keep"``, ``"discard"``, ``"rollover"``, or ``None``; default: ``None``, as
-            torch's ``drop_last`` says). More: epochs.md.
+            the next epoch (``"keep"``, ``"discard"``, ``"rollover"``, or ``None``; default: ``None``, torch's
+            ``drop_last`` decides). More: epochs.md.
         worker_reset_fn: Function that each worker calls when an epoch begins, as
             ``worker_reset_fn(dataset, worker_info, seeds)`` (default: ``None``). More: epochs.md.
         seeding: Moment at which the generators of ``random``, ``numpy.random`` and torch are seeded: before
             each epoch, batch or sample (``"torch"``, ``"epoch"``, ``"sample"``, ``"batch"``, or ``None``;
-            default: ``None``: ``"torch"``, when a worker starts; ``"sample"`` with ``worker_task="sample"``
-            or ``num_workers="auto"``). More: seeds.md.
-        seed: Number from which ``seeding`` and ``ringloader.Seeds`` derive theirs; pass the same one on all
-            ranks (default: ``None``, torch's base seed, which each process draws). More: seeds.md.
+            default: ``None``: ``"torch"``, which seeds when a worker starts; ``"sample"`` with
+            ``worker_task="sample"`` or ``num_workers="auto"``). More: seeds.md.
+        seed: Number from which ``seeding`` and ``ringloader.Seeds`` derive their numbers; pass the same one
+            on all ranks (default: ``None``, torch's base seed, which each process draws). More: seeds.md.
 
     Args: errors
-        restart_workers: Maximum number of crashed workers to replace in an epoch (default: 0, the error is
-            torch's). More: restarts.md.
+        restart_workers: Maximum number of crashed workers to replace in an epoch (default: 0, a lost worker
+            raises torch's error). More: restarts.md.
         on_error: Handling of a sample that raises: raise its error, skip it, try again, or replace it
             (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable; default:
             ``"raise"``, as torch does). More: bad_samples.md.
@@ -126,9 +126,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             raises ``TimeoutError`` (default: ``None``, no limit). More: watchdog.md.
 
     Args: memory
-        max_shared_bytes: Maximum shared memory, in bytes, for batches on their way, over all workers
-            (default: ``None``, a quarter of the memory that the machine and the control group have left,
-            divided by ``LOCAL_WORLD_SIZE``). More: tuning.md.
+        max_shared_bytes: Maximum bytes of shared memory for batches under way, over all workers (default:
+            ``None``, a quarter of the memory that the machine and the control group have left, divided by
+            ``LOCAL_WORLD_SIZE``). More: tuning.md.
 
     Args: devices
         device: Device on which batches arrive, copied on a separate stream (a ``torch.device`` of the current
@@ -136,14 +136,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             CPU). More: accelerators.md.
         device_prefetch: Number of batches to copy to the device before their turn (default: 2). More:
             accelerators.md.
-        device_transform: Function that gets each batch on the device, and returns the batch for the caller
-            (default: ``None``). More: accelerators.md.
+        device_transform: Function that gets each batch on the device; ``next`` returns its result (default:
+            ``None``). More: accelerators.md.
 
     Args: watching
         watchdog: Seconds without a batch after which the log names each late worker, its batch and its Python
             stack (default: ``None``, never). More: watchdog.md.
-        stats: ``True`` to note where the time of each epoch goes, for ``epoch_stats()`` (default: ``False``).
-            More: guides/is_it_the_loader.md.
+        stats: ``True`` to measure where the time of each epoch goes, for ``epoch_stats()`` (default:
+            ``False``). More: guides/is_it_the_loader.md.
 
     Raises:
         ValueError: If torch refuses an argument, a value is out of range, ``device`` does not exist, or two
