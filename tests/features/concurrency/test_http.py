@@ -50,7 +50,7 @@ class Files(Dataset[Any]):
 
 @pytest.mark.parametrize("kind", [BodiesAtOnce, Files])
 def test_bodies_come_in_order_and_many_at_once(kind: Any) -> None:
-    with server(0.05, SIZE) as address:
+    with server(0.2, SIZE) as address:
         loader: Any = DataLoader(
             kind(address, 160), batch_size=8, num_workers=2, prefetch_factor=8, worker_concurrency=32
         )
@@ -60,8 +60,8 @@ def test_bodies_come_in_order_and_many_at_once(kind: Any) -> None:
             seconds = time.perf_counter() - begun
             assert bodies.shape == (160, SIZE)
             assert torch.equal(bodies, torch.arange(160, dtype=torch.uint8)[:, None].expand(160, SIZE))
-            # One after another, two workers take four seconds.
-            assert seconds < 2
+            # One after another, two workers take sixteen seconds.
+            assert seconds < 10
 
 
 class Broken(BodiesAtOnce):
