@@ -234,7 +234,7 @@ def test_threads_share_a_limit(path):
     if path == "without workers":
         # The sampler of this path is a generator.
         iterator._sampler_iter = iter(range(300))
-    iterator.limit(300)
+    iterator.limit(100)
     got = [[] for _ in range(4)]
     threads = [threading.Thread(target=lambda into=into: into.extend(taken(iterator))) for into in got]
     for thread in threads:
