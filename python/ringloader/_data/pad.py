@@ -21,9 +21,10 @@ class Pad:
     Samples are tensors, arrays, numbers or lists of numbers. All have the same number of dimensions. A list
     of numbers counts as the tensor that ``torch.tensor`` makes of it.
 
-    Samples of one type give the same batch as ``torch.nn.utils.rnn.pad_sequence(batch_first=True)``, bit for
-    bit. The batch is contiguous, and never shares memory with a sample. In a worker of ringloader's loader,
-    native code writes the samples once, straight into the memory in which the batch travels.
+    For tensors of one type that ``torch.nn.utils.rnn.pad_sequence(batch_first=True)`` accepts, the result is
+    the same, bit for bit. The batch is contiguous, and never shares memory with a sample. In a worker of
+    ringloader's loader, native code writes the samples once, straight into the memory in which the batch
+    travels.
 
     Args:
         value: The number that fills the padding. The type of the batch must be able to hold it.
