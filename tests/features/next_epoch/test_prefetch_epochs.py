@@ -21,8 +21,10 @@ from prefetch_epochs_parts import (
 )
 from torch.utils.data import (
     BatchSampler,
+    MapDataPipe,
     RandomSampler,
 )
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
 from faults import script
@@ -90,6 +92,39 @@ def test_out_of_order_each_epoch_has_its_samples():
         for _ in range(5):
             assert sorted(index for batch in loader for index in batch[0].tolist()) == list(range(LENGTH))
         assert loader.dataset.asked.value <= 5 * LENGTH + 8
+
+
+class Seeded(MapDataPipe):
+    """Says with each sample if it was given the seed of an epoch."""
+
+    seed = None
+
+    def set_seed(self, seed):
+        self.seed = seed
+
+    def __len__(self):
+        return LENGTH
+
+    def __getitem__(self, index):
+        return index, self.seed is not None
+
+
+def test_no_epoch_of_a_map_style_data_pipe_has_a_shared_seed():
+    """torch draws one for an ``IterDataPipe`` alone, which this option refuses."""
+
+    def seen(cls, **options):
+        torch.manual_seed(5)
+        loader = cls(Seeded(), batch_size=2, shuffle=True, num_workers=2, persistent_workers=True, **options)
+        return [(lists(loader), loader._iterator._shared_seed) for _ in range(3)]
+
+    torchs = seen(torch.utils.data.DataLoader)
+    assert [seed for _, seed in torchs] == [None] * 3
+    assert not any(has_seed for batches, _ in torchs for _, seeds in batches for has_seed in seeds)
+    assert seen(DataLoader, prefetch_epochs=True) == torchs
+    with pytest.raises(ValueError, match="prefetch_epochs=True and an IterableDataset"):
+        DataLoader(
+            IterableWrapper(range(LENGTH)), num_workers=2, persistent_workers=True, prefetch_epochs=True
+        )
 
 
 def test_threads_get_the_same_order():
