@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, Sampler
 
 import ringloader._native as _native
 from ringloader._features.pools.pool import WorkerPool
-from ringloader._features.state import datasets, tracked
+from ringloader._features.state import dataset_state, tracked
 from ringloader._features.table import TABLE, show_options
 from ringloader.bad_samples import OnError
 from ringloader.dataloader import DataLoader, make
@@ -40,7 +40,7 @@ class StatefulDataLoader(DataLoader[_T_co]):
     """
 
     _ringloader_always = (tracked.feature_for,)
-    _ringloader_asks_dataset = staticmethod(datasets.is_asked)
+    _ringloader_asks_dataset = staticmethod(dataset_state.is_asked)
 
     def __init__(
         self,

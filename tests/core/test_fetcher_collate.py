@@ -18,9 +18,10 @@ from torch.utils.data import default_collate
 import ringloader._native as _native
 from parity.describe import describe, difference
 from ringloader import DataLoader
+from ringloader._features import worker_info
 from ringloader._features.threads import thread
 from ringloader._torch import collating, internals
-from ringloader._worker import collate, worker_info
+from ringloader._worker import collate
 from small_datasets import Made
 
 IMAGE = torch.arange(3 * 8 * 8, dtype=torch.uint8).reshape(3, 8, 8)

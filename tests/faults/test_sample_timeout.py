@@ -21,7 +21,7 @@ import torch.utils.data
 import ringloader
 from faults.proc import Snapshot
 from ringloader import DataLoader, Retry
-from ringloader._common import memory_file
+from ringloader._features import shared_words
 from ringloader._features.losses import samples
 
 pytestmark = pytest.mark.rings_only
@@ -365,7 +365,7 @@ def test_nothing_is_left_where_its_memory_cannot_be_had(monkeypatch, snapshot):
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
     refusing = types.SimpleNamespace(OwnFd=types.SimpleNamespace(memory=refuse))
-    monkeypatch.setattr(memory_file, "_native", refusing)
+    monkeypatch.setattr(shared_words, "_native", refusing)
     with pytest.raises(OSError, match="Too many open files") as caught:
         iter(made(Hangs()))
     # The frames of the error, which lives, have all that was made before.

@@ -20,7 +20,7 @@ import ringloader
 from parity.datasets import ERRORS, identity
 from parity.describe import describe, difference, normalise
 from ringloader import DataLoader
-from ringloader._worker import worker_info
+from ringloader._features import worker_info
 from small_datasets import Made
 
 pytestmark = pytest.mark.rings_only

@@ -12,8 +12,8 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import ringloader
 from programs import client
 from ringloader import DataLoader
+from ringloader._features import worker_info
 from ringloader._torch import internals, select_path
-from ringloader._worker import worker_info
 
 pytestmark = pytest.mark.rings_only
 

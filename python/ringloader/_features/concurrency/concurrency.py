@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ringloader._common.memory_file import SharedWords
 from ringloader._core.feature import Feature, Setup
 from ringloader._core.notes import beyond_iterators
 from ringloader._features.concurrency.event_loop import Holder, Kept
 from ringloader._features.concurrency.making import Samples, Tasks
 from ringloader._features.rules import has_remote_pool
+from ringloader._features.shared_words import SharedWords
 from ringloader._features.table import Options
 from ringloader._worker.options import WorkerOption
 

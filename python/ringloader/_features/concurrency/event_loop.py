@@ -12,9 +12,9 @@ from collections.abc import Callable, Coroutine, Iterable
 from typing import Any
 
 from ringloader._common.attributes import is_awaitable
+from ringloader._features import worker_info
 from ringloader._log import logger
 from ringloader._torch import modes
-from ringloader._worker import worker_info
 
 # Seconds in which a loop ends: cancelled coroutines, generators and `aclose` of datasets together.
 CLOSES_WITHIN = 3.0

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch.utils.data import get_worker_info
 
+from ringloader._features import worker_info
 from ringloader._log import logger
 from ringloader._torch import internals, stand_ins
-from ringloader._worker import worker_info
 
 
 class _Draws:

@@ -13,12 +13,12 @@ from typing import Any
 
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
-from ringloader._common.memory_file import SharedWords
 from ringloader._data.cached_dataset import CachedDataset
 from ringloader._features.concurrency import info
 from ringloader._features.concurrency.event_loop import Holder, Kept
 from ringloader._features.concurrency.lines import Call, Limits, LoopLines, ThreadLines
 from ringloader._features.concurrency.reading import LOOK_SECONDS, AheadChannel, Begun, EndedError
+from ringloader._features.shared_words import SharedWords
 from ringloader._worker.fetch import EMPTY, SampleFetcher, Turn, gives_several, inner
 from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 

@@ -1,4 +1,4 @@
-"""``worker_task="sample"`` in worker processes: the channel over tasks that all of them share."""
+"""``worker_task="sample"`` in workers: the channels of processes and of threads over tasks that all share."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._features.joint.parts import NOTHING, Joint, first_error
+from ringloader._features.threads.thread import ThreadChannel
 from ringloader._log import logger
 from ringloader._torch import collating
 from ringloader._worker import malloc
@@ -65,7 +66,7 @@ class ProcessJoint(Joint):
         finally:
             for fd in fds:
                 os.close(fd)
-        return lambda _usual: functools.partial(JointChannel, joint=self, epoch=start.of_tasks)
+        return lambda _usual: functools.partial(JointChannel, joint=self, start=start)
 
     def leave_process(self) -> None:
         """Drops the memory, and the channel that has it too."""
@@ -83,7 +84,7 @@ class JointChannel(ProcessChannel):
         worker: The worker's number.
         trimming: Gives back memory of the allocator while the worker is idle.
         joint: The option, which has joined.
-        epoch: The epoch that the worker begins with, in the numbers of its tasks.
+        start: The beginning of the worker's first epoch.
     """
 
     def __init__(
@@ -92,15 +93,14 @@ class JointChannel(ProcessChannel):
         worker: int,
         trimming: malloc.Trimming,
         joint: ProcessJoint,
-        epoch: int,
+        start: EpochStart,
     ) -> None:
         super().__init__(port, worker, trimming)
         self._take = self._take_shared
         self._joint = joint
         self._shared = joint.port
-        self._epoch = epoch
-        # Epochs that the worker was told to begin.
-        self._starts: collections.deque[EpochStart] = collections.deque()
+        # The epoch that the worker is in, and those that it was told to begin.
+        self._starts = collections.deque([start])
         # The last claim, until its samples are sent, or kept for its batch.
         self._claimed: _native.Claimed | None = None
         # The claim of the batch that this worker collates.
@@ -109,11 +109,11 @@ class JointChannel(ProcessChannel):
 
     def _take_shared(self, timeout: float | None) -> tuple[Any] | None:
         while True:
-            following = self._starts[0].of_tasks if self._starts else None
+            following = self._starts[1].of_tasks if len(self._starts) > 1 else None
             if following is not None and self._shared.are_over_before(following):
-                self._epoch = following
-                return (self._starts.popleft(),)
-            found = self._shared.get(timeout, self._epoch, following)
+                self._starts.popleft()
+                return (self._starts[0],)
+            found = self._shared.get(timeout, self._starts[0].of_tasks, following)
             if isinstance(found, _native.Claimed):
                 self._claimed = found
                 return ((found.seq, found),)
@@ -195,3 +195,64 @@ class JointChannel(ProcessChannel):
             # Samples that cannot be unpickled here can be made here.
             logger.debug("worker_task='sample': a batch is made again by one worker", exc_info=True)
             return None
+
+
+class ThreadJoint(Joint):
+    """Makes parts of batches in a worker thread."""
+
+    def join(self, worker: int, port: Any, start: EpochStart) -> Callable[..., Any]:  # noqa: ARG002
+        return lambda _usual: functools.partial(JointThreadChannel, joint=self)
+
+
+class JointThreadChannel(ThreadChannel):
+    """A :class:`ThreadChannel` over tasks that all threads share.
+
+    Args:
+        queues: The queues of the iterator.
+        worker: The worker's number.
+        joint: The worker's option.
+    """
+
+    def __init__(self, queues: _native.ThreadQueues, worker: int, joint: ThreadJoint) -> None:
+        super().__init__(queues, worker)
+        # The run that was taken last, until its samples are made.
+        self._taken: _native.Claimed | None = None
+        joint.run_channel = self
+
+    def _other(self, call: Any) -> Any:
+        if not isinstance(call, _native.Claimed):
+            return super()._other(call)
+        self._taken = call
+        return call.seq, call
+
+    def ahead(self) -> None:
+        """Returns None: a worker claims a run once it has made the last one."""
+
+    def put(self, message: tuple[Any, Any]) -> None:
+        number, data = message
+        if data is NOTHING:
+            return
+        taken = self._taken
+        if taken is not None and isinstance(number, int):
+            # The worker cannot make samples: the error is the run's.
+            if not self.finish(taken, data):
+                return
+            message = number, first_error(self.parts(taken, data)) or data
+        super().put(message)
+
+    def note_time(self, run: _native.Claimed, seconds: float) -> None:
+        self._queues.note_time(run, seconds)
+
+    def finish(self, run: _native.Claimed, samples: Any) -> bool:
+        self._taken = None
+        return self._queues.finish(self._worker, run, samples)
+
+    def finish_without(self, run: _native.Claimed) -> bool:
+        self._taken = None
+        return self._queues.finish(self._worker, run, None)
+
+    def collated(self, run: _native.Claimed, own: Any) -> None:
+        """Returns None: samples of threads stay where they are."""
+
+    def parts(self, run: _native.Claimed, own: Any) -> list[Any] | None:  # noqa: ARG002
+        return self._queues.parts(self._worker, run)

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._core.feature import Feature, MemoryPlan, Setup
 from ringloader._features import arrays
-from ringloader._features.joint.channel import ProcessJoint
-from ringloader._features.joint.thread_channel import ThreadJoint
+from ringloader._features.joint.channel import ProcessJoint, ThreadJoint
 from ringloader._features.table import Options, takes_options
 from ringloader._transport import budget
 from ringloader._worker.fetch import gives_several

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._common.attributes import shown
-from ringloader._common.memory_file import SharedWords
 from ringloader._features import arrays
+from ringloader._features.shared_words import SharedWords
 from ringloader._torch import collating
 from ringloader._transport.overdue import Late
 from ringloader._worker.fetch import Ahead, SampleFetcher, Turn, gives_several

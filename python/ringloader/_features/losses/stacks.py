@@ -18,8 +18,8 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import proc
-from ringloader._common.memory_file import SharedWords
 from ringloader._features.losses.samples import Around
+from ringloader._features.shared_words import SharedWords
 from ringloader._worker import entry
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 

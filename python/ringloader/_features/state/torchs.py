@@ -10,7 +10,7 @@ import torch
 
 import ringloader._native as _native
 from ringloader._core.feature import Stage, StagePosition
-from ringloader._features.state import datasets
+from ringloader._features.state import dataset_state
 from ringloader._features.state.epoch import SampledEpoch
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront
@@ -35,7 +35,7 @@ def why_not(loader: TorchLoader, get_iterator: TorchIterator) -> str | None:
         return reason
     if loader.num_workers > 1 and not loader.in_order:
         return "with in_order=False it does not say which batches it has given"
-    return "no position of an IterableDataset can be had there" if datasets.decides(loader) else None
+    return "no position of an IterableDataset can be had there" if dataset_state.decides(loader) else None
 
 
 class TorchsEpoch(SampledEpoch):

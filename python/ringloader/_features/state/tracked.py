@@ -10,7 +10,7 @@ import torch
 
 from ringloader._core import epochs
 from ringloader._core.feature import Feature, Setup, Stage
-from ringloader._features.state import datasets, saved, torchs
+from ringloader._features.state import dataset_state, saved, torchs
 from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch
 from ringloader._features.state.order import NativeOrder
 from ringloader._features.state.reading import ReadOrder
@@ -67,7 +67,7 @@ def load(loader: TorchLoader, state: object) -> None:
     found = saved.from_dict(state)
     order = _order_of(loader)
     _check_alike(found, _beginning(loader, order))
-    datasets.check(loader, found.workers)
+    dataset_state.check(loader, found.workers)
     if found.epoch is not None and order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
@@ -153,7 +153,7 @@ class State(Feature):
 
 def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> State:
     """Returns the feature of states. torch's own loader takes none of a dataset."""
-    return State(None if setup.path == "torch" else datasets.option_for(loader))
+    return State(None if setup.path == "torch" else dataset_state.option_for(loader))
 
 
 def _planned(
@@ -188,7 +188,7 @@ def _planned(
             # torch's loader takes no state of a map-style dataset.
             loaded = loaded.but(workers=None)
         begun, order, seed = _resumed(loader, order, loaded, number, are_same)
-    dataset = None if option is None else datasets.state_for(loader, option, begun, loaded is not None)
+    dataset = None if option is None else dataset_state.state_for(loader, option, begun, loaded is not None)
     if order is None:
         return StreamedEpoch(begun, iterator, dataset, seed)
     kind = TorchsEpoch if iterator is None else SampledEpoch
@@ -278,7 +278,7 @@ def _restore_generator(loader: TorchLoader, loaded: Saved, are_same: bool) -> No
 
 def _order_of(loader: TorchLoader) -> NativeOrder | ReadOrder | None:
     """Returns the order of a loader's samples; None if its dataset decides."""
-    if datasets.decides(loader):
+    if dataset_state.decides(loader):
         return None
     found = loader._index_sampler
     draws = samplers.draws_of(found, for_state=True)
@@ -292,7 +292,7 @@ def _beginning(
     generator = loader.generator
     # torch refuses what is no generator when it draws.
     has_own = isinstance(generator, torch.Generator) and generator is not torch.default_generator
-    begun = datasets.beginning(loader) if order is None else order.beginning()
+    begun = dataset_state.beginning(loader) if order is None else order.beginning()
     return begun.but(
         number=epochs.next_of(loader) if number is None else number,
         loader_generator=generator.get_state() if has_own else None,

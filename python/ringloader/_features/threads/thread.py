@@ -9,8 +9,9 @@ from typing import Any
 
 import ringloader._native as _native
 from ringloader._common import pickling
+from ringloader._features import worker_info
 from ringloader._torch import internals, modes
-from ringloader._worker import collate, loop, worker_info
+from ringloader._worker import collate, loop
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart
 

@@ -15,13 +15,13 @@ import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._core.feature import Feature, Options, Setup
 from ringloader._core.make_transport import WorkerKind
+from ringloader._features import worker_info
 from ringloader._features.rules import THREAD
 from ringloader._features.threads.thread import WorkerThread
 from ringloader._log import logger
 from ringloader._torch import internals, modes, select_path
 from ringloader._torch.select_path import Reason
 from ringloader._transport.protocol import Transport
-from ringloader._worker import worker_info
 from ringloader._worker.loop import Work
 from ringloader._worker.options import EpochStart, WorkerOption
 
