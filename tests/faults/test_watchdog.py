@@ -486,7 +486,7 @@ def test_a_late_answer_is_taken_for_no_others():
         time.sleep(60)
         os._exit(0)
     try:
-        while not proc.signals_of(blocked)["SigBlk"] & proc.bit(number):
+        while not stacks.signals_of(blocked)["SigBlk"] & stacks.bit(number):
             time.sleep(0.001)
         told._late = blocked, proc.start_of(blocked), number
         me = os.getpid()

@@ -11,6 +11,7 @@ import torch
 
 import ringloader
 from ringloader._features import table
+from ringloader._features.device import resolve
 from ringloader._features.table import Options
 from ringloader._patch import by_name
 from ringloader._torch import devices
@@ -129,7 +130,7 @@ def test_a_device_that_is_not_there(machine, count, device, text):
 )
 def test_which_device_is_meant(machine, count, device, found):
     machine(count)
-    assert devices.resolve(device) == found
+    assert resolve(device) == found
 
 
 def test_a_device_of_which_the_older_torch_says_that_there_is_none(monkeypatch):
@@ -137,7 +138,7 @@ def test_a_device_of_which_the_older_torch_says_that_there_is_none(monkeypatch):
         raise RuntimeError("no accelerator")
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", raises)
-    assert devices.resolve("auto") is None
+    assert resolve("auto") is None
 
 
 def test_checking_initialises_no_device():

@@ -154,6 +154,7 @@ PYTHON_MAY_USE = {
     "_features.device": {
         "_common",
         "_core",
+        "_features.options",
         "_features.table",
         "_log",
         "_native",
@@ -228,6 +229,7 @@ PYTHON_MAY_USE = {
         "_core",
         "_features.conflicts",
         "_features.cores",
+        "_features.options",
         "_features.rules",
         "_features.table",
         "_native",
@@ -253,6 +255,7 @@ PYTHON_MAY_USE = {
         "_core",
         "_features.all",
         "_features.conflicts",
+        "_features.options",
         "_features.pools",
         "_features.report",
         "_features.rules",

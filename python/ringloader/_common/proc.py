@@ -1,4 +1,4 @@
-"""Facts about processes: states and signals from ``/proc``, and ranks in a job. Imports no torch."""
+"""Facts about processes: their states from ``/proc``, and ranks in a job. Imports no torch."""
 
 from __future__ import annotations
 
@@ -27,21 +27,6 @@ def start_of(pid: int) -> int:
         return int(stat_of(pid)[19])
     except (IndexError, ValueError):
         return 0
-
-
-def signals_of(pid: int) -> dict[str, int]:
-    """The sets of signals in ``/proc/PID/status``; none if it cannot be read."""
-    try:
-        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    fields = (line.partition(":") for line in lines if line.startswith(("Sig", "ShdPnd")))
-    return {name: int(value, 16) for name, _, value in fields if name != "SigQ"}
-
-
-def bit(number: int) -> int:
-    """Returns the bit of a signal in such a set."""
-    return 1 << (number - 1)
 
 
 def local_world_size() -> int:

@@ -22,11 +22,12 @@ from ringloader._data.array_dataset import ArrayDataset
 from ringloader._features import conflicts
 from ringloader._features.auto import auto_of
 from ringloader._features.conflicts import without_effect as without_effect
+from ringloader._features.device import resolve
 from ringloader._features.dispatch import datapipes
 from ringloader._features.report import asked as asked
 from ringloader._features.report import report
 from ringloader._features.table import DEFAULTS, NONE_GIVEN, TABLE, Options, put_options
-from ringloader._torch import devices, internals, select_path
+from ringloader._torch import internals, select_path
 
 if TYPE_CHECKING:
     from ringloader._core.make_transport import WorkerKind
@@ -161,7 +162,7 @@ def construct(
         ours["num_workers"] = given
     options = Options(**ours) if ours else NONE_GIVEN
     if options.device is not None and not internals.is_in_worker():
-        devices.resolve(options.device)
+        resolve(options.device)
     if options.changed:
         torchs |= arguments_for(loader, options, options.changed, workers)
     dataset = arguments["dataset"]

@@ -10,10 +10,11 @@ from typing import Any, TypeVar, Unpack, overload
 import ringloader._features.all as features
 import ringloader.bad_samples as bad_samples
 from ringloader._features import conflicts
+from ringloader._features.device import resolve
 from ringloader._features.table import TABLE, Options, values_of
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions
-from ringloader._torch import devices, hook, internals
+from ringloader._torch import hook, internals
 from ringloader.dataloader import DataLoader
 
 _Ours = TypeVar("_Ours", bound=DataLoader[Any])
@@ -68,7 +69,7 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
     bad_samples.forget_limit(before, options)
     # All of them together, before the first is set.
     now = Options(**{**before, **options})
-    devices.resolve(now.device)
+    resolve(now.device)
     at: Any = loader
     conflicts.check_made(at, now, options)
     vars(at).update(features.arguments_for(at, now, options, at.num_workers))

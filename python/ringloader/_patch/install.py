@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from ringloader._features import rules
+from ringloader._features.device import resolve
 from ringloader._features.report import at_exit
 from ringloader._features.table import Options, options_of
 from ringloader._patch import by_name
@@ -132,11 +133,9 @@ def _put(wanted: _Wanted) -> None:
 
 
 def _wanted(function: str, stateful: bool, given: GivenOptions) -> _Wanted:
-    from ringloader._torch import devices
-
     rules.boolean(by_name.STATEFUL, stateful)
     options = by_name.checked(function, given)
-    devices.resolve(options.device)
+    resolve(options.device)
     if stateful:
         stateful_class.check(function)
     return _Wanted(functools.partial(make_iterator, options), stateful)

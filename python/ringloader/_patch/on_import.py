@@ -45,10 +45,10 @@ def _install(text: str) -> None:
         try:
             # Imported here, so that a missing module or device is reported here.
             import ringloader.dataloader  # noqa: F401
+            from ringloader._features.device import resolve
             from ringloader._patch import install
-            from ringloader._torch import devices
 
-            devices.resolve(options.device)
+            resolve(options.device)
         except Exception as error:
             hook.put(loader_class, None)
             stateful.put(False)

@@ -13,8 +13,6 @@ from ringloader._common.attributes import class_has_method, stored
 
 # Levels of samplers inside samplers: more than real programs have.
 _MOST_LEVELS = 8
-# Attributes with the rank, and with the number of ranks: torch's and accelerate's.
-_RANKS = (("rank", "num_replicas"), ("process_index", "num_processes"))
 
 
 def samplers_in(outermost: Any) -> Iterator[Any]:
@@ -35,7 +33,7 @@ def with_epoch(outermost: Any) -> Any:
 
 def has_epoch(sampler: Any) -> bool:
     """True if a sampler has an epoch, which can be set."""
-    return _is_count(stored(sampler, "epoch")) and class_has_method(sampler, "set_epoch")
+    return is_count(stored(sampler, "epoch")) and class_has_method(sampler, "set_epoch")
 
 
 def epoch_of(outermost: Any) -> int | None:
@@ -44,16 +42,6 @@ def epoch_of(outermost: Any) -> int | None:
     return None if sampler is None else int(stored(sampler, "epoch"))
 
 
-def rank_of(outermost: Any) -> tuple[int | None, int | None]:
-    """Returns the rank that the first sampler with one reads for, and the number of ranks."""
-    for sampler in samplers_in(outermost):
-        for one, other in _RANKS:
-            rank = stored(sampler, one)
-            if _is_count(rank) and _is_count(ranks := stored(sampler, other)):
-                return rank, ranks
-    return None, None
-
-
-def _is_count(value: object) -> bool:
+def is_count(value: object) -> bool:
     kind = type(value)
     return issubclass(kind, int) and kind is not bool and value >= 0  # type: ignore[operator]

@@ -156,18 +156,17 @@ def _build() -> str:
 
 
 def _accelerator() -> Finding:
-    bad = devices.device_in_bad_fork()
-    if bad is not None:
+    current = devices.current_accelerator()
+    if current is not None and devices.is_in_bad_fork(current.type):
         return Finding(
             "accelerator",
-            f"{bad}, initialised before this process was forked",
+            f"{current.type}, initialised before this process was forked",
             "note",
             "It cannot be used in this process.",
         )
     if not torch.accelerator.is_available():
         return Finding("accelerator", "none")
-    device = torch.accelerator.current_accelerator()
-    return Finding("accelerator", f"{device}, {torch.accelerator.device_count()} of them")
+    return Finding("accelerator", f"{current}, {torch.accelerator.device_count()} of them")
 
 
 def _path() -> Finding:

@@ -1,71 +1,12 @@
-"""Devices: the one that an option means, the one in use and its streams, and one that a fork has spoilt."""
+"""Devices: the current one, those in use, and one that a fork has spoilt."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Generator
 from typing import Any
 
 import torch
-
-AUTO = "auto"
-# Devices that were found to be there.
-_known: set[object] = set()
-
-
-def resolve(device: torch.device | str | int | None) -> torch.device | None:
-    """Returns the device that batches are moved to; None where they stay on the CPU.
-
-    Without an index it is the device that is current when the first batch is moved.
-
-    Args:
-        device: As the option ``device`` takes it.
-
-    Raises:
-        ValueError: If it is not there, or not of the current accelerator.
-    """
-    if device is None:
-        return None
-    accelerator = current_accelerator()
-    if device == AUTO:
-        if accelerator is None or _count(accelerator.type) == 0 or _is_in_bad_fork(accelerator.type):
-            return None
-        return accelerator
-    if not isinstance(device, int):
-        try:
-            asked = torch.device(device)
-        except RuntimeError as error:
-            what = str(error).splitlines()[0]
-            raise ValueError(f"device {device!r} is unknown to torch, and is not {AUTO!r}: {what}") from None
-        if asked.type == "cpu":
-            return None
-    elif accelerator is None:
-        raise ValueError(
-            f"device {device} does not exist: torch has no accelerator here; pass {AUTO!r} or None"
-        )
-    else:
-        asked = torch.device(accelerator.type, device)
-    if accelerator is None or asked.type != accelerator.type:
-        there = "there is none" if accelerator is None else f"which is {accelerator.type!r}"
-        raise ValueError(
-            f"device {device!r} is not of the current accelerator ({there}); pass {AUTO!r} for that, and for "
-            "the CPU where there is none"
-        )
-    if asked not in _known:
-        count = _count(asked.type)
-        if count == 0:
-            raise ValueError(
-                f"device {device!r} does not exist: torch finds no {asked.type!r} device; pass {AUTO!r} "
-                "for the CPU where there is none"
-            )
-        if asked.index is not None and asked.index >= count:
-            raise ValueError(
-                f"device {device!r} does not exist: torch finds {count} {asked.type!r} device(s); pass an "
-                f"index below {count}"
-            )
-        _known.add(asked)
-    return asked
 
 
 def current_accelerator() -> torch.device | None:
@@ -77,7 +18,7 @@ def current_accelerator() -> torch.device | None:
         return None
 
 
-def _count(kind: str) -> int:
+def count_of(kind: str) -> int:
     """Returns the number of devices, as the device's own module counts them.
 
     The module can count without the driver. All other ways ask the driver, and then forked children, which
@@ -86,7 +27,7 @@ def _count(kind: str) -> int:
     return int(torch.get_device_module(kind).device_count())
 
 
-def _is_in_bad_fork(kind: str) -> bool:
+def is_in_bad_fork(kind: str) -> bool:
     """True if the device is unusable here, since it was initialised before the fork of this process."""
     ask = getattr(torch.get_device_module(kind), "_is_in_bad_fork", None)
     return ask is not None and bool(ask())
@@ -118,28 +59,3 @@ def copies_many(device_type: str) -> bool:
 def copy_many(into: list[torch.Tensor], sources: tuple[torch.Tensor, ...]) -> None:
     """Issues copies on the current stream, in one call of the device."""
     torch._foreach_copy_(into, sources, non_blocking=True)
-
-
-@contextlib.contextmanager
-def stream_context(stream: torch.Stream) -> Generator[None]:
-    """Makes a stream, and its device, the current ones of this thread.
-
-    ``with stream`` would keep the streams that were current before on the stream object, where threads and
-    nested entries overwrite each other's. torch 2.6 does not have it.
-    """
-    device = torch.accelerator.current_device_index()
-    before = torch.accelerator.current_stream(stream.device)
-    try:
-        # Inside the `try`: an interrupt after this call must not leave it set.
-        torch.accelerator.set_stream(stream)
-        yield
-    finally:
-        # Each call sets the device too.
-        torch.accelerator.set_stream(before)
-        torch.accelerator.set_device_index(device)
-
-
-def device_in_bad_fork() -> str | None:
-    """A device that was initialised in the process from which this one was forked, and is unusable here."""
-    accelerator = current_accelerator()
-    return accelerator.type if accelerator is not None and _is_in_bad_fork(accelerator.type) else None

@@ -180,14 +180,6 @@ def fetches_in_turn(fetcher: Any) -> bool:
     return type(fetcher) is _IN_TURN and getattr(_IN_TURN.fetch, "__code__", None) is _FETCH_IN_TURN
 
 
-def is_not_replaced(cls: type, name: str) -> bool:
-    """True if a method of numpy's, torch's or our own is what the class was written with."""
-    found = getattr(cls, name, None)
-    if isinstance(found, FunctionType):
-        return found.__code__.co_qualname == f"{cls.__name__}.{name}"
-    return isinstance(found, type(list.__len__))
-
-
 # torch's own; None if other code has put its own there.
 next_of_iterator: Any = getattr(BaseIterator, "__next__", None)
 if not is_torchs_own(next_of_iterator, "_BaseDataLoaderIter.__next__"):

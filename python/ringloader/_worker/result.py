@@ -27,11 +27,6 @@ class Result(NamedTuple):
     is_empty: bool = False
 
 
-def with_snapshot(found: Any, snapshot: bytes) -> Result:
-    """Returns a batch, which may have a sidecar, with a snapshot."""
-    return found._replace(snapshot=snapshot) if type(found) is Result else Result(found, snapshot=snapshot)
-
-
 def through(transform: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns ``transform`` for batches that may have a sidecar: it gets the batch alone."""
     return functools.partial(_through, transform)

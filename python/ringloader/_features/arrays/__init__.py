@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -73,6 +74,14 @@ def _of_one(dataset: Any) -> tuple[Any, ...]:
     return (dataset,)
 
 
+def _has_own_getitem(cls: type) -> bool:
+    """True if the method of numpy's, torch's or our own is what the class was written with."""
+    found: Any = cls.__getitem__  # type: ignore[index]
+    if isinstance(found, FunctionType):
+        return found.__code__.co_qualname == f"{cls.__name__}.__getitem__"
+    return isinstance(found, type(list.__len__))
+
+
 _KINDS = {
     cls: _Kind(cls, cls.__getitem__, columns, assemble)
     for cls, columns, assemble in (
@@ -82,7 +91,7 @@ _KINDS = {
         (TensorDataset, lambda dataset: dataset.tensors, _tuples),
         (ArrayDataset, lambda dataset: (*dataset.arrays, *dataset.named.values()), _arrays),
     )
-    if internals.is_not_replaced(cls, "__getitem__")
+    if _has_own_getitem(cls)
 }
 
 

@@ -11,7 +11,13 @@ from typing import Any
 import torch
 
 import ringloader._native as _native
-from ringloader._features.device.device_copy import CopyStream, Later, Moved, no_inference_mode
+from ringloader._features.device.device_copy import (
+    CopyStream,
+    Later,
+    Moved,
+    no_inference_mode,
+    stream_context,
+)
 from ringloader._features.device.device_tree import (
     Block,
     Packing,
@@ -22,7 +28,7 @@ from ringloader._features.device.device_tree import (
     with_leaves,
 )
 from ringloader._features.device.registration import Registrations
-from ringloader._torch import devices, internals, modes
+from ringloader._torch import internals, modes
 from ringloader._transport.lookahead import Prepared, Ready
 from ringloader._transport.overdue import is_failed, once, reraise
 
@@ -238,7 +244,7 @@ class Moving:
         if self._transform is None:
             packed, large = plan.allocate()
         else:
-            with devices.stream_context(copies.stream):
+            with stream_context(copies.stream):
                 packed, large = plan.allocate()
         staging = arrival.stage()
         if staging is not None:
@@ -277,7 +283,7 @@ class Moving:
         is_partial = False
         here: list[torch.Tensor] = []
         others: list[Any] = []
-        with contextlib.nullcontext() if self._transform is None else devices.stream_context(copies.stream):
+        with contextlib.nullcontext() if self._transform is None else stream_context(copies.stream):
             for leaf in found:
                 other = None
                 if type(leaf) is torch.Tensor:
@@ -319,7 +325,7 @@ class Moving:
         done = issuing.done
         try:
             try:
-                with devices.stream_context(copies.stream):
+                with stream_context(copies.stream):
                     data = make()
                     if transform is not None and not is_failed(data):
                         if is_partial:

@@ -10,7 +10,7 @@ import collections
 import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import torch
@@ -237,3 +237,22 @@ def no_inference_mode() -> Iterator[None]:
     # Without ``no_grad`` gradients would be on.
     with torch.inference_mode(False), torch.no_grad():
         yield
+
+
+@contextlib.contextmanager
+def stream_context(stream: torch.Stream) -> Generator[None]:
+    """Makes a stream, and its device, the current ones of this thread.
+
+    ``with stream`` would keep the streams that were current before on the stream object, where threads and
+    nested entries overwrite each other's. torch 2.6 does not have it.
+    """
+    device = torch.accelerator.current_device_index()
+    before = torch.accelerator.current_stream(stream.device)
+    try:
+        # Inside the `try`: an interrupt after this call must not leave it set.
+        torch.accelerator.set_stream(stream)
+        yield
+    finally:
+        # Each call sets the device too.
+        torch.accelerator.set_stream(before)
+        torch.accelerator.set_device_index(device)

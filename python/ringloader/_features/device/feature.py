@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ringloader._core.feature import Feature, MemoryPlan, Setup, Stage, StagePosition, Take
+from ringloader._features.device import resolve
 from ringloader._features.device.device import Moving
 from ringloader._features.device.registration import registrations_of
 from ringloader._features.table import Options
-from ringloader._torch import devices
 from ringloader._worker import result
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def feature_for(_loader: TorchLoader, options: Options, setup: Setup) -> Feature | None:
     """Returns the feature that moves batches to a device, or transforms them on the CPU; None for neither."""
-    device, transform = devices.resolve(options.device), options.device_transform
+    device, transform = resolve(options.device), options.device_transform
     if device is None:
         return None if transform is None else Transforming(transform)
     transform = None if transform is None else result.through(transform)

@@ -10,7 +10,7 @@ from multiprocessing import reduction
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._features.joint.parts import NOTHING, Joint, first_error
+from ringloader._features.joint.parts import NOTHING, Joint, RunChannel, first_error
 from ringloader._features.threads.thread import ThreadChannel
 from ringloader._log import logger
 from ringloader._torch import collating
@@ -73,6 +73,27 @@ class ProcessJoint(Joint):
         del self.port, self.run_channel
 
 
+def answer_of(
+    channel: RunChannel, claimed: _native.Claimed | None, message: tuple[Any, Any]
+) -> tuple[Any, Any] | None:
+    """Returns the message that a worker sends in place of another one; None: none.
+
+    Args:
+        channel: The worker's.
+        claimed: The run whose samples are not made yet.
+        message: A message of the worker loop.
+    """
+    number, data = message
+    if data is NOTHING:
+        return None
+    if claimed is None or not isinstance(number, int):
+        return message
+    # The worker cannot make samples: the error is the run's.
+    if not channel.finish(claimed, data):
+        return None
+    return number, first_error(channel.parts(claimed, data)) or data
+
+
 class JointChannel(ProcessChannel):
     """A :class:`~ringloader._worker.loop.Channel` over tasks that all workers share.
 
@@ -125,29 +146,19 @@ class JointChannel(ProcessChannel):
         """Returns None: a worker claims a run once it has made the last one."""
 
     def put(self, message: tuple[Any, Any]) -> None:
-        number, data = message
-        if data is NOTHING:
+        answer = answer_of(self, self._claimed, message)
+        if answer is None:
             return
-        self._put(number, data)
+        try:
+            is_sent = self._shared.put_collated(answer)
+        except Exception:
+            self._port.put((answer[0], self.failure()))
+        else:
+            if not is_sent:
+                super().put(answer)
         collating, self._collating = self._collating, None
         if collating is not None:
             self._shared.note_sent(collating)
-
-    def _put(self, number: Any, data: Any) -> None:
-        message = number, data
-        claimed = self._claimed
-        if claimed is not None and isinstance(number, int):
-            # The worker cannot make samples: the error is the run's.
-            if not self.finish(claimed, data):
-                return
-            message = number, first_error(self.parts(claimed, data)) or data
-        try:
-            if self._shared.put_collated(message):
-                return
-        except Exception:
-            self._port.put((number, self.failure()))
-            return
-        super().put(message)
 
     def finish(self, claimed: _native.Claimed, samples: Any) -> bool:
         """Sends the samples of a run, or their error. Returns True if this worker collates the batch."""
@@ -229,16 +240,9 @@ class JointThreadChannel(ThreadChannel):
         """Returns None: a worker claims a run once it has made the last one."""
 
     def put(self, message: tuple[Any, Any]) -> None:
-        number, data = message
-        if data is NOTHING:
-            return
-        taken = self._taken
-        if taken is not None and isinstance(number, int):
-            # The worker cannot make samples: the error is the run's.
-            if not self.finish(taken, data):
-                return
-            message = number, first_error(self.parts(taken, data)) or data
-        super().put(message)
+        answer = answer_of(self, self._taken, message)
+        if answer is not None:
+            super().put(answer)
 
     def note_time(self, run: _native.Claimed, seconds: float) -> None:
         self._queues.note_time(run, seconds)

@@ -14,6 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import ringloader._native as _native
@@ -111,10 +112,10 @@ class Stacks:
         begin = self._records.nbytes
         # The workers share the position at which they write. It tells how much the answer is.
         os.lseek(self._fd, begin, os.SEEK_SET)
-        asked = proc.bit(number)
+        asked = bit(number)
         process = _open(pid)
         try:
-            sets = proc.signals_of(pid)
+            sets = signals_of(pid)
             if proc.start_of(pid) != self._records.get(worker, _START) or not sets.get("SigCgt", 0) & asked:
                 # Another process, or another program: the signal would end it.
                 return "(no stack: the worker has given up its handler)"
@@ -132,7 +133,7 @@ class Stacks:
         while time.monotonic() < until:
             text = self._written(begin)
             # The worker's handler blocks the signal while it writes.
-            if text.endswith("\n") and not proc.signals_of(pid).get("SigBlk", 0) & asked:
+            if text.endswith("\n") and not signals_of(pid).get("SigBlk", 0) & asked:
                 self._late = None
                 break
             time.sleep(_POLL_SECONDS)
@@ -177,7 +178,7 @@ class Stacks:
 
 def _may_answer(pid: int, start: int, number: int) -> bool:
     """True if the signal that asked a process has not reached it, or its handler runs."""
-    sets, asked = proc.signals_of(pid), proc.bit(number)
+    sets, asked = signals_of(pid), bit(number)
     return proc.start_of(pid) == start and bool(
         (sets.get("ShdPnd", 0) | sets.get("SigPnd", 0) | sets.get("SigBlk", 0)) & asked
     )
@@ -262,7 +263,7 @@ class _Answering:
         pid = os.getpid()
         if cls._pid == pid:
             os.dup2(fd, cls._fd, inheritable=False)
-            if not cls.signal or proc.signals_of(pid).get("SigCgt", 0) & proc.bit(cls.signal):
+            if not cls.signal or signals_of(pid).get("SigCgt", 0) & bit(cls.signal):
                 return
             # Code that worked here before has set another handler.
             faulthandler.unregister(cls.signal)
@@ -295,10 +296,25 @@ class _Answering:
 
 def _free_signal() -> int:
     """A real-time signal that nothing in this process uses; 0 if there is none."""
-    sets = proc.signals_of(os.getpid())
+    sets = signals_of(os.getpid())
     if not {"SigCgt", "SigIgn", "SigBlk"} <= sets.keys():
         return 0
     used = sets["SigCgt"] | sets["SigIgn"] | sets["SigBlk"]
     # From above, because programs take them from below.
     candidates = reversed(range(signal.SIGRTMIN + 1, signal.SIGRTMAX))
-    return next((number for number in candidates if not used & proc.bit(number)), 0)
+    return next((number for number in candidates if not used & bit(number)), 0)
+
+
+def signals_of(pid: int) -> dict[str, int]:
+    """The sets of signals in ``/proc/PID/status``; none if it cannot be read."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    fields = (line.partition(":") for line in lines if line.startswith(("Sig", "ShdPnd")))
+    return {name: int(value, 16) for name, _, value in fields if name != "SigQ"}
+
+
+def bit(number: int) -> int:
+    """Returns the bit of a signal in such a set."""
+    return 1 << (number - 1)

@@ -56,7 +56,7 @@ class Order:
     def beginning(self) -> Saved:
         """Returns the state before the next epoch. Draws nothing."""
         own = self._own_generator()
-        rank, many = inside.rank_of(self._sampler)
+        rank, many = rank_of(self._sampler)
         states: dict[str, Any] = {} if own is None else {self._key: own.get_state()}
         return Saved(
             sampler=self.kind,
@@ -247,3 +247,17 @@ def _opened(draws: samplers.TorchDraws) -> _native.Stream:
     if stream is None:
         raise RuntimeError(f"the order of {draws.sampler!r:.120} cannot be read again: torch refuses it now")
     return stream
+
+
+# Attributes with the rank, and with the number of ranks: torch's and accelerate's.
+_RANKS = (("rank", "num_replicas"), ("process_index", "num_processes"))
+
+
+def rank_of(outermost: Any) -> tuple[int | None, int | None]:
+    """Returns the rank that the first sampler with one reads for, and the number of ranks."""
+    for sampler in inside.samplers_in(outermost):
+        for one, other in _RANKS:
+            rank = stored(sampler, one)
+            if inside.is_count(rank) and inside.is_count(ranks := stored(sampler, other)):
+                return rank, ranks
+    return None, None

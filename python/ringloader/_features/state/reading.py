@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import BatchSampler
 
 import ringloader._native as _native
-from ringloader._features.state.order import Order, other_indices
+from ringloader._features.state.order import Order, other_indices, rank_of
 from ringloader._features.state.positions import has_state
 from ringloader._features.state.saved import Saved
-from ringloader._sources import inside, samplers
+from ringloader._sources import samplers
 from ringloader._sources.rollover import RolloverBatchSampler
 
 if TYPE_CHECKING:
@@ -101,7 +101,7 @@ class ReadOrder(Order):
         Raises:
             ValueError: If there are other ranks now, which divide the epoch in another way.
         """
-        rank, many = inside.rank_of(self._sampler)
+        rank, many = rank_of(self._sampler)
         if (rank, many) == (saved.rank, saved.num_replicas):
             return saved
         if many != saved.num_replicas and not self.has_state:

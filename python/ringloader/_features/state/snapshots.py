@@ -18,7 +18,7 @@ from ringloader._features.state.objects import Objects, Sent, SnapshotPolicy
 from ringloader._features.state.positions import Part, Snapshot, has_state
 from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
-from ringloader._worker.result import with_snapshot
+from ringloader._worker.result import Result
 
 
 class ResumePoint(NamedTuple):
@@ -135,7 +135,8 @@ class _Sending:
         data = self._fetcher.fetch(index)
         if self._asked % self._every:
             return data
-        return with_snapshot(data, self._objects.sent(self._worker, self._asked))
+        snapshot = self._objects.sent(self._worker, self._asked)
+        return data._replace(snapshot=snapshot) if type(data) is Result else Result(data, snapshot=snapshot)
 
 
 class Asked:

@@ -16,11 +16,12 @@ from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
 from ringloader._core.make import needed_by
 from ringloader._features import conflicts
 from ringloader._features.cores import cores
+from ringloader._features.device import resolve
 from ringloader._features.rules import THREAD
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
 from ringloader._features.table import Options, has_options
-from ringloader._torch import devices, hook, internals
+from ringloader._torch import hook, internals
 from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 
@@ -61,7 +62,7 @@ class Recording(Feature):
         self._shared_bytes = 0
         self._decodes_early = options.main_prefetch > 0
         workers = setup.workers
-        has_device = options.device is not None and devices.resolve(options.device) is not None
+        has_device = options.device is not None and resolve(options.device) is not None
         clocks = [_native.WorkerClock() for _ in range(workers)] if setup.path == "threads" else None
         is_iterable = loader._dataset_kind == internals.ITERABLE
         self._timing = Timing(clocks) if workers else TimingHere(recorder, is_iterable)
