@@ -11,7 +11,7 @@ import torch
 
 import ringloader
 from ringloader._features import table
-from ringloader._features.device import resolve
+from ringloader._features.devices import resolve
 from ringloader._features.table import Options
 from ringloader._patch import by_name
 from ringloader._torch import devices

@@ -19,8 +19,8 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_459,
-    "modules of the package": 177,
+    "lines of the package": 18_467,
+    "modules of the package": 178,
     "lines of the core": 4_584,
     "lines of `_features/state`": 1_491,
     "lines of another feature": 895,

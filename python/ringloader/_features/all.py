@@ -22,7 +22,7 @@ from ringloader._data.array_dataset import ArrayDataset
 from ringloader._features import conflicts
 from ringloader._features.auto import auto_of
 from ringloader._features.conflicts import without_effect as without_effect
-from ringloader._features.device import resolve
+from ringloader._features.devices import resolve
 from ringloader._features.dispatch import datapipes
 from ringloader._features.report import asked as asked
 from ringloader._features.report import report

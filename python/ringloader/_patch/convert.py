@@ -10,7 +10,7 @@ from typing import Any, TypeVar, Unpack, overload
 import ringloader._features.all as features
 import ringloader.bad_samples as bad_samples
 from ringloader._features import conflicts
-from ringloader._features.device import resolve
+from ringloader._features.devices import resolve
 from ringloader._features.table import TABLE, Options, values_of
 from ringloader._patch import by_name
 from ringloader._patch.given import GivenOptions

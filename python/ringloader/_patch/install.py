@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, Unpack
 
 from ringloader._features import rules
-from ringloader._features.device import resolve
 from ringloader._features.report import at_exit
 from ringloader._features.table import Options, options_of
 from ringloader._patch import by_name
@@ -133,6 +132,8 @@ def _put(wanted: _Wanted) -> None:
 
 
 def _wanted(function: str, stateful: bool, given: GivenOptions) -> _Wanted:
+    from ringloader._features.devices import resolve
+
     rules.boolean(by_name.STATEFUL, stateful)
     options = by_name.checked(function, given)
     resolve(options.device)

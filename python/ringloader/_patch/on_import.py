@@ -45,7 +45,7 @@ def _install(text: str) -> None:
         try:
             # Imported here, so that a missing module or device is reported here.
             import ringloader.dataloader  # noqa: F401
-            from ringloader._features.device import resolve
+            from ringloader._features.devices import resolve
             from ringloader._patch import install
 
             resolve(options.device)

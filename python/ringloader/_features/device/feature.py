@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from ringloader._core.feature import Feature, MemoryPlan, Setup, Stage, StagePosition, Take
-from ringloader._features.device import resolve
 from ringloader._features.device.device import Moving
 from ringloader._features.device.registration import registrations_of
+from ringloader._features.devices import resolve
 from ringloader._features.table import Options
 from ringloader._worker import result
 

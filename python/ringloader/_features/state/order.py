@@ -249,14 +249,11 @@ def _opened(draws: samplers.TorchDraws) -> _native.Stream:
     return stream
 
 
-# Attributes with the rank, and with the number of ranks: torch's and accelerate's.
-_RANKS = (("rank", "num_replicas"), ("process_index", "num_processes"))
-
-
 def rank_of(outermost: Any) -> tuple[int | None, int | None]:
     """Returns the rank that the first sampler with one reads for, and the number of ranks."""
     for sampler in inside.samplers_in(outermost):
-        for one, other in _RANKS:
+        # torch's names, and accelerate's.
+        for one, other in (("rank", "num_replicas"), ("process_index", "num_processes")):
             rank = stored(sampler, one)
             if inside.is_count(rank) and inside.is_count(ranks := stored(sampler, other)):
                 return rank, ranks

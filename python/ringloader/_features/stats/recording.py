@@ -16,7 +16,7 @@ from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
 from ringloader._core.make import needed_by
 from ringloader._features import conflicts
 from ringloader._features.cores import cores
-from ringloader._features.device import resolve
+from ringloader._features.devices import resolve
 from ringloader._features.rules import THREAD
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
