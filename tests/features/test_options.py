@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import ringloader
+from ringloader._features import devices as features_devices
 from ringloader._features import table
-from ringloader._features.devices import resolve
 from ringloader._features.table import Options
 from ringloader._patch import by_name
 from ringloader._torch import devices
@@ -39,7 +39,7 @@ def machine(monkeypatch):
 
     def have(count):
         accelerator = None if count is None else torch.device("cuda")
-        monkeypatch.setattr(devices, "_known", set())
+        monkeypatch.setattr(features_devices, "_known", set())
         monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_, **__: accelerator)
         monkeypatch.setattr(torch, "get_device_module", lambda _: OneOf(count))
 
@@ -130,7 +130,7 @@ def test_a_device_that_is_not_there(machine, count, device, text):
 )
 def test_which_device_is_meant(machine, count, device, found):
     machine(count)
-    assert resolve(device) == found
+    assert features_devices.resolve(device) == found
 
 
 def test_a_device_of_which_the_older_torch_says_that_there_is_none(monkeypatch):
@@ -138,7 +138,7 @@ def test_a_device_of_which_the_older_torch_says_that_there_is_none(monkeypatch):
         raise RuntimeError("no accelerator")
 
     monkeypatch.setattr(torch.accelerator, "current_accelerator", raises)
-    assert resolve("auto") is None
+    assert features_devices.resolve("auto") is None
 
 
 def test_checking_initialises_no_device():
