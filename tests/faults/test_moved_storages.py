@@ -85,7 +85,7 @@ PADDED = """
     Pad._by_torch = lambda *_: []
     try:
         pad = Pad(value=-1.0)
-        for _ in range(300):
+        for _ in range(120):
             batch = pad(tensors)
             native += len(batch) > 0
             for row, tensor in zip(batch, tensors):
@@ -95,7 +95,7 @@ PADDED = """
         stop.set()
         thread.join()
     print("wrong rows:", wrong)
-    assert native > 200, native
+    assert native > 80, native
 """
 
 

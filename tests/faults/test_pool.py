@@ -395,7 +395,7 @@ def held_by(pid):
     return descriptors, mappings, resident
 
 
-def test_200_assignments_leave_nothing():
+def test_100_assignments_leave_nothing():
     with WorkerPool(2) as pool:
         loaders = [DataLoader(Numbers(2, size), worker_pool=pool) for size in (100_000, 100)]
         for _ in range(10):
@@ -403,7 +403,7 @@ def test_200_assignments_leave_nothing():
                 numbers(loader)
         pids = [os.getpid(), *workers(pool)]
         before = [held_by(pid) for pid in pids]
-        for _ in range(100):
+        for _ in range(50):
             for loader in loaders:
                 numbers(loader)
         gc.collect()

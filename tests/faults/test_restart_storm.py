@@ -41,7 +41,7 @@ def kill_now_and_then(iterator: Any, chance: random.Random, stop: threading.Even
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 @pytest.mark.parametrize("in_order", [True, False])
 def test_a_storm_of_kills(seed, in_order, snapshot):
-    storm(seed, workers=4, batches=1500, in_order=in_order, at_least=5)
+    storm(seed, workers=4, batches=400, in_order=in_order, at_least=5)
     snapshot.assert_nothing_left()
 
 

@@ -117,9 +117,7 @@ def epochs(loader: Any, take: int | None, kill: random.Random | None = None) -> 
     return found
 
 
-@pytest.mark.parametrize(
-    "number", [*range(8), *(pytest.param(number, marks=pytest.mark.slow) for number in range(8, 80))]
-)
+@pytest.mark.parametrize("number", range(40))
 def test_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_workers, "_MOST_BETWEEN", 1)
     monkeypatch.setattr(numbers, "bound", lambda: 2)

@@ -173,9 +173,7 @@ def outcomes_of(loader: DataLoader[Any], take: int | None) -> list[Any]:
     return found
 
 
-@pytest.mark.parametrize(
-    "number", [*range(24), *(pytest.param(number, marks=pytest.mark.slow) for number in range(24, 100))]
-)
+@pytest.mark.parametrize("number", range(50))
 def test_program(number, tmp_path):
     arguments, workers, take = program(number, tmp_path / "died")
     expected = outcomes(take, seeding="sample", **arguments)

@@ -246,9 +246,7 @@ def taken(batches: Any) -> list[Any]:
             return [*found, "too many errors"]
 
 
-@pytest.mark.parametrize(
-    "number", [*range(20), *(pytest.param(number, marks=pytest.mark.slow) for number in range(20, 120))]
-)
+@pytest.mark.parametrize("number", range(60))
 def test_program(number, tmp_path):
     expected = Program(number, tmp_path).run(workers=False)
     assert Program(number, tmp_path).run(workers=True) == expected
