@@ -61,7 +61,7 @@ class BadSample:
         index: The index of the dataset. For an ``IterableDataset``, the number of samples that the worker
             had asked for before. If ``collate_fn`` raised, the batch's indices.
         worker_id: The worker's number; None without workers.
-        error: The exception, without its traceback. If it cannot be pickled, or made again, a
+        error: The exception, without its traceback. If it cannot be pickled or unpickled, a
             ``RuntimeError`` with its text.
         traceback: The text of the traceback.
         handling: ``"skipped"``, ``"replaced"``, ``"retried"`` (asked for again, it was good), or ``"raised"``

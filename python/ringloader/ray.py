@@ -38,12 +38,13 @@ class Workers(WorkerPool):
     If an actor or its machine is lost, another actor makes the batches that have not arrived.
 
     Args:
-        num_workers: The default number of workers of a loader, and the largest.
+        num_workers: The number of workers of a loader that sets none, and the most that a loader may set.
         num_cpus: CPUs that each worker asks Ray for.
         resources: Other resources that each worker asks for, by their names.
-        max_bytes: The most bytes of batches under way: being made, or made and not yet taken by the loader.
-            Each counts as the largest of the last few. Until the first batch has arrived, each worker makes
-            one. One batch may always be made. None: the loader's ``max_shared_bytes`` is the limit.
+        max_bytes: The most bytes of batches under way: being made, or made and not yet taken by the loader. A
+            batch's size is not known before it is made, so each counts as the largest recent batch. Until the
+            first batch has arrived, each worker makes one. One batch may always be made. None: the loader's
+            ``max_shared_bytes`` is the limit.
         retries: How often a batch is tried again after its worker was lost.
         start_timeout: Seconds to wait for room in the cluster, at ``iter`` and when a lost worker is
             replaced.

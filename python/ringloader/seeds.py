@@ -64,7 +64,8 @@ class Seeds:
     def spawn(self, worker_id: int) -> Seeds:
         """Returns the seeds of a worker of this process.
 
-        Shared seeds continue where these are. Unique seeds are the worker's own, and the same at each call.
+        The worker's shared seeds continue from this object's position. Its unique seeds are its own, and each
+        call of ``spawn`` gives the same ones.
 
         Args:
             worker_id: The worker's number.
@@ -80,7 +81,7 @@ class Seeds:
         return made
 
     def generator_words(self, count: int) -> list[int]:
-        """Returns words of 32 bits to set generators with, apart from all seeds."""
+        """Returns 32-bit words for seeding generators, from a stream that no seed is drawn from."""
         sequence = self._sequence(_GENERATORS, self._epoch, self._rank, *self._workers)
         return [int(word) for word in sequence.generate_state(count)]
 

@@ -142,7 +142,7 @@ def test_without_cloudpickle_the_note_says_so(monkeypatch):
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
     with pytest.raises((AttributeError, pickle.PicklingError)) as caught:
         send([lambda: 0])
-    assert "install cloudpickle (pip install ringloader[cloudpickle])" in our_note(caught.value)
+    assert "install cloudpickle (pip install cloudpickle)" in our_note(caught.value)
 
 
 class Raises:

@@ -150,8 +150,8 @@ def test_names_of_cells_are_said_before_workers_start(tmp_path: Path, method: st
             f"workers that do not fork cannot find {name} of the main module, which they cannot run again (a "
             "notebook, an interactive session, python -c or python -m package). Put it into a module and "
             "import it (in a notebook: %%writefile data.py), or install cloudpickle (pip install "
-            "ringloader[cloudpickle]), or pass multiprocessing_context='fork' or worker_method='thread', "
-            "which send nothing"
+            "cloudpickle), or pass multiprocessing_context='fork' or worker_method='thread', which "
+            "send nothing"
         )
 
 

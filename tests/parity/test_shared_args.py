@@ -352,7 +352,7 @@ def test_without_cloudpickle_a_note_names_it(loader_class, monkeypatch, strategy
     # Python 3.14 says in notes of its own what it was serializing.
     (note,) = [note for note in ours.__notes__ if not note.startswith("when serializing")]
     assert "Local" in str(ours)
-    assert "pip install ringloader[cloudpickle]" in note
+    assert "pip install cloudpickle" in note
     assert "multiprocessing_context='fork' or worker_method='thread'" in note
 
 

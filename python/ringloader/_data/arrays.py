@@ -51,11 +51,11 @@ class _Memory:
 
 
 class SharedArray(_NDArray):
-    """A numpy array in shared memory: all processes that have it see the changes of each.
+    """A numpy array in shared memory: all processes that have it see each other's changes.
 
     It is a ``numpy.ndarray``. Indices, slices, computations and copies (``copy()``, ``astype()``) give plain
-    ``numpy.ndarray``; views keep the memory. A new process, by any start method, gets only a descriptor. Any
-    other pickle, and a copy, has the elements and memory of its own.
+    ``numpy.ndarray``; views keep the memory. A new process, by any start method, gets only a descriptor. A
+    copy, and any other pickle, contains the elements, in separate memory.
 
     Every process that has the array may write to it, and nothing is locked: processes that write to the same
     elements at the same time must agree by other means. Set ``array.flags.writeable = False`` before the

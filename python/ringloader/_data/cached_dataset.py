@@ -38,10 +38,10 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     ``cached[i]`` is ``dataset[i]``. The first worker, thread or main process that needs it makes it. All
     others read it from shared memory, or from a file. Each caller gets its own copy, with the types, dtypes
-    and shapes of ``dataset[i]``, and the strides of its tensors and of arrays without gaps. A sample may be
-    any object that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are read
-    fastest. The tensors and arrays of a sample lie in one block of memory, which stays while you hold one of
-    them. Attributes that you set on a plain tensor are lost.
+    and shapes of ``dataset[i]``, and with its strides, except those of numpy arrays with gaps. A sample may
+    be any object that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are
+    read fastest. The tensors and arrays of a sample lie in one block of memory, which stays while you hold
+    one of them. Attributes that you set on a plain tensor are lost.
 
     Samples are kept until there is no room. The others are made at each access. No kept sample is replaced.
 
@@ -54,11 +54,12 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     On other systems than Linux each process keeps its own samples, up to 1 GiB unless you pass ``max_bytes``.
     A new process starts without samples, and ``path`` raises an error.
 
-    New processes get the cache as a descriptor, with any start method. A copy shares the samples. Any other
-    pickle has an empty cache, or the path. Attributes of ``dataset`` can be read and set through this object,
-    for example by a ``worker_init_fn``. Not passed on are ``set_epoch``, ``state_dict``, ``load_state_dict``,
-    names that begin with an underscore, and attributes that a subclass sets. If ``dataset`` begins to make
-    other samples, call ``clear``: kept samples do not change.
+    New processes get the cache as a descriptor, with any start method. A copy shares the samples. A pickle
+    for anything but a new process (``torch.save``, a queue) has no samples: it has an empty cache, or the
+    path. Attributes of ``dataset`` can be read and set through this object, for example by a
+    ``worker_init_fn``. Not passed on are ``set_epoch``, ``state_dict``, ``load_state_dict``, names that begin
+    with an underscore, and attributes that a subclass sets. If ``dataset`` begins to make other samples, call
+    ``clear``: kept samples do not change.
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
@@ -148,7 +149,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         - ``items``, ``bytes``: the samples that are kept now, and the bytes that they take. Bytes that killed
           processes left behind are included.
         - ``max_bytes``: the limit now.
-        - ``hits``, ``misses``: samples read, and samples made, since this program has the cache.
+        - ``hits``, ``misses``: samples read, and samples made, since this program opened or made the cache.
         - ``full``: True if a sample found no room.
         """
         names = ("items", "bytes", "max_bytes", "hits", "misses", "full")

@@ -24,7 +24,7 @@ class SharedList(SharedSequence, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: reading counts a reference, and the system copies the page.
-    A ``SharedList`` makes an item of its bytes each time it is read, and never changes them. A change to
+    Each read of a ``SharedList`` builds a new object from the item's bytes, and writes nothing. A change to
     an item changes nothing in the list.
 
     Building a list takes no more private memory than its largest item and a few MiB. The memory goes with the
@@ -38,7 +38,7 @@ class SharedList(SharedSequence, Sequence[_T]):
     these are read natively. Any other item is pickled as a whole, and unpickled each time it is read.
 
     Args:
-        iterable: The items, taken one by one. Of another ``SharedList``, the memory is shared.
+        iterable: The items, read one by one. If it is a ``SharedList``, the new list shares its memory.
 
     Raises:
         pickle.PicklingError: If an item cannot be pickled; the message has its position.

@@ -30,8 +30,8 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
         uneven: The rule if the number of items is not a multiple of the number of shards:
 
             - ``"keep"``: some shards have one item more.
-            - ``"drop"``: the last ``n % shards`` items are dropped. A shard reads its round to the end before
-              it gives its item.
+            - ``"drop"``: the last ``n % shards`` items are dropped. A round has one item for each shard. A
+              shard gives its item once the source has filled the round.
             - ``"pad"``: shards without an item in the last round get one of the first items again, in order,
               as in ``DistributedSampler``. A shard keeps at most as many of the first items as there are
               shards.

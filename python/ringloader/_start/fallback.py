@@ -69,10 +69,7 @@ def attempt(dump: Callable[[NewPickler], _T], ways: str = "", *, finds_main: boo
     except _ERRORS as error:
         module = _cloudpickle()
         if module is None:
-            remedy = (
-                "use functions and classes of modules, or install cloudpickle (pip install "
-                "ringloader[cloudpickle])"
-            )
+            remedy = "use functions and classes of modules, or install cloudpickle (pip install cloudpickle)"
             error.add_note(_note("what worker processes are sent is pickled", remedy, ways))
             raise
         try:
@@ -108,7 +105,7 @@ class _WithoutMain(reduction.ForkingPickler):
                 f"workers that do not fork cannot find {thing.__qualname__} of the main module, which they "
                 "cannot run again (a notebook, an interactive session, python -c or python -m package). Put "
                 "it into a module and import it (in a notebook: %%writefile data.py), or install cloudpickle "
-                "(pip install ringloader[cloudpickle])"
+                "(pip install cloudpickle)"
             )
         return NotImplemented
 

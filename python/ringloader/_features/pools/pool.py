@@ -25,9 +25,9 @@ class WorkerPool:
     pickles its dataset and functions once, at its first iterator, also with ``fork``. Each process that works
     for the loader unpickles them, and drops them when the loader goes.
 
-    An iterator never waits for another one. It gets idle processes, and starts the missing ones. Up to
-    ``num_workers`` of the added processes stay. If a process is lost, the next iterator replaces it. Several
-    threads may use one pool with ``spawn`` or ``forkserver``. With ``fork`` they may not: a process that is
+    An iterator never waits for another one. It gets idle processes, and starts the missing ones. The pool
+    keeps at most twice ``num_workers``. If a process is lost, the next iterator replaces it. Several threads
+    may use one pool with ``spawn`` or ``forkserver``. With ``fork`` they may not: a process that is
     forked while another thread works may wait forever for a lock. A forked child has its own pool, without
     processes.
 
@@ -40,7 +40,7 @@ class WorkerPool:
     On other systems than Linux a pool has no processes: it only says how many workers a loader has.
 
     Args:
-        num_workers: The default number of workers of a loader, and the largest.
+        num_workers: The number of workers of a loader that sets none, and the most that a loader may set.
         start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"`` (default: the default of
             ``multiprocessing``).
 
@@ -77,7 +77,7 @@ class WorkerPool:
 
     @property
     def num_workers(self) -> int:
-        """The default number of workers of a loader, and the largest."""
+        """The number of workers of a loader that sets none, and the most that a loader may set."""
         return self._num_workers
 
     @property
