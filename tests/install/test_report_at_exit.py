@@ -195,14 +195,19 @@ for _ in range(2):
     done = real_torch.run("-m", "ringloader", "run", "--stats", "True", "train.py", cwd=tmp_path)
     expected = FIGURES.format(loader=re.escape(f"{TORCHS} of Tensor (3 samples)"), all=6, times=TIMES)
     assert re.fullmatch(expected, done.stderr), done.stderr
-    done = real_torch.run("-m", "ringloader", "run", "--stats", "False", "train.py", cwd=tmp_path)
-    assert done.stderr == ""
 
 
-@pytest.mark.parametrize(
-    "end",
-    ["", pytest.param("sys.exit(2)", marks=pytest.mark.slow), pytest.param("1 / 0", marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("value", "said"), [("True", NONE), ("False", "")])
+def test_statistics_are_printed_if_they_are_on(
+    fake_torch: Python, tmp_path: Path, value: str, said: str
+) -> None:
+    (tmp_path / "train.py").write_text("import torch.utils.data.dataloader")
+    done = fake_torch.run("-m", "ringloader", "run", "--stats", value, "train.py", cwd=tmp_path)
+    assert done.stderr == said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", ["", "sys.exit(2)", "1 / 0"])
 def test_a_program_that_imports_the_class(real_torch: Python, tmp_path: Path, end: str) -> None:
     program = "import sys, ringloader, torch\nloader = ringloader.DataLoader(torch.arange(3))\nlist(loader)\n"
     (tmp_path / "train.py").write_text(program + end)
@@ -255,8 +260,10 @@ time.sleep(60)
 
 @pytest.mark.parametrize(
     ("run", "workers", "stats"),
-    [([], 0, False), (["-m", "ringloader", "run"], 1, True)],
-    ids=["python", "run"],
+    [
+        pytest.param([], 0, False, marks=pytest.mark.slow, id="python"),
+        pytest.param(["-m", "ringloader", "run"], 1, True, id="run"),
+    ],
 )
 def test_a_program_that_an_interrupt_ends_dies_by_the_signal(
     real_torch: Python, tmp_path: Path, run: list[str], workers: int, stats: bool
