@@ -26,7 +26,7 @@ GUARDS = {
     "lines of another feature": 895,
     "pairs of features": 5,
     "modules in one folder": 11,
-    "lines of Rust": 24_180,
+    "lines of Rust": 24_179,
     "files of the binding": 75,
     "lines that make code at run time": 2,
 }
@@ -76,7 +76,7 @@ NAMED_IN_RUST = {
 
 # Files of the package whose code runs in one epoch, and those that a feature adds to a plain one.
 PLAIN = 34
-MORE = {"on_error": 10, "state": 9, "lost": 10, "stats": 9}
+MORE = {"on_error": 10, "state": 9, "lost": 11, "stats": 9}
 
 
 def measured() -> dict[str, int]:
