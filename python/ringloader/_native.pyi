@@ -42,7 +42,6 @@ __all__ = [
     "SampleRows",
     "Scheduler",
     "SharedItems",
-    "SharedSequence",
     "SlotMemory",
     "Stream",
     "ThreadQueues",
@@ -420,11 +419,6 @@ class SampleCache:
     def filenos(self) -> list[int]: ...
     @property
     def terms(self) -> tuple[int, int | None, int, str | None]: ...
-
-class SharedSequence(SharedItems):
-    """``SharedItems`` with looks that take less."""
-
-    def __getitem__(self, key: Any, /) -> Any: ...
 
 @final
 class Leaves:

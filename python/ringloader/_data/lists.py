@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar, overload
 import ringloader._native as _native
 
 if TYPE_CHECKING or _native.SUPPORTED:
-    from ringloader._native import SharedSequence
+    from ringloader._native import SharedItems
 else:
-    from ringloader._data.private import PrivateSequence as SharedSequence
+    from ringloader._data.private import PrivateItems as SharedItems
 
 _T = TypeVar("_T")
 
 
-class SharedList(SharedSequence, Sequence[_T]):
+class SharedList(SharedItems, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
     Workers that read a plain list write to it: reading counts a reference, and the system copies the page.

@@ -95,8 +95,8 @@ class PrivateSamples:
             return *kept, self._hits, self._misses, self._is_full
 
 
-class PrivateSequence:
-    """A list of any objects as bytes. Has the methods of ``_native.SharedSequence`` that share nothing.
+class PrivateItems:
+    """A list of any objects as bytes. Has the methods of ``_native.SharedItems`` that share nothing.
 
     Args:
         iterable: The items, or another such list, whose bytes are then used.
@@ -111,7 +111,7 @@ class PrivateSequence:
 
     def __new__(cls, iterable: Iterable[Any] = (), /) -> Self:
         made = super().__new__(cls)
-        if isinstance(iterable, PrivateSequence):
+        if isinstance(iterable, PrivateItems):
             made._items = iterable._items
         else:
             made._items = [_pickled(number, item) for number, item in enumerate(iterable)]
@@ -122,7 +122,7 @@ class PrivateSequence:
 
     def __getitem__(self, key: Any, /) -> Any:
         if isinstance(key, slice):
-            part = PrivateSequence.__new__(type(self))
+            part = PrivateItems.__new__(type(self))
             part._items = self._items[key]
             return part
         return pickle.loads(self._items[operator.index(key)])
@@ -132,7 +132,7 @@ class PrivateSequence:
         """The bytes of all items."""
         return sum(map(len, self._items))
 
-    def is_same(self, other: PrivateSequence) -> bool:
+    def is_same(self, other: PrivateItems) -> bool:
         """True if both have the same bytes in memory."""
         return self._items is other._items
 

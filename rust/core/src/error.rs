@@ -19,29 +19,8 @@ pub enum Error {
         errno: i32,
     },
 
-    /// The machine or the control group cannot give the memory that a batch needs.
-    OutOfMemory {
-        /// Bytes that were to be taken.
-        needed: u64,
-        /// Bytes that can still be taken.
-        available: u64,
-        /// The source of the limit: the machine or a control group.
-        limit: String,
-    },
-
-    /// The machine or the control group cannot give the memory that a list needs.
-    ListMemory {
-        /// Bytes that it has by then.
-        built: u64,
-        /// Bytes that were to be added.
-        needed: u64,
-        /// Bytes that have to be left.
-        spare: u64,
-        /// Bytes that can still be taken.
-        available: u64,
-        /// The source of the limit: the machine or a control group.
-        limit: String,
-    },
+    /// The machine, the control group or the process's own allocator cannot give the memory.
+    Memory(String),
 
     /// A forked child keeps building its parent's list.
     ListInherited {
@@ -54,20 +33,6 @@ pub enum Error {
     Inherited {
         /// The process that made it.
         owner: u32,
-    },
-
-    /// The process's own allocator has no memory left.
-    Allocation {
-        /// Bytes that were asked for.
-        len: u64,
-    },
-
-    /// One task's indices are larger than the region that carries them.
-    TaskTooLarge {
-        /// Bytes of the task.
-        len: u64,
-        /// Bytes of the region.
-        capacity: u64,
     },
 
     /// The indices supplied to a stream are not the ones it asked for.
@@ -84,7 +49,7 @@ pub enum Error {
         error: Box<Error>,
     },
 
-    /// The configuration of the transport is impossible.
+    /// What was passed is impossible.
     Config(String),
 }
 
@@ -93,16 +58,6 @@ impl fmt::Display for Error {
         match self {
             Self::Corrupt(what) => write!(f, "shared memory is corrupt: {what}; please report this bug"),
             Self::Os { call, message, .. } => write!(f, "{call} failed: {message}"),
-            Self::OutOfMemory { needed, available, limit } => write!(
-                f,
-                "a batch needs {needed} more bytes of memory, but only {available} are available ({limit}); use fewer \
-                 workers, a smaller batch_size or prefetch_factor, or raise the limit"
-            ),
-            Self::ListMemory { built, needed, spare, available, limit } => write!(
-                f,
-                "a list in shared memory has {built} bytes and needs {needed} more, and {spare} to spare, but only \
-                 {available} are available ({limit}); use a shorter list or smaller items, or raise the limit"
-            ),
             Self::ListInherited { owner } => write!(
                 f,
                 "process {owner} builds this list in shared memory, and this process was forked from it meanwhile; \
@@ -113,22 +68,30 @@ impl fmt::Display for Error {
                 "can only test a child process: this iterator was made by process {owner}, from which this one was \
                  forked; make an iterator in each process"
             ),
-            Self::Allocation { len } => write!(f, "no memory for {len} bytes; use a smaller batch_size"),
-            Self::TaskTooLarge { len, capacity } => write!(
-                f,
-                "the indices of a batch take {len} bytes, more than {capacity}; use a smaller batch_size"
-            ),
             Self::Indices(what) => write!(f, "the random numbers of a sampler cannot be used: {what}"),
-            Self::EmptySource => f.write_str(
-                "integer division or modulo by zero: a RandomSampler without replacement has a data_source of length 0",
-            ),
+            Self::EmptySource => f.write_str("integer division or modulo by zero"),
             Self::Arrival { error, .. } => error.fmt(f),
-            Self::Config(what) => f.write_str(what),
+            Self::Memory(what) | Self::Config(what) => f.write_str(what),
         }
     }
 }
 
 impl std::error::Error for Error {}
+
+impl Error {
+    /// The process's own allocator has no `len` bytes left.
+    #[must_use]
+    pub fn allocation(len: u64) -> Self {
+        Self::Memory(format!("no memory for {len} bytes; use a smaller batch_size"))
+    }
+
+    /// The `len` bytes of one task's indices are more than the region that carries them has.
+    pub(crate) fn task_too_large(len: u64, capacity: u64) -> Self {
+        Self::Config(format!(
+            "the indices of a batch take {len} bytes, more than {capacity}; use a smaller batch_size"
+        ))
+    }
+}
 
 /// `Result` with the core's [`Error`].
 pub type Result<T> = std::result::Result<T, Error>;

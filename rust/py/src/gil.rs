@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{
     PyAssertionError, PyMemoryError, PyOSError, PyOverflowError, PyRuntimeError, PyValueError,
+    PyZeroDivisionError,
 };
 use pyo3::prelude::*;
 use ringloader_core::Error;
@@ -23,10 +24,9 @@ pub(crate) fn exception(error: Error) -> PyErr {
         Error::Os { errno, ref call, ref message } => {
             PyOSError::new_err((errno, format!("{call}: {message}")))
         }
-        Error::OutOfMemory { .. } | Error::ListMemory { .. } | Error::Allocation { .. } => {
-            PyMemoryError::new_err(Message(error.to_string()))
-        }
-        Error::Config(_) | Error::TaskTooLarge { .. } => PyValueError::new_err(error.to_string()),
+        Error::Memory(what) => PyMemoryError::new_err(Message(what)),
+        Error::Config(what) => PyValueError::new_err(what),
+        Error::EmptySource => PyZeroDivisionError::new_err(error.to_string()),
         Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
         Error::Arrival { error, .. } => exception(*error),
         _ => PyRuntimeError::new_err(Message(error.to_string())),
@@ -42,7 +42,7 @@ pub(crate) fn corrupt(what: &str) -> PyErr {
 /// The exception where the process has no private memory for `len` bytes.
 #[cold]
 pub(crate) fn no_memory_for(len: u64) -> PyErr {
-    exception(Error::Allocation { len })
+    exception(Error::allocation(len))
 }
 
 /// Runs `work` without the interpreter, then lets signal handlers run.

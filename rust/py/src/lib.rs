@@ -104,11 +104,6 @@ mod _native {
             super::strings::make_all(module.py());
             super::python::names::make_all(module.py());
             super::torch::names::private::make_all(module.py());
-            pyo3::types::PyModuleMethods::add(
-                module,
-                "SharedSequence",
-                super::items::look::class(module.py())?,
-            )?;
         }
         let _ = module;
         Ok(())

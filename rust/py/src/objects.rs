@@ -5,9 +5,10 @@ use std::marker::PhantomData;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyUnicodeDecodeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use pyo3::{PyErrArguments, ffi};
 use ringloader_core::Error;
+use ringloader_core::batch::Token;
 
 /// # Errors
 /// `MemoryError`.
@@ -83,6 +84,20 @@ pub(crate) fn float(py: Python<'_>, value: f64) -> PyResult<Bound<'_, PyFloat>> 
 ///
 /// # Errors
 /// `MemoryError`.
+/// The value of a token that is neither text nor a container. `None` of any other.
+#[inline]
+pub(crate) fn plain<'py>(py: Python<'py>, token: Token<'_>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    Ok(Some(match token {
+        Token::None => py.None().into_bound(py),
+        Token::True => PyBool::new(py, true).to_owned().into_any(),
+        Token::False => PyBool::new(py, false).to_owned().into_any(),
+        Token::Int(number) => int(py, number)?.into_any(),
+        Token::Float(number) => float(py, number)?.into_any(),
+        Token::Bytes(value) => bytes(py, value)?.into_any(),
+        _ => return Ok(None),
+    }))
+}
+
 pub(crate) fn dict(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     // SAFETY: as in `bytes`.
     unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyDict_New())?.cast_into_unchecked()) }

@@ -41,5 +41,5 @@ mod varint;
 pub mod wire;
 
 pub use dtype::Dtype;
-pub use skeleton::{SkeletonReader, SkeletonWriter, Token, integers, number};
+pub use skeleton::{SkeletonReader, SkeletonWriter, Token, integers};
 pub use wire::{ArrayFlags, Dims, Leaf, LeafKind, Meta, MetaWriter, StorageRecord};

@@ -4,8 +4,8 @@
 //! Samples of one form have their rows at places that follow from the form alone. So whoever makes a sample can write
 //! it, without the others.
 
-use crate::batch::Dtype;
 use crate::batch::wire::MAX_NDIM;
+use crate::batch::{Dtype, SkeletonReader, SkeletonWriter, Token, integers};
 use crate::error::{Error, Result};
 
 /// Trees that are deeper are not written as rows.
@@ -13,11 +13,6 @@ pub const DEEPEST: u32 = 100;
 
 /// Columns begin at multiples of this, as torch's own memory.
 const ALIGNMENT: u64 = 64;
-
-const LIST: u8 = 0;
-const TUPLE: u8 = 1;
-const DICT: u8 = 2;
-const FIRST_COLUMN: u8 = 3;
 
 /// The form of a sample.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,6 +53,15 @@ pub struct Column {
 }
 
 impl Column {
+    fn of(mut numbers: impl Iterator<Item = i64>) -> Option<Self> {
+        let kinds = [ColumnKind::Tensor, ColumnKind::Array, ColumnKind::Scalar, ColumnKind::Number];
+        let kind = *kinds.get(usize::try_from(numbers.next()?).ok()?)?;
+        let dtype = Dtype::from_code(numbers.next()?.try_into().ok()?)?;
+        let column = Self { kind, dtype, shape: numbers.collect() };
+        column.row_len().filter(|_| column.shape.len() <= MAX_NDIM)?;
+        Some(column)
+    }
+
     /// Bytes of a row; `None` of a shape that is none.
     #[must_use]
     pub fn row_len(&self) -> Option<u64> {
@@ -107,24 +111,26 @@ impl SampleForm {
         Some((places, end))
     }
 
-    /// Appends the form to bytes. Equal forms have equal bytes.
-    pub fn write(&self, to: &mut Vec<u8>) {
+    /// Writes the form as a skeleton, in which a column is a list of integers. Equal forms have equal bytes.
+    pub fn write(&self, to: &mut SkeletonWriter) {
         match self {
             Self::Column(Column { kind, dtype, shape }) => {
-                to.extend([FIRST_COLUMN + *kind as u8, dtype.code(), shape.len() as u8]);
-                shape.iter().for_each(|size| to.extend(size.to_le_bytes()));
+                let numbers = [*kind as i64, dtype.code().into()].into_iter().chain(shape.iter().copied());
+                to.ints(&numbers.collect::<Vec<_>>());
             }
             Self::List(items) | Self::Tuple(items) => {
-                to.push(if matches!(self, Self::List(_)) { LIST } else { TUPLE });
-                to.extend((items.len() as u32).to_le_bytes());
+                let len = items.len() as u32;
+                if matches!(self, Self::List(_)) {
+                    to.list(len)
+                } else {
+                    to.tuple(len)
+                };
                 items.iter().for_each(|item| item.write(to));
             }
             Self::Dict(items) => {
-                to.push(DICT);
-                to.extend((items.len() as u32).to_le_bytes());
+                to.dict(items.len() as u32);
                 for (name, item) in items {
-                    to.extend((name.len() as u32).to_le_bytes());
-                    to.extend(name.as_bytes());
+                    to.str(name);
                     item.write(to);
                 }
             }
@@ -136,49 +142,34 @@ impl SampleForm {
     /// # Errors
     /// [`Error::Corrupt`] for what [`write`](Self::write) does not write.
     pub fn read(bytes: &[u8]) -> Result<Self> {
-        let mut rest = bytes;
-        let form = Self::next(&mut rest, 0).filter(|_| rest.is_empty());
+        let mut reader = SkeletonReader::new(bytes, 0);
+        let form = Self::next(&mut reader, 0).filter(|_| reader.remaining() == 0);
         form.ok_or_else(|| Error::Corrupt("the form of a batch's rows".into()))
     }
 
-    fn next(rest: &mut &[u8], depth: u32) -> Option<Self> {
+    fn next(reader: &mut SkeletonReader<'_>, depth: u32) -> Option<Self> {
         if depth > DEEPEST {
             return None;
         }
-        let tag = *rest.split_off_first()?;
-        if tag < FIRST_COLUMN {
-            // Each item has a byte at least, so the number allocates no more than the bytes do.
-            let len = number(rest)?;
-            if tag == DICT {
+        match reader.next_token().ok()? {
+            Token::Ints { width, bytes } => Column::of(integers(width, bytes)).map(Self::Column),
+            Token::List(len) => Self::items(reader, len, depth).map(Self::List),
+            Token::Tuple(len) => Self::items(reader, len, depth).map(Self::Tuple),
+            Token::Dict(len) => {
                 let item = |_| {
-                    let len = number(rest)?;
-                    let name = std::str::from_utf8(rest.split_off(..len)?).ok()?.to_owned();
-                    Some((name, Self::next(rest, depth + 1)?))
+                    let Token::Str(name) = reader.next_token().ok()? else { return None };
+                    let name = std::str::from_utf8(name).ok()?.to_owned();
+                    Some((name, Self::next(reader, depth + 1)?))
                 };
-                return (0..len).map(item).collect::<Option<_>>().map(Self::Dict);
+                (0..len).map(item).collect::<Option<_>>().map(Self::Dict)
             }
-            let items = (0..len).map(|_| Self::next(rest, depth + 1)).collect::<Option<_>>()?;
-            return Some(if tag == LIST { Self::List(items) } else { Self::Tuple(items) });
+            _ => None,
         }
-        let kinds = [ColumnKind::Tensor, ColumnKind::Array, ColumnKind::Scalar, ColumnKind::Number];
-        let kind = *kinds.get(usize::from(tag - FIRST_COLUMN))?;
-        let dtype = Dtype::from_code(*rest.split_off_first()?)?;
-        let ndim = usize::from(*rest.split_off_first()?);
-        if ndim > MAX_NDIM {
-            return None;
-        }
-        let size = |_| rest.split_off(..8)?.first_chunk().map(|bytes| i64::from_le_bytes(*bytes));
-        let shape = (0..ndim).map(size).collect::<Option<_>>()?;
-        let column = Column { kind, dtype, shape };
-        column.row_len()?;
-        Some(Self::Column(column))
     }
-}
 
-/// Reads a number that counts bytes, or parts that have bytes.
-fn number(rest: &mut &[u8]) -> Option<usize> {
-    let number = u32::from_le_bytes(*rest.split_off(..4)?.first_chunk()?) as usize;
-    (number <= rest.len()).then_some(number)
+    fn items(reader: &mut SkeletonReader<'_>, len: u32, depth: u32) -> Option<Vec<Self>> {
+        (0..len).map(|_| Self::next(reader, depth + 1)).collect()
+    }
 }
 
 #[cfg(test)]
@@ -204,10 +195,15 @@ mod tests {
         ])
     }
 
+    fn written() -> Vec<u8> {
+        let mut to = SkeletonWriter::new();
+        form().write(&mut to);
+        to.as_bytes().to_vec()
+    }
+
     #[test]
     fn a_form_is_read_as_it_was_written() {
-        let mut bytes = Vec::new();
-        form().write(&mut bytes);
+        let mut bytes = written();
         assert_eq!(SampleForm::read(&bytes), Ok(form()));
         for len in 0..bytes.len() {
             assert!(SampleForm::read(&bytes[..len]).is_err(), "{len}");
@@ -218,8 +214,7 @@ mod tests {
 
     #[test]
     fn no_byte_makes_a_reader_panic() {
-        let mut bytes = Vec::new();
-        form().write(&mut bytes);
+        let bytes = written();
         for at in 0..bytes.len() {
             for value in 0..=u8::MAX {
                 let mut changed = bytes.clone();
@@ -227,7 +222,10 @@ mod tests {
                 let _ = SampleForm::read(&changed).map(|form| form.places(0, u64::MAX));
             }
         }
-        assert!(SampleForm::read(&[LIST, 1, 0, 0, 0].repeat(1000)).is_err());
+        let mut deep = SkeletonWriter::new();
+        (0..1000).for_each(|_| _ = deep.list(1));
+        deep.list(0);
+        assert!(SampleForm::read(deep.as_bytes()).is_err());
     }
 
     #[test]

@@ -18,7 +18,7 @@
 mod reader;
 mod writer;
 
-pub use reader::{Class, SkeletonReader, number};
+pub use reader::{Class, SkeletonReader};
 pub use writer::SkeletonWriter;
 
 /// One token of a skeleton.

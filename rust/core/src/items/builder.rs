@@ -51,10 +51,10 @@ impl Builder {
     /// Appends bytes of the next item.
     ///
     /// # Errors
-    /// [`Error::Allocation`] when there is no private memory for them.
+    /// [`Error::Memory`] when there is no private memory for them.
     pub fn add(&mut self, bytes: &[u8]) -> Result<()> {
         let len = bytes.len() as u64;
-        self.buffer.try_reserve(bytes.len()).map_err(|_| Error::Allocation { len })?;
+        self.buffer.try_reserve(bytes.len()).map_err(|_| Error::allocation(len))?;
         self.buffer.extend_from_slice(bytes);
         Ok(())
     }
@@ -72,7 +72,7 @@ impl Builder {
     /// Moves what was collected to shared memory. Between items only.
     ///
     /// # Errors
-    /// [`Error::ListInherited`] in a forked child, [`Error::ListMemory`] when there is no memory, [`Error::Os`]
+    /// [`Error::ListInherited`] in a forked child, [`Error::Memory`] when there is no memory, [`Error::Os`]
     /// when the system refuses.
     pub fn flush(&mut self) -> Result<()> {
         if std::process::id() != self.owner {
@@ -123,7 +123,10 @@ impl Allowance {
         let Available { bytes, limit } = self.probe.get_or_insert_with(MemoryProbe::new).available();
         // The bytes that are written before the next look must be available too.
         if needed.saturating_add(LOOK) > bytes {
-            return Err(Error::ListMemory { built, needed, spare: LOOK, available: bytes, limit });
+            return Err(Error::Memory(format!(
+                "a list in shared memory has {built} bytes and needs {needed} more, and {LOOK} to spare, but only {bytes} \
+                 are available ({limit}); use a shorter list or smaller items, or raise the limit"
+            )));
         }
         Ok(())
     }

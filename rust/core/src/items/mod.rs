@@ -98,7 +98,7 @@ fn word(bytes: &[u8], at: usize) -> Option<u64> {
 /// A list whose [`bytes`](Items::bytes) were kept.
 ///
 /// # Errors
-/// [`Error::Corrupt`] when they are no list, [`Error::ListMemory`] or [`Error::Os`] when there is no memory for them.
+/// [`Error::Corrupt`] when they are no list, [`Error::Memory`] or [`Error::Os`] when there is no memory for them.
 pub fn from_bytes(bytes: &[u8]) -> Result<Items> {
     let mut memory = Growing::create("ringloader-items")?;
     builder::Allowance::default().take(bytes.len() as u64, 0)?;

@@ -145,12 +145,15 @@ impl MemoryProbe {
     /// is left alone, so that code has memory to say why there is no more.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] with the figures when less is left.
+    /// [`Error::Memory`] with the figures when less is left.
     pub fn require(&self, needed: u64) -> Result<()> {
         let quarters = if needed <= FEW { 1 } else { 4 };
         let Available { bytes, limit } = self.available_beyond(quarters, Until::Killed);
         if needed > bytes {
-            return Err(Error::OutOfMemory { needed, available: bytes, limit });
+            return Err(Error::Memory(format!(
+                "a batch needs {needed} more bytes of memory, but only {bytes} are available ({limit}); use fewer workers, a \
+                 smaller batch_size or prefetch_factor, or raise the limit"
+            )));
         }
         Ok(())
     }

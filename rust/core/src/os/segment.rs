@@ -105,7 +105,7 @@ impl Segment {
     pub fn copy_out(&self, offset: u64, len: u64, into: &mut Vec<u8>) -> Result<()> {
         let source = self.pointer(offset, len)?;
         into.clear();
-        into.try_reserve(len as usize).map_err(|_| Error::Allocation { len })?;
+        into.try_reserve(len as usize).map_err(|_| Error::allocation(len))?;
         // SAFETY: `source` has `len` mapped bytes (I1, I2) and `into` room for them; they are private
         // memory and a mapping, so they do not overlap. A peer that breaks the protocol and writes
         // meanwhile can only make the copied bytes arbitrary, and every u8 is valid.

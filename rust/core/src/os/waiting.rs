@@ -18,17 +18,9 @@ pub(super) fn poll<const N: usize>(
     fds: [(BorrowedFd<'_>, PollFlags); N],
     limit: Duration,
 ) -> Result<[PollFlags; N]> {
-    let mut asked = fds.map(|(fd, flags)| libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: flags.bits().cast_signed(),
-        revents: 0,
-    });
-    // SAFETY: reads and writes `N` structures of this function's own.
-    let found = unsafe { libc::poll(asked.as_mut_ptr(), N as libc::nfds_t, milliseconds(limit)) };
-    if found < 0 {
-        return Err(last_errno());
-    }
-    Ok(asked.map(|one| PollFlags::from_bits_retain(one.revents.cast_unsigned())))
+    let mut asked = fds.map(asked_of);
+    wait(&mut asked, limit)?;
+    Ok(asked.map(events_of))
 }
 
 /// As [`poll`], for any number of descriptors. Replaces the flags of each by its events.
@@ -36,21 +28,26 @@ pub(super) fn poll<const N: usize>(
 /// # Errors
 /// As [`poll`].
 pub(super) fn poll_each(fds: &mut [(BorrowedFd<'_>, PollFlags)], limit: Duration) -> Result<()> {
-    let asked = |&(fd, flags): &(BorrowedFd<'_>, PollFlags)| libc::pollfd {
-        fd: fd.as_raw_fd(),
-        events: flags.bits().cast_signed(),
-        revents: 0,
-    };
-    let mut asked: Vec<libc::pollfd> = fds.iter().map(asked).collect();
-    // SAFETY: reads and writes as many structures, of this function's own.
-    let found = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds(limit)) };
-    if found < 0 {
-        return Err(last_errno());
-    }
+    let mut asked: Vec<_> = fds.iter().copied().map(asked_of).collect();
+    wait(&mut asked, limit)?;
     for ((_, flags), one) in fds.iter_mut().zip(asked) {
-        *flags = PollFlags::from_bits_retain(one.revents.cast_unsigned());
+        *flags = events_of(one);
     }
     Ok(())
+}
+
+fn asked_of((fd, flags): (BorrowedFd<'_>, PollFlags)) -> libc::pollfd {
+    libc::pollfd { fd: fd.as_raw_fd(), events: flags.bits().cast_signed(), revents: 0 }
+}
+
+fn events_of(asked: libc::pollfd) -> PollFlags {
+    PollFlags::from_bits_retain(asked.revents.cast_unsigned())
+}
+
+fn wait(asked: &mut [libc::pollfd], limit: Duration) -> Result<()> {
+    // SAFETY: reads and writes these structures.
+    let found = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds(limit)) };
+    if found < 0 { Err(last_errno()) } else { Ok(()) }
 }
 
 /// Waits for events of an epoll set. Returns how many there are, from the first on.

@@ -40,26 +40,10 @@ impl OrdinalSet {
         Ok(delivered)
     }
 
-    /// Adds the ordinals from `start` to before `stop`, of which some may be in it. O(1) if they extend the first or
-    /// the last range or come after all of them; else a search, and it moves the ranges on the shorter side. Allocates
-    /// only while the largest number of ranges grows.
+    /// Adds the ordinals from `start` to before `stop`, of which some may be in it. It moves the ranges on the shorter
+    /// side. Allocates only while the largest number of ranges grows.
     pub fn insert(&mut self, start: u64, stop: u64) {
         if start >= stop {
-            return;
-        }
-        match self.ranges.back_mut() {
-            Some(&mut (last, ref mut end)) if last <= start && start <= *end => {
-                *end = stop.max(*end);
-                return;
-            }
-            Some(&mut (_, end)) if start <= end => {}
-            _ => return self.ranges.push_back((start, stop)),
-        }
-        // There are two ranges at least, or the only one begins after `start`.
-        let behind = |at: usize| self.ranges.get(at).is_none_or(|&(next, _)| stop < next);
-        let (first, first_end) = self.ranges[0];
-        if stop >= first && start <= first_end && behind(1) {
-            self.ranges[0] = (first.min(start), first_end.max(stop));
             return;
         }
         let from = self.ranges.partition_point(|&(_, end)| end < start);

@@ -1,6 +1,8 @@
 //! Results come in any order and are handed out in the order of their tasks.
 #![forbid(unsafe_code)]
 
+use std::collections::VecDeque;
+
 use crate::{Error, Result};
 
 /// The result of [`ReorderBuffer::next`].
@@ -30,18 +32,13 @@ pub enum Next<T> {
 ///
 /// MIRRORS torch dataloader.py::_next_data (`_task_info`, `_rcvd_idx`, `_send_idx`, `_tasks_outstanding`)
 ///
-/// Tasks lie in a ring at their sequence number. An `in_order=False` epoch may go far ahead of one slow task: such a
-/// task moves aside, so that memory grows with the tasks that are alive and not with the distance. Every operation is
-/// O(1), amortised, and does not allocate once the ring has its size; for a task that was moved aside it takes a search
-/// among those.
+/// Tasks stand in the order of their numbers, so a task is found at its distance from the last one. Where `in_order=False`
+/// has taken some out behind a slow one, a binary search finds that. Memory grows with the tasks that are alive, and not
+/// with the distance of a slow one from the last.
 #[derive(Debug)]
 pub struct ReorderBuffer<T> {
-    /// INVARIANT: the length is zero or a power of two, and a task lies at its `seq` modulo the length.
-    ring: Vec<Option<Entry<T>>>,
-    /// Tasks whose location another one needed.
-    aside: Vec<Entry<T>>,
-    /// Tasks in the ring and aside.
-    alive: usize,
+    /// INVARIANT: sorted by `seq`, each once.
+    tasks: VecDeque<Entry<T>>,
     send_idx: u64,
     rcvd_idx: u64,
     outstanding: u64,
@@ -62,16 +59,10 @@ enum TaskState<T> {
     Ended,
 }
 
-#[derive(Clone, Copy)]
-enum TaskLocation {
-    Ring(usize),
-    Aside(usize),
-}
-
 impl<T> ReorderBuffer<T> {
     /// An empty buffer; it allocates with the first task.
     pub fn new() -> Self {
-        Self { ring: Vec::new(), aside: Vec::new(), alive: 0, send_idx: 0, rcvd_idx: 0, outstanding: 0 }
+        Self { tasks: VecDeque::new(), send_idx: 0, rcvd_idx: 0, outstanding: 0 }
     }
 
     /// A task goes to `worker`; returns its sequence number.
@@ -79,8 +70,7 @@ impl<T> ReorderBuffer<T> {
         let seq = self.send_idx;
         self.send_idx += 1;
         self.outstanding += 1;
-        self.alive += 1;
-        self.insert(Entry { seq, worker, state: TaskState::Sent });
+        self.tasks.push_back(Entry { seq, worker, state: TaskState::Sent });
         seq
     }
 
@@ -89,9 +79,9 @@ impl<T> ReorderBuffer<T> {
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
     pub fn arrive(&mut self, seq: u64, data: T) -> Result<()> {
-        let location = self.awaited(seq)?;
+        let at = self.awaited(seq)?;
         self.outstanding -= 1;
-        self.at(location).state = TaskState::Arrived(data);
+        self.tasks[at].state = TaskState::Arrived(data);
         Ok(())
     }
 
@@ -100,12 +90,12 @@ impl<T> ReorderBuffer<T> {
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
     pub fn take(&mut self, seq: u64) -> Result<u32> {
-        let location = self.awaited(seq)?;
+        let at = self.awaited(seq)?;
         self.outstanding -= 1;
         if seq == self.rcvd_idx {
             self.rcvd_idx += 1;
         }
-        Ok(self.remove(location).worker)
+        Ok(self.remove(at).worker)
     }
 
     /// Instead of a result, task `seq` brought the end of its worker's part of an iterable dataset. Returns the worker,
@@ -114,9 +104,9 @@ impl<T> ReorderBuffer<T> {
     /// # Errors
     /// [`Error::Corrupt`] if no result of that task is awaited.
     pub fn record_end(&mut self, seq: u64) -> Result<u32> {
-        let location = self.awaited(seq)?;
+        let at = self.awaited(seq)?;
         self.outstanding -= 1;
-        let task = self.at(location);
+        let task = &mut self.tasks[at];
         task.state = TaskState::Ended;
         Ok(task.worker)
     }
@@ -124,24 +114,17 @@ impl<T> ReorderBuffer<T> {
     /// Takes the result whose turn it is, or says whose it is. Tasks that will bring nothing, because their worker is
     /// not `active` and no result has arrived, are passed over and forgotten.
     pub fn next(&mut self, active: impl Fn(u32) -> bool) -> Next<T> {
-        while self.rcvd_idx < self.send_idx {
-            let seq = self.rcvd_idx;
-            if let Some(location) = self.find(seq) {
-                let task = self.at(location);
-                let worker = task.worker;
-                match task.state {
-                    TaskState::Arrived(_) => {}
-                    TaskState::Sent if active(worker) => return Next::Wait { seq, worker },
-                    TaskState::Sent | TaskState::Ended => {}
-                }
-                self.rcvd_idx += 1;
-                if let TaskState::Arrived(data) = self.remove(location).state {
-                    return Next::Ready { seq, worker, data };
-                }
-            } else {
-                self.rcvd_idx += 1;
+        while let Some(&Entry { seq, worker, ref state }) = self.tasks.front() {
+            self.rcvd_idx = seq;
+            if matches!(state, TaskState::Sent) && active(worker) {
+                return Next::Wait { seq, worker };
+            }
+            self.rcvd_idx += 1;
+            if let TaskState::Arrived(data) = self.remove(0).state {
+                return Next::Ready { seq, worker, data };
             }
         }
+        self.rcvd_idx = self.send_idx;
         Next::End
     }
 
@@ -156,16 +139,18 @@ impl<T> ReorderBuffer<T> {
         self.awaited_tasks().any(|(_, of)| of == worker)
     }
 
-    /// The tasks whose results have not arrived, each with its worker, in no order. Looks at every task.
+    /// The tasks whose results have not arrived, each with its worker, in the order of their numbers. Looks at every task.
     pub fn awaited_tasks(&self) -> impl Iterator<Item = (u64, u32)> {
-        let tasks = self.ring.iter().flatten().chain(&self.aside);
-        tasks.filter(|task| matches!(task.state, TaskState::Sent)).map(|task| (task.seq, task.worker))
+        self.tasks
+            .iter()
+            .filter(|task| matches!(task.state, TaskState::Sent))
+            .map(|task| (task.seq, task.worker))
     }
 
     /// The tasks of `from` without a result are those of `to` from now on. Returns their number.
     pub fn reassign(&mut self, from: u32, to: u32) -> u64 {
-        let tasks = self.ring.iter_mut().flatten().chain(&mut self.aside);
-        let of_from = tasks.filter(|task| task.worker == from && matches!(task.state, TaskState::Sent));
+        let of_from =
+            self.tasks.iter_mut().filter(|task| task.worker == from && matches!(task.state, TaskState::Sent));
         of_from.map(|task| task.worker = to).count() as u64
     }
 
@@ -182,65 +167,21 @@ impl<T> ReorderBuffer<T> {
     /// A new epoch: drops every task and result, and counts from 0 again. A late result of an old task is the caller's
     /// to recognise: the numbers are the same.
     pub fn reset(&mut self) {
-        self.ring.fill_with(|| None);
-        self.aside.clear();
-        (self.alive, self.send_idx, self.rcvd_idx, self.outstanding) = (0, 0, 0, 0);
+        self.tasks.clear();
+        (self.send_idx, self.rcvd_idx, self.outstanding) = (0, 0, 0);
     }
 
-    fn index(&self, seq: u64) -> usize {
-        (seq & (self.ring.len() as u64).wrapping_sub(1)) as usize
-    }
-
-    fn insert(&mut self, task: Entry<T>) {
-        if self.alive * 2 > self.ring.len() {
-            self.grow();
-        }
-        self.put(task);
-    }
-
-    fn put(&mut self, task: Entry<T>) {
-        let index = self.index(task.seq);
-        let older = self.ring[index].replace(task);
-        self.aside.extend(older);
-    }
-
-    fn grow(&mut self) {
-        let len = (self.ring.len() * 2).max(8);
-        let mut tasks: Vec<_> = self.ring.drain(..).flatten().chain(self.aside.drain(..)).collect();
-        self.ring.resize_with(len, || None);
-        // If two want the same location, the older one moves aside, here as in `insert`.
-        tasks.sort_unstable_by_key(|task| task.seq);
-        tasks.into_iter().for_each(|task| self.put(task));
-    }
-
-    fn find(&self, seq: u64) -> Option<TaskLocation> {
-        let index = self.index(seq);
-        match self.ring.get(index) {
-            Some(Some(task)) if task.seq == seq => Some(TaskLocation::Ring(index)),
-            _ => self.aside.iter().position(|task| task.seq == seq).map(TaskLocation::Aside),
+    fn awaited(&self, seq: u64) -> Result<usize> {
+        let at = self.tasks.len().wrapping_sub(self.send_idx.wrapping_sub(seq) as usize);
+        let is_there = self.tasks.get(at).is_some_and(|task| task.seq == seq);
+        match if is_there { Ok(at) } else { self.tasks.binary_search_by_key(&seq, |task| task.seq) } {
+            Ok(at) if matches!(self.tasks[at].state, TaskState::Sent) => Ok(at),
+            found => Err(self.unexpected(seq, found.is_ok())),
         }
     }
 
-    fn awaited(&mut self, seq: u64) -> Result<TaskLocation> {
-        match self.find(seq) {
-            Some(location) if matches!(self.at(location).state, TaskState::Sent) => Ok(location),
-            found => Err(self.unexpected(seq, found.is_some())),
-        }
-    }
-
-    fn at(&mut self, location: TaskLocation) -> &mut Entry<T> {
-        match location {
-            TaskLocation::Ring(index) => self.ring[index].as_mut().expect("a location that was just found"),
-            TaskLocation::Aside(index) => &mut self.aside[index],
-        }
-    }
-
-    fn remove(&mut self, location: TaskLocation) -> Entry<T> {
-        self.alive -= 1;
-        match location {
-            TaskLocation::Ring(index) => self.ring[index].take().expect("a location that was just found"),
-            TaskLocation::Aside(index) => self.aside.swap_remove(index),
-        }
+    fn remove(&mut self, at: usize) -> Entry<T> {
+        self.tasks.remove(at).expect("a task that was just found")
     }
 
     #[cold]
@@ -290,12 +231,12 @@ mod tests {
             let seq = buffer.send(3);
             assert_eq!(buffer.take(seq), Ok(3));
         }
-        assert!(buffer.ring.len() <= 8 && buffer.aside.capacity() <= 8);
+        assert!(buffer.tasks.capacity() <= 8);
         for slow in [0, 1, 2] {
             assert_eq!(buffer.next(|_| true), Next::Wait { seq: slow.into(), worker: slow });
             assert_eq!(buffer.take(slow.into()), Ok(slow));
         }
         assert_eq!(buffer.next(|_| true), Next::End);
-        assert_eq!((buffer.rcvd_idx(), buffer.alive), (100_003, 0));
+        assert_eq!((buffer.rcvd_idx(), buffer.tasks.len()), (100_003, 0));
     }
 }

@@ -313,7 +313,7 @@ impl Stream {
     ///
     /// # Errors
     /// [`Error::Indices`] if nothing is needed, something else is, or the indices are not as many as were asked for;
-    /// [`Error::Allocation`] when there is no memory to permute word by word. The need then stays unanswered.
+    /// [`Error::Memory`] when there is no memory to permute word by word. The need then stays unanswered.
     pub fn supply(&mut self, supply: Supply) -> Result<()> {
         let StreamState::Needs(draw) = self.state else {
             return Err(Error::Indices(format!("{} supplied and nothing was asked for", supply.what())));

@@ -39,13 +39,11 @@ pub struct WorkerSelector {
 #[derive(Debug, Clone, Copy)]
 struct Worker {
     active: bool,
-    /// INVARIANT: true exactly if it is active and one of the first that get tasks.
-    is_open: bool,
     outstanding: u64,
 }
 
 impl Worker {
-    const FRESH: Self = Self { active: true, is_open: true, outstanding: 0 };
+    const FRESH: Self = Self { active: true, outstanding: 0 };
 }
 
 impl WorkerSelector {
@@ -74,7 +72,6 @@ impl WorkerSelector {
     pub fn use_first(&mut self, workers: u32, most: u64) {
         self.used = workers as usize;
         self.max_tasks = most;
-        self.open();
         self.judge_all();
     }
 
@@ -99,8 +96,7 @@ impl WorkerSelector {
     pub fn choose_least(&mut self, loads: &[u64]) -> Option<u32> {
         let from = self.position;
         let in_turn = (from..self.workers.len()).chain(0..from);
-        let chosen =
-            in_turn.filter(|&worker| self.workers[worker].is_open).min_by_key(|&worker| loads[worker])?;
+        let chosen = in_turn.filter(|&worker| self.is_open(worker)).min_by_key(|&worker| loads[worker])?;
         self.position = (chosen + 1) % self.workers.len();
         Some(chosen as u32)
     }
@@ -128,10 +124,7 @@ impl WorkerSelector {
     /// Gives `worker` no more tasks in this epoch: its part of an iterable dataset has ended, or it died. A second call
     /// does nothing.
     pub fn deactivate(&mut self, worker: u32) {
-        let worker = &mut self.workers[worker as usize];
-        if worker.active {
-            worker.active = false;
-            worker.is_open = false;
+        if std::mem::replace(&mut self.workers[worker as usize].active, false) {
             self.judge_all();
         }
     }
@@ -169,25 +162,22 @@ impl WorkerSelector {
     pub fn reset(&mut self) {
         self.position = 0;
         self.workers.fill(Worker::FRESH);
-        self.open();
         self.judge_all();
     }
 
-    fn open(&mut self) {
-        for (number, worker) in self.workers.iter_mut().enumerate() {
-            worker.is_open = worker.active && number < self.used;
-        }
+    fn is_open(&self, worker: usize) -> bool {
+        worker < self.used && self.workers[worker].active
     }
 
     fn judge_all(&mut self) {
-        let open = self.workers.iter().filter(|worker| worker.is_open).count();
+        let open = (0..self.workers.len()).filter(|&worker| self.is_open(worker)).count();
         self.limit = self.max_tasks.checked_div(open as u64).unwrap_or(0);
         (0..self.workers.len()).for_each(|worker| self.judge(worker));
     }
 
     fn judge(&mut self, worker: usize) {
-        let Worker { is_open, outstanding, .. } = self.workers[worker];
-        let has_room = self.order != ResultOrder::AsCompleted || outstanding < self.limit;
-        self.eligible.set(worker, is_open && has_room);
+        let has_room =
+            self.order != ResultOrder::AsCompleted || self.workers[worker].outstanding < self.limit;
+        self.eligible.set(worker, self.is_open(worker) && has_room);
     }
 }

@@ -55,12 +55,7 @@ impl Deadline {
                     exceeded();
                 }
             })
-            .map_err(|error| {
-                Error::os(
-                    "thread",
-                    rustix::io::Errno::from_io_error(&error).unwrap_or(rustix::io::Errno::AGAIN),
-                )
-            })?;
+            .map_err(|error| Error::io("thread", &error))?;
         Ok(Self { work, thread: thread.thread().clone() })
     }
 

@@ -415,7 +415,7 @@ impl Samples {
 /// The words of samples in memory.
 fn words_of(len: usize) -> Result<usize> {
     let most = usize::MAX / 2 / WORD;
-    len.checked_add(at::TABLE).filter(|&words| words <= most).ok_or(Error::Allocation { len: len as u64 })
+    len.checked_add(at::TABLE).filter(|&words| words <= most).ok_or(Error::allocation(len as u64))
 }
 
 /// The start of the records in memory.

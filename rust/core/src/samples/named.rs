@@ -16,10 +16,12 @@
 //! A file that is opened is made first by one process; the others wait for a lock of the open file, which the death of
 //! the first frees. The magic is written first and the header's sum last: a file that was left in between is made again.
 
+use std::mem::offset_of;
 use std::sync::MutexGuard;
 
 use rustix::io::Errno;
 use twox_hash::XxHash3_64;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::*;
 use crate::os::record_lock::Held;
@@ -36,17 +38,19 @@ const VERSION_AT: usize = 1024;
 /// The longest version, in bytes.
 pub const LONGEST_VERSION: usize = 2048;
 
-/// Words of the header.
-mod at {
-    pub(super) const MAGIC: usize = 0;
-    pub(super) const FORMAT: usize = 1;
-    pub(super) const LEN: usize = 2;
-    pub(super) const VERSION_BYTES: usize = 3;
-    pub(super) const SUM: usize = 4;
+/// The first words of a file, in this machine's order. A file that was left half-made has no sum.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+struct Header {
+    magic: u64,
+    format: u64,
+    len: u64,
+    version_bytes: u64,
+    sum: u64,
 }
 
-/// The words of a header.
-type Words = [u64; at::SUM + 1];
+/// The place of the sum.
+const SUM: usize = offset_of!(Header, sum);
 
 /// The file of a dataset of `len` samples and a version.
 #[derive(Debug)]
@@ -86,7 +90,7 @@ impl NamedFile {
             let fd = named.file.fd()?;
             let _making = Held::making(&fd)?;
             match named.header()? {
-                Some(found) if found[at::SUM] != 0 => named.check(&found)?,
+                Some(found) if found.sum != 0 => named.check(&found)?,
                 Some(_) | None => named.make()?,
             }
         }
@@ -202,7 +206,7 @@ impl NamedFile {
         let lock = Held::adding(fd);
         let mut end = self.file.size()?;
         // It may have been cut off while this process wrote to its end.
-        if end < HEADER || self.read_header()?.1 == Words::default() {
+        if end < HEADER || self.read_header()?.1 == Header::default() {
             let _making = Held::making(&fd)?;
             self.make()?;
             end = HEADER;
@@ -213,16 +217,14 @@ impl NamedFile {
     /// Makes an empty file, or one that was left half-made, a whole one.
     fn make(&self) -> Result<()> {
         let made = (|| {
-            let words = self.words();
+            let whole = self.whole_header();
             let mut header = vec![0; HEADER as usize];
-            for (bytes, word) in header.chunks_exact_mut(WORD).zip(&words[..at::SUM]) {
-                bytes.copy_from_slice(&word.to_ne_bytes());
-            }
+            header[..SUM].copy_from_slice(&whole.as_bytes()[..SUM]);
             header[VERSION_AT..VERSION_AT + self.version.len()].copy_from_slice(self.version.as_bytes());
             self.file.truncate(0)?;
             self.file.write_at(&header, 0)?;
             failpoint("samples-half-made");
-            self.file.write_at(&words[at::SUM].to_ne_bytes(), (at::SUM * WORD) as u64)
+            self.file.write_at(whole.sum.as_bytes(), SUM as u64)
         })();
         if made.is_err() {
             // A disk without room for the header: nothing is left on it.
@@ -231,18 +233,18 @@ impl NamedFile {
         made
     }
 
-    fn words(&self) -> Words {
-        let mut words = [MAGIC, FORMAT, self.len as u64, self.version.len() as u64, 0];
-        words[at::SUM] = sum(&words, self.version.as_bytes());
-        words
+    fn whole_header(&self) -> Header {
+        let (len, version_bytes) = (self.len as u64, self.version.len() as u64);
+        let header = Header { magic: MAGIC, format: FORMAT, len, version_bytes, sum: 0 };
+        Header { sum: sum(&header, self.version.as_bytes()), ..header }
     }
 
     /// The header of an existing file; `None` of an empty file.
-    fn header(&self) -> Result<Option<Words>> {
-        let (read, words) = self.read_header()?;
-        match (read, words[at::MAGIC], words[at::FORMAT]) {
+    fn header(&self) -> Result<Option<Header>> {
+        let (read, header) = self.read_header()?;
+        match (read, header.magic, header.format) {
             (0, ..) => Ok(None),
-            (_, MAGIC, FORMAT) => Ok(Some(words)),
+            (_, MAGIC, FORMAT) => Ok(Some(header)),
             (_, MAGIC, other) => Err(Error::Config(format!(
                 "it has format {other}, of another version of ringloader; remove it"
             ))),
@@ -250,42 +252,36 @@ impl NamedFile {
         }
     }
 
-    /// The bytes of the header's words that there are, and the words.
-    fn read_header(&self) -> Result<(usize, Words)> {
-        let mut bytes = [MaybeUninit::uninit(); size_of::<Words>()];
+    /// The bytes of the header that there are, and the header.
+    fn read_header(&self) -> Result<(usize, Header)> {
+        let mut bytes = [MaybeUninit::uninit(); size_of::<Header>()];
         let read = self.file.read_at(&mut bytes, 0)?;
-        let mut words = Words::default();
-        for (word, bytes) in words.iter_mut().zip(read.chunks_exact(WORD)) {
-            *word = u64::from_ne_bytes(std::array::from_fn(|byte| bytes[byte]));
-        }
-        Ok((read.len(), words))
+        let mut header = Header::default();
+        header.as_mut_bytes()[..read.len()].copy_from_slice(read);
+        Ok((read.len(), header))
     }
 
     /// Compares what a file holds with the dataset.
-    fn check(&self, header: &Words) -> Result<()> {
+    fn check(&self, header: &Header) -> Result<()> {
         let mut text = [MaybeUninit::uninit(); LONGEST_VERSION];
-        let bytes = text.len().min(header[at::VERSION_BYTES] as usize);
+        let bytes = text.len().min(header.version_bytes as usize);
         let text = self.file.read_at(&mut text[..bytes], VERSION_AT as u64)?;
-        if header[at::SUM] != sum(header, text) {
+        if header.sum != sum(header, text) {
             return Err(Error::Config("its header is damaged; remove it".into()));
         }
         let theirs = String::from_utf8_lossy(text);
-        if (header[at::LEN], &*theirs) == (self.len as u64, &*self.version) {
+        if (header.len, &*theirs) == (self.len as u64, &*self.version) {
             return Ok(());
         }
         Err(Error::Config(format!(
             "it holds samples of version {theirs:?} of a dataset of length {}, and this is version {:?} of length {}; \
              pass the version of the file, or another path, or remove the file",
-            header[at::LEN],
-            self.version,
-            self.len
+            header.len, self.version, self.len
         )))
     }
 }
 
 /// The sum of a header, which is not zero.
-fn sum(header: &Words, version: &[u8]) -> u64 {
-    let mut bytes = header[..at::SUM].iter().flat_map(|word| word.to_ne_bytes()).collect::<Vec<u8>>();
-    bytes.extend_from_slice(version);
-    XxHash3_64::oneshot(&bytes).max(1)
+fn sum(header: &Header, version: &[u8]) -> u64 {
+    XxHash3_64::oneshot(&[&header.as_bytes()[..SUM], version].concat()).max(1)
 }

@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use crate::process::{self, Process};
-use crate::sync::{AtomicU64, Lock, Ordering};
+use crate::sync::{AtomicU32, AtomicU64, Awaited, Lock, Ordering};
 use crate::transport::received::Backing;
 
 /// Bytes of a batch, and where a copy of them belongs.
@@ -207,47 +207,26 @@ impl Queue {
                 }
             };
             drop(jobs);
-            let Some(_running) = Running::begin() else { return };
+            let pid = std::process::id();
+            if !RUNNING.enter(pid, || STOPPED.load(Ordering::Relaxed) == pid) {
+                return;
+            }
             drop(job.run());
+            RUNNING.leave(pid);
         }
     }
 }
 
-/// The number of threads that copy at this moment, in the low half. In the high half, the id of the process that they
-/// belong to: a forked child has none of them.
-static RUNNING: AtomicU64 = AtomicU64::new(0);
-/// Once set, in the low half, by the process whose id is in the high half, no thread begins to copy.
-static STOPPED: AtomicU64 = AtomicU64::new(0);
-
-struct Running;
-
-fn mine() -> u64 {
-    u64::from(std::process::id()) << 32
-}
-
-impl Running {
-    fn begin() -> Option<Self> {
-        let count = |now: u64| if now & !0xffff_ffff == mine() { now + 1 } else { mine() + 1 };
-        // ORDERING copies-stopped: one of the two sees the other, in the one order of all four.
-        let _ = RUNNING.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |now| Some(count(now)));
-        let running = Self;
-        (STOPPED.load(Ordering::SeqCst) != mine() + 1).then_some(running)
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        RUNNING.fetch_sub(1, Ordering::SeqCst);
-    }
-}
+/// The threads that copy at this moment.
+static RUNNING: Awaited = Awaited::over(AtomicU64::new(0));
+/// The process in which no thread begins to copy any more.
+static STOPPED: AtomicU32 = AtomicU32::new(0);
 
 /// Returns once no thread copies, and none will begin to: the memory that is written to goes with the process.
 pub fn stop_copies() {
-    // ORDERING copies-stopped
-    STOPPED.store(mine() + 1, Ordering::SeqCst);
-    while RUNNING.load(Ordering::SeqCst) & 0xffff_ffff != 0
-        && RUNNING.load(Ordering::SeqCst) & !0xffff_ffff == mine()
-    {
+    let pid = std::process::id();
+    STOPPED.store(pid, Ordering::Relaxed);
+    while RUNNING.count(pid) > 0 {
         std::thread::sleep(Duration::from_millis(1));
     }
 }

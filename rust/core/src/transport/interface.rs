@@ -20,7 +20,7 @@ pub trait Transport {
     /// Sends task `seq` to `worker`, or keeps it until there is room. Tasks of one worker arrive in order.
     ///
     /// # Errors
-    /// [`Error::TaskTooLarge`](crate::Error::TaskTooLarge) when it can never be sent, and any other error of the
+    /// [`Error::Config`](crate::Error::Config) when it can never be sent, and any other error of the
     /// transport.
     fn put_task(&self, worker: u32, seq: u64, index: Self::Index) -> Result<()>;
 
@@ -54,6 +54,10 @@ pub trait Transport {
 
     /// A worker that has ended since, each once. All that it had committed has come before.
     fn take_ended(&self) -> Option<u32>;
+
+    /// A worker has ended, and all that it had committed was taken: what it had of tasks that all share is for the
+    /// others.
+    fn lose(&self, _worker: u32) {}
 
     /// Returns what the transport knows of tasks that all workers share, if they share them.
     #[inline]

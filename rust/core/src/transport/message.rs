@@ -36,6 +36,10 @@ impl TaskKind {
         let all = [End, Indices, Index, Nones, PickledIndex, Object, Self::None, Call, Seeded];
         all.into_iter().find(|&kind| kind as u64 == number)
     }
+
+    pub(crate) fn read(number: u64) -> Result<Self> {
+        Self::from_number(number).ok_or_else(|| Error::Corrupt(format!("{number} is no kind of task")))
+    }
 }
 
 /// The request of a task: bytes, and the way to read them.
@@ -68,9 +72,7 @@ impl TaskDescriptor {
 
     pub(crate) fn from_words(words: &Words) -> Result<Self> {
         let &[seq, kind, offset, len, ..] = unseal(words)?;
-        let kind = TaskKind::from_number(kind)
-            .ok_or_else(|| Error::Corrupt(format!("{kind} is no kind of task")))?;
-        Ok(Self { seq, kind, offset, len })
+        Ok(Self { seq, kind: TaskKind::read(kind)?, offset, len })
     }
 }
 

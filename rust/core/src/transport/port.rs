@@ -14,7 +14,7 @@ use crate::os::eventfd::{EventFd, sleep};
 use crate::os::memory::MemoryProbe;
 use crate::os::{fd_passing, parent_death};
 use crate::pool::{Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
-use crate::process::{self, Lender, Process};
+use crate::process::{self, Process};
 use crate::ring::{Consumer, Producer, Ring};
 use crate::sync::adaptive_spin::AdaptiveSpin;
 use crate::sync::doorbell::sleep_unless;
@@ -50,7 +50,6 @@ pub struct Port {
     probe: MemoryProbe,
     /// The worker's process. A child that the dataset forks must not write to the slot being filled.
     process: &'static Process,
-    _lender: Arc<Collated>,
     spin: AdaptiveSpin,
     state: Lock<PortState>,
 }
@@ -83,17 +82,6 @@ impl PortState {
         self.own.retain(|(at, _)| tail.wrapping_sub(*at) <= waiting);
         self.slots.set_beside(self.own.iter().map(|(_, bytes)| bytes).sum());
         Ok(())
-    }
-}
-
-/// Lends the worker's collated batches to the worker itself and to the processes that it forks. It always counts as
-/// lending: to find out at a fork would cost more than to record the fork.
-#[derive(Debug)]
-struct Collated;
-
-impl Lender for Collated {
-    fn is_lending(&self) -> bool {
-        true
     }
 }
 
@@ -154,9 +142,6 @@ impl Port {
             return Err(Error::Config(format!("worker {worker} of {}", control.geometry().workers)));
         }
         let process = process::current();
-        let lender = Arc::new(Collated);
-        let as_lender = Arc::downgrade(&lender);
-        process.register(as_lender);
         let limits = control.limits(share);
         let view = control.worker(worker);
         let state = PortState {
@@ -168,6 +153,9 @@ impl Port {
             fillings: 0,
             own: VecDeque::new(),
         };
+        // It lends the worker's collated batches to the worker itself and to the processes that it forks. It always counts
+        // as lending: to find out at a fork would cost more than to record the fork.
+        process.count_lent();
         Ok(Self {
             worker,
             limits,
@@ -177,7 +165,6 @@ impl Port {
             socket,
             probe: MemoryProbe::new(),
             process,
-            _lender: lender,
             spin: AdaptiveSpin::default(),
             state: Lock::new(state),
             control,
@@ -253,7 +240,7 @@ impl Port {
         let wake = self.spin.before(limit, found, sleep)?.unwrap_or(Wake::Look);
         if began.elapsed() >= LONGEST_SLEEP {
             let words = self.control.worker(self.worker).slots;
-            self.state.lock().slots.shrink(words, GIVEN_BACK, &mut self.pages());
+            self.state.lock().slots.shrink(words, GIVEN_BACK, &mut &*self);
         }
         Ok(wake)
     }
@@ -295,7 +282,7 @@ impl Port {
     /// tasks, for what does not fit, when the worker itself keeps too much of its slots. Never waits.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    /// [`Error::Memory`] when the machine or the control group has not enough left.
     pub fn allocate(&self, nbytes: u64) -> Result<Option<Chunk>> {
         if !self.process.is_current() {
             return Ok(None);
@@ -321,7 +308,7 @@ impl Port {
         fill.take_back();
         let start = fill.bump().next_multiple_of(ALIGNMENT);
         let Some(end) = start.checked_add(nbytes) else { return Ok(None) };
-        let Growth::Ready = slots.grow(view.slots, fill.slot, end, &mut self.pages())? else {
+        let Growth::Ready = slots.grow(view.slots, fill.slot, end, &mut &*self)? else {
             return Ok(None);
         };
         let window = self.control.window(self.worker, fill.slot);
@@ -365,10 +352,6 @@ impl Port {
     pub fn counters(&self) -> &Counters {
         self.control.worker(self.worker).counters
     }
-
-    fn pages(&self) -> PortPages<'_> {
-        PortPages { port: self }
-    }
 }
 
 impl Drop for Port {
@@ -378,20 +361,17 @@ impl Drop for Port {
             // because that would cost each allocation two atomic operations, so the mapping stays with the process.
             std::mem::forget(Arc::clone(&self.control));
         }
+        self.process.discount_lent();
     }
 }
 
-struct PortPages<'a> {
-    port: &'a Port,
-}
-
-impl Pages for PortPages<'_> {
+impl Pages for &Port {
     fn punch(&mut self, slot: SlotId, bytes: Range<u64>) -> Result<()> {
-        let window = self.port.control.window(self.port.worker, slot);
-        self.port.control.segment().punch(window.start + bytes.start, bytes.end - bytes.start)
+        let window = self.control.window(self.worker, slot);
+        self.control.segment().punch(window.start + bytes.start, bytes.end - bytes.start)
     }
 
     fn available(&mut self, need: u64) -> Result<()> {
-        self.port.probe.require(need)
+        self.probe.require(need)
     }
 }

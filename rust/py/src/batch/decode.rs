@@ -216,12 +216,6 @@ impl<'py> Tree<'_, 'py> {
         }
         let token = self.skeleton.next_token().map_err(exception)?;
         let value = match token {
-            Token::None => py.None().into_bound(py),
-            Token::True => PyBool::new(py, true).to_owned().into_any(),
-            Token::False => PyBool::new(py, false).to_owned().into_any(),
-            Token::Int(value) => objects::int(py, value)?.into_any(),
-            Token::Float(value) => objects::float(py, value)?.into_any(),
-            Token::Bytes(value) => objects::bytes(py, value)?.into_any(),
             Token::Str(value) => {
                 let text = objects::decoded(py, value)?.into_any();
                 self.remember(text)?
@@ -272,7 +266,7 @@ impl<'py> Tree<'_, 'py> {
                 tuple
             }
             Token::Pickle(bytes) => self.unpickle(py, bytes)?,
-            other => return Err(corrupt(&format!("{other:?} is not known here"))),
+            plain => objects::plain(py, plain)?.ok_or_else(|| corrupt("a token that is not known here"))?,
         };
         self.depth -= 1;
         Ok(value)

@@ -27,17 +27,19 @@ const LARGEST_BLOCK: u64 = 1 << 20;
 /// The alignment of tensors in a block: four words, which a device's thread reads at once.
 const BLOCK_ALIGNMENT: u64 = 32;
 
-/// The plan that batches with the same table share. Each tensor's bytes lie in one piece.
-pub(crate) struct DevicePlan {
-    pub(crate) template: Arc<Template>,
+/// Says how the tensors of a batch travel to a device. Consecutive batches with the same table share one object. Each
+/// tensor's bytes lie in one piece.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Layout {
+    template: Arc<Template>,
     /// By tensor, in the template's order.
-    pub(crate) routes: Vec<Route>,
+    routes: Vec<Route>,
     /// Bytes of each block of packed tensors, in the order of the staging memory.
-    pub(crate) blocks: Vec<u64>,
+    blocks: Vec<u64>,
 }
 
 /// The way of a tensor to the device.
-pub(crate) enum Route {
+enum Route {
     /// In a block with others.
     Packed(Packed),
     /// By itself.
@@ -45,20 +47,20 @@ pub(crate) enum Route {
 }
 
 /// A tensor in a block. Without bytes, it is in none.
-pub(crate) struct Packed {
-    pub(crate) block: usize,
+struct Packed {
+    block: usize,
     /// In bytes.
-    pub(crate) offset: u64,
+    offset: u64,
     /// In bytes.
-    pub(crate) len: u64,
-    pub(crate) shape: Shape,
+    len: u64,
+    shape: Shape,
 }
 
 /// A tensor's description without its bytes; strides in elements.
-pub(crate) struct Shape {
-    pub(crate) dtype: Dtype,
-    pub(crate) shape: Vec<i64>,
-    pub(crate) strides: Vec<i64>,
+struct Shape {
+    dtype: Dtype,
+    shape: Vec<i64>,
+    strides: Vec<i64>,
 }
 
 impl Shape {
@@ -68,9 +70,9 @@ impl Shape {
     }
 }
 
-impl DevicePlan {
+impl Layout {
     /// `None` if there are gaps in a tensor.
-    pub(crate) fn of(template: &Arc<Template>) -> Option<Self> {
+    fn of(template: &Arc<Template>) -> Option<Self> {
         let mut blocks = vec![0];
         let mut routes = Vec::new();
         for form in template.forms() {
@@ -123,7 +125,7 @@ impl DevicePlan {
     ///
     /// # Errors
     /// The error that torch raises; `RuntimeError` when the bytes are not all there.
-    pub(crate) fn large<'py>(
+    pub(crate) fn stage_large<'py>(
         &self,
         py: Python<'py>,
         delivery: &Received,
@@ -142,12 +144,6 @@ impl DevicePlan {
         };
         pairs.map(one).collect()
     }
-}
-
-/// Says how the tensors of a batch travel to a device. Consecutive batches with the same table share one object.
-#[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct Layout {
-    plan: DevicePlan,
 }
 
 /// Shape, strides and element type, as torch's functions take them.
@@ -186,8 +182,8 @@ impl LayoutCache {
         {
             return Ok(copy(&known.layout));
         }
-        let plan = if template.is_moved_by_leaves { DevicePlan::of(&template) } else { None };
-        let layout = plan.map(|plan| Py::new(py, Layout { plan })).transpose()?;
+        let layout = if template.is_moved_by_leaves { Layout::of(&template) } else { None };
+        let layout = layout.map(|layout| Py::new(py, layout)).transpose()?;
         let before = self.0.lock().replace(Known { template, layout: copy(&layout) });
         // After the lock is released: `before` may hold objects whose end runs any code.
         drop(before);
@@ -196,10 +192,6 @@ impl LayoutCache {
 }
 
 impl Layout {
-    pub(crate) fn plan(&self) -> &DevicePlan {
-        &self.plan
-    }
-
     /// The arguments for new tensors on the device: the packed ones, or the others.
     fn new_tensors<'py>(&self, py: Python<'py>, packed: bool) -> PyResult<Vec<NewTensor<'py>>> {
         let torch = Torch::get(py)?;
@@ -207,7 +199,7 @@ impl Layout {
             let ints = |values: &[i64]| objects::ints(py, values.iter().copied());
             Ok((ints(shape)?, ints(strides)?, torch.torch_dtype(py, *dtype)?))
         };
-        let shapes = self.plan.routes.iter().filter_map(|route| match route {
+        let shapes = self.routes.iter().filter_map(|route| match route {
             Route::Packed(Packed { shape, .. }) => packed.then_some(shape),
             Route::Alone(shape) => (!packed).then_some(shape),
         });
@@ -225,8 +217,8 @@ impl Layout {
     /// in no block.
     #[getter]
     fn blocks(&self) -> Vec<Block> {
-        let mut blocks: Vec<Block> = self.plan.blocks.iter().map(|&len| (len, Vec::new())).collect();
-        let packed = self.plan.routes.iter().filter_map(|route| match route {
+        let mut blocks: Vec<Block> = self.blocks.iter().map(|&len| (len, Vec::new())).collect();
+        let packed = self.routes.iter().filter_map(|route| match route {
             Route::Packed(packed) => Some(packed),
             Route::Alone(_) => None,
         });
@@ -257,7 +249,7 @@ impl Layout {
         packed: Vec<Bound<'py, PyAny>>,
         large: Vec<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        if packed.len() + large.len() != self.plan.routes.len() {
+        if packed.len() + large.len() != self.routes.len() {
             return Err(other_tensors());
         }
         let (mut packed, mut large) = (packed.into_iter(), large.into_iter());
@@ -265,9 +257,9 @@ impl Layout {
             Route::Packed(_) => packed.next(),
             Route::Alone(_) => large.next(),
         };
-        let tensors: Option<Vec<_>> = self.plan.routes.iter().map(of).collect();
+        let tensors: Option<Vec<_>> = self.routes.iter().map(of).collect();
         let tensors = RefCell::new(tensors.ok_or_else(other_tensors)?.into_iter());
         let tensor = |_: &TensorForm<'_>| tensors.borrow_mut().next().ok_or_else(other_tensors);
-        self.plan.template.make_of(py, &tensor)
+        self.template.make_of(py, &tensor)
     }
 }

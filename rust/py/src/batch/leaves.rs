@@ -344,15 +344,9 @@ impl Drafts {
     /// A tensor whose shape and strides are the last of `dims`.
     fn draft(&self, address: usize, dtype: Dtype, ndim: usize) -> LeafDraft {
         let dims = Dims { first: self.dims.len() - 2 * ndim, ndim };
-        let itemsize = dtype.itemsize();
-        LeafDraft {
-            address,
-            len: span(self.shape(dims), self.strides(dims), itemsize),
-            alignment: itemsize,
-            kind: LeafKind::Tensor { dtype, dims },
-            held: NONE,
-            anchor: NONE,
-        }
+        let alignment = dtype.itemsize();
+        let len = span(self.shape(dims), self.strides(dims), alignment);
+        LeafDraft { alignment, ..LeafDraft::new(address, len, LeafKind::Tensor { dtype, dims }) }
     }
 
     fn by_attributes(&mut self, torch: &Torch, tensor: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraft>> {
@@ -389,24 +383,21 @@ impl Drafts {
             described.extract()?;
         let held = self.held.len() as u32;
         self.held.push(keep.unbind());
-        Ok(Some(LeafDraft {
-            address,
-            len,
-            alignment: 1,
-            kind: LeafKind::Array { flags: ArrayFlags { fortran, read_only }, itemsize, tag, shape },
-            held,
-            anchor: NONE,
-        }))
+        let kind = LeafKind::Array { flags: ArrayFlags { fortran, read_only }, itemsize, tag, shape };
+        Ok(Some(LeafDraft { held, ..LeafDraft::new(address, len, kind) }))
     }
 
     pub(super) fn bytes(&mut self, object: &Bound<'_, PyAny>, bytes: &[u8]) -> u32 {
-        let (address, len) = (bytes.as_ptr() as usize, bytes.len() as u64);
-        let kind = LeafKind::Bytes;
-        self.push(object, LeafDraft { address, len, alignment: 1, kind, held: NONE, anchor: NONE })
+        self.push(object, LeafDraft::new(bytes.as_ptr() as usize, bytes.len() as u64, LeafKind::Bytes))
     }
 }
 
 impl LeafDraft {
+    /// A leaf at any address, for which nothing is held yet.
+    fn new(address: usize, len: u64, kind: LeafKind) -> Self {
+        Self { address, len, alignment: 1, kind, held: NONE, anchor: NONE }
+    }
+
     /// Returns false for a tensor whose elements have no memory, because it is fake or under a transform, and for a
     /// misaligned one over a buffer of another library, which travels as its storage.
     fn is_plain(&self) -> bool {
@@ -420,7 +411,7 @@ fn storage(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraf
         return Ok(None);
     }
     let (address, len) = torch.memory_of(object)?;
-    Ok(Some(LeafDraft { address, len, alignment: 1, kind: LeafKind::Storage, held: NONE, anchor: NONE }))
+    Ok(Some(LeafDraft::new(address, len, LeafKind::Storage)))
 }
 
 /// Makes the error for a leaf whose bytes are gone.

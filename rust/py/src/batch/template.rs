@@ -7,7 +7,7 @@
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyTuple};
+use pyo3::types::PyTuple;
 use ringloader_core::batch::{Meta, SkeletonReader, Token, integers};
 use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::received::Received;
@@ -254,19 +254,12 @@ impl TemplateReader<'_> {
         if self.depth > MOST_DEPTH_READ {
             return Ok(None);
         }
-        let value = |object: Bound<'_, PyAny>| Ok(Some(Node::Value(object.unbind())));
         match self.skeleton.next_token().map_err(exception)? {
-            Token::None => Ok(Some(Node::Value(py.None()))),
-            Token::True => value(PyBool::new(py, true).to_owned().into_any()),
-            Token::False => value(PyBool::new(py, false).to_owned().into_any()),
-            Token::Int(number) => value(objects::int(py, number)?.into_any()),
-            Token::Float(number) => value(objects::float(py, number)?.into_any()),
-            Token::Bytes(bytes) => value(objects::bytes(py, bytes)?.into_any()),
             Token::Str(text) => {
                 let text = objects::decoded(py, text)?.into_any();
                 let known = (self.skeleton.memo_count() - 1, text.clone().unbind());
                 objects::push(py, &mut self.strings, known)?;
-                value(text)
+                Ok(Some(Node::Value(text.unbind())))
             }
             Token::Memo(number) => {
                 let at = self.strings.binary_search_by_key(&number, |known| known.0);
@@ -297,7 +290,7 @@ impl TemplateReader<'_> {
                 }
                 Ok(Some(Node::Dict(items)))
             }
-            _ => Ok(None),
+            plain => Ok(objects::plain(py, plain)?.map(|value| Node::Value(value.unbind()))),
         }
     }
 

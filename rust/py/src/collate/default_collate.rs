@@ -5,17 +5,17 @@ use std::cell::Cell;
 use pyo3::PyTypeCheck;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyList, PyString, PyTuple, PyType};
+use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple, PyType};
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
-use super::fallback::{Fallback, Part, Unchanged};
+use super::fallback::{Part, Unchanged};
 use super::rows::{Destination, Rows, fill};
 use super::{DEEPEST, exact_items, is_number, is_text};
 use crate::gil::in_thread;
 use crate::objects::entries_of;
 use crate::strings;
-use crate::torch::elements::describe;
+use crate::torch::elements::describe_plain;
 use crate::torch::names::Torch;
 use crate::transport::port::Port;
 
@@ -30,7 +30,7 @@ pub(crate) struct Collate {
     port: Option<Py<Port>>,
     /// False in the main process, where torch's function does not choose the memory of a stack.
     is_worker: bool,
-    fallback: Fallback,
+    function: Py<PyAny>,
     unchanged: Unchanged,
     /// Classes in the map that are not torch's own. torch compares a sample with them if the map lacks its exact type.
     others: Vec<Py<PyAny>>,
@@ -49,13 +49,7 @@ impl Collate {
         others: Vec<Py<PyAny>>,
         is_worker: bool,
     ) -> PyResult<Self> {
-        Ok(Self {
-            port,
-            is_worker,
-            fallback: Fallback::new(function, Vec::new()),
-            unchanged: Unchanged::new(parts, modes, fn_map)?,
-            others,
-        })
+        Ok(Self { port, is_worker, function, unchanged: Unchanged::new(parts, modes, fn_map)?, others })
     }
 
     #[pyo3(signature = (batch, *, collate_fn_map=None))]
@@ -130,7 +124,7 @@ impl Collate {
     ) -> PyResult<Bound<'py, PyAny>> {
         let options = PyDict::new(batch.py());
         options.set_item(strings::collate_fn_map(batch.py()), fn_map)?;
-        self.fallback.call(batch, Some(&options))
+        self.function.bind(batch.py()).call((batch,), Some(&options))
     }
 }
 
@@ -296,14 +290,11 @@ impl Work<'_> {
     /// first one's type. `None` where torch must make this column.
     fn stacked_by_torch<'py>(&self, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
         let (py, first) = (items[0].py(), &items[0]);
-        let Some(api) = self.torch.exchange else { return Ok(None) };
-        if !items.iter().all(|item| item.get_type().is(&self.torch.tensor)) || self.torch.is_more(first)? {
+        if !items.iter().all(|item| item.get_type().is(&self.torch.tensor)) {
             return Ok(None);
         }
         let mut shape = vec![items.len() as i64];
-        let found = describe(self.torch, api, first, &mut shape);
-        // torch warns when it makes one of these.
-        let Some(found) = found.filter(|found| found.dtype != Dtype::C32) else { return Ok(None) };
+        let Some(found) = describe_plain(self.torch, first, &mut shape)? else { return Ok(None) };
         if self.torch.is_lazy(first, found.dtype)? {
             return Ok(None);
         }
@@ -339,42 +330,30 @@ impl Work<'_> {
         }
     }
 
-    /// `None` where torch must make this column: of numbers of several types, or one that is too large.
+    /// Numbers of one of Python's types. `None` where torch must make this column: of several types, or one too large.
     fn numbers<'py>(&self, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
-        let py = items[0].py();
-        let kind = items[0].get_type();
-        if !items.iter().all(|item| item.get_type().is(&kind)) {
-            return Ok(None);
-        }
-        let mut bytes = Vec::with_capacity(8 * items.len());
-        let mut dtype = Dtype::I64;
-        for item in items {
-            if let Ok(value) = item.cast_exact::<PyFloat>() {
-                dtype = Dtype::F64;
-                bytes.extend(value.value().to_ne_bytes());
-            } else if let Ok(value) = item.cast_exact::<PyBool>() {
-                dtype = Dtype::Bool;
-                bytes.push(value.is_true().into());
-            } else {
-                bytes.extend(item.extract::<i64>()?.to_ne_bytes());
-            }
-        }
-        self.vector(py, dtype, &bytes)
+        self.scalars(items, push_number)
     }
 
     /// Integers or floats of one of numpy's types. `None` for types that torch's versions take in different ways.
     fn numpy_scalars<'py>(&self, items: &[Bound<'py, PyAny>]) -> Collated<'py> {
-        let py = items[0].py();
+        let Some(dtype) = dtype_of_scalars(&items[0].get_type())? else { return Ok(None) };
+        self.scalars(items, |bytes, item| push_scalar(bytes, dtype, item).map(|()| Some(dtype)))
+    }
+
+    fn scalars<'py>(
+        &self,
+        items: &[Bound<'py, PyAny>],
+        push: impl Fn(&mut Vec<u8>, &Bound<'py, PyAny>) -> PyResult<Option<Dtype>>,
+    ) -> Collated<'py> {
         let kind = items[0].get_type();
-        if !items.iter().all(|item| item.get_type().is(&kind)) {
-            return Ok(None);
-        }
-        let Some(dtype) = dtype_of_scalars(&kind)? else { return Ok(None) };
-        let mut bytes = Vec::with_capacity(8 * items.len());
+        let (mut bytes, mut dtype) = (Vec::with_capacity(8 * items.len()), Dtype::I64);
         for item in items {
-            push_scalar(&mut bytes, dtype, item)?;
+            let pushed = if item.get_type().is(&kind) { push(&mut bytes, item)? } else { None };
+            let Some(found) = pushed else { return Ok(None) };
+            dtype = found;
         }
-        self.vector(py, dtype, &bytes)
+        self.vector(items[0].py(), dtype, &bytes)
     }
 
     /// A tensor of one dimension. `None` where torch must make this column.
@@ -384,6 +363,28 @@ impl Work<'_> {
         fill(&Destination::of(&memory), bytes)?;
         memory.into_tensor(py).map(Some)
     }
+}
+
+/// Appends the bytes of one of Python's exact numbers. Returns its element type; `None` of any other object, and of an
+/// integer that is too large.
+///
+/// # Errors
+/// None: as [`push_scalar`].
+pub(super) fn push_number(bytes: &mut Vec<u8>, object: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
+    Ok(if let Ok(value) = object.cast_exact::<PyFloat>() {
+        bytes.extend(value.value().to_ne_bytes());
+        Some(Dtype::F64)
+    } else if let Ok(value) = object.cast_exact::<PyBool>() {
+        bytes.push(value.is_true().into());
+        Some(Dtype::Bool)
+    } else if object.is_exact_instance_of::<PyInt>()
+        && let Ok(value) = object.extract::<i64>()
+    {
+        bytes.extend(value.to_ne_bytes());
+        Some(Dtype::I64)
+    } else {
+        None
+    })
 }
 
 /// Appends the bytes of a scalar of numpy's, whose type has this element type.

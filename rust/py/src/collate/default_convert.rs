@@ -3,7 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use super::fallback::{Fallback, Part};
+use super::fallback::{Part, are_unchanged};
 use super::{DEEPEST, exact_items, is_number, is_text};
 use crate::objects::entries_of;
 use crate::torch::names::Torch;
@@ -13,24 +13,25 @@ use crate::torch::names::Torch;
 /// MIRRORS `torch/utils/data/_utils/collate.py::default_convert`.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Convert {
-    fallback: Fallback,
+    function: Py<PyAny>,
+    parts: Vec<Part>,
 }
 
 #[pymethods]
 impl Convert {
     #[new]
     fn new(function: Py<PyAny>, parts: Vec<Part>) -> Self {
-        Self { fallback: Fallback::new(function, parts) }
+        Self { function, parts }
     }
 
     fn __call__<'py>(&self, data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = data.py();
-        if self.fallback.is_whole(py)?
+        if are_unchanged(py, &self.parts)?
             && let Some(made) = converted(Torch::get(py)?, data)?
         {
             return Ok(made);
         }
-        self.fallback.call(data, None)
+        self.function.bind(py).call1((data,))
     }
 }
 

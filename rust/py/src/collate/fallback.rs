@@ -1,39 +1,11 @@
-//! torch's functions that ours stand in for: they are called where ours has no answer, or where they are not as torch
-//! made them.
+//! The parts of torch's functions that ours stand in for. torch's are called where ours are not certain to do the same, or
+//! where a part is not as torch made it, so that errors, warnings and tracebacks are torch's.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-/// One of torch's functions. It is called wherever ours is not certain to do the same, so that errors, warnings and
-/// tracebacks are torch's.
-pub(crate) struct Fallback {
-    function: Py<PyAny>,
-    parts: Vec<Part>,
-}
-
 /// A dict of variables, a name in it, and the value that it must still have.
 pub(crate) type Part = (Py<PyDict>, Py<PyString>, Py<PyAny>);
-
-impl Fallback {
-    /// `parts` is what the function is made of.
-    pub(crate) fn new(function: Py<PyAny>, parts: Vec<Part>) -> Self {
-        Self { function, parts }
-    }
-
-    /// Returns true if each part is still in its place.
-    pub(crate) fn is_whole(&self, py: Python<'_>) -> PyResult<bool> {
-        are_unchanged(py, &self.parts)
-    }
-
-    /// Returns what the function makes of `argument`.
-    pub(crate) fn call<'py>(
-        &self,
-        argument: &Bound<'py, PyAny>,
-        options: Option<&Bound<'py, PyDict>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        self.function.bind(argument.py()).call((argument,), options)
-    }
-}
 
 /// Returns true if each of `parts` is still in its place.
 pub(super) fn are_unchanged(py: Python<'_>, parts: &[Part]) -> PyResult<bool> {

@@ -6,7 +6,7 @@ use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
 use super::rows::{are_their_bytes, dtype_of_format};
-use crate::torch::elements::describe;
+use crate::torch::elements::describe_plain;
 use crate::torch::names::Torch;
 
 /// Samples of which each is in memory as a tensor is: tensors or arrays of one type.
@@ -81,16 +81,11 @@ impl Ragged {
         let mut found: Option<Self> = None;
         for tensor in items {
             dims.clear();
-            let is_plain = tensor.get_type().is(&torch.tensor) && !torch.is_more(tensor)?;
-            let Some(described) = is_plain.then(|| describe(torch, api, tensor, &mut dims)).flatten() else {
-                return Ok(None);
-            };
+            let Some(described) = describe_plain(torch, tensor, &mut dims)? else { return Ok(None) };
             let (shape, strides) = dims.split_at(described.ndim);
             let itemsize = described.dtype.itemsize() as isize;
             let ragged = found.get_or_insert_with(|| Self::new(described.dtype, described.ndim, items.len()));
             if described.dtype != ragged.dtype
-                // torch warns when it makes one of these.
-                || described.dtype == Dtype::C32
                 || !ragged.push(
                     described.address,
                     shape.iter().map(|&size| size as usize),

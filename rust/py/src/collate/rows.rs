@@ -17,7 +17,7 @@ use super::batch_memory::BatchMemory;
 use crate::gil::{self, exception, run_copy, runs_others};
 use crate::strings;
 use crate::torch::abi::ExchangeApi;
-use crate::torch::elements::describe;
+use crate::torch::elements::{describe, describe_plain};
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
 use crate::torch::tensor::contiguous_tensor;
@@ -125,15 +125,9 @@ impl<'a, 'py> Rows<'a, 'py> {
         let mut rows = Self::new(items);
         for tensor in items {
             dims.clear();
-            let is_plain = tensor.get_type().is(&torch.tensor) && !torch.is_more(tensor)?;
-            let Some(found) = is_plain.then(|| describe(torch, api, tensor, &mut dims)).flatten() else {
-                return Ok(None);
-            };
+            let Some(found) = describe_plain(torch, tensor, &mut dims)? else { return Ok(None) };
             let (shape, strides) = dims.split_at(found.ndim);
-            if !is_contiguous(shape, strides)
-                // torch warns when it makes one of these.
-                || found.dtype == Dtype::C32
-                || !rows.push(found.address, found.dtype, shape.iter().copied())
+            if !is_contiguous(shape, strides) || !rows.push(found.address, found.dtype, shape.iter().copied())
             {
                 return Ok(None);
             }

@@ -7,18 +7,18 @@
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::{Column, ColumnKind, DEEPEST, SampleForm};
 use ringloader_core::joint::Part;
 use ringloader_core::transport::joint::Rows as JointRows;
 
-use super::default_collate::{Collate, dtype_of_scalars, push_scalar};
+use super::default_collate::{Collate, dtype_of_scalars, push_number, push_scalar};
 use super::rows::{Destination, Rows, dtype_of_format, fill, has_strides_of_torch};
 use crate::batch::rows::batch;
 use crate::gil::exception;
 use crate::objects::{entries_of, items_of};
-use crate::torch::elements::{Described, describe};
+use crate::torch::elements::{Described, describe_plain};
 use crate::torch::names::Torch;
 use crate::torch::source::Bytes;
 use crate::transport::claimed::Claimed;
@@ -157,43 +157,35 @@ impl Torch {
             self.column_of_tensor(object)?
         } else if kind.is(&self.ndarray) {
             column_of_array(object)
-        } else if let Some((dtype, _)) = number(object) {
-            Some(Column { kind: ColumnKind::Number, dtype, shape: Vec::new() })
         } else {
-            self.scalar(object)?.map(|(dtype, _)| Column {
-                kind: ColumnKind::Scalar,
-                dtype,
-                shape: Vec::new(),
-            })
+            let of = |kind| move |dtype| Column { kind, dtype, shape: Vec::new() };
+            let number = push_number(&mut Vec::new(), object)?.map(of(ColumnKind::Number));
+            if number.is_some() {
+                number
+            } else {
+                self.scalar(&mut Vec::new(), object)?.map(of(ColumnKind::Scalar))
+            }
         };
         Ok(found.filter(|column| column.row_len().is_some_and(|len| len > 0)))
     }
 
     fn column_of_tensor(&self, tensor: &Bound<'_, PyAny>) -> PyResult<Option<Column>> {
-        let Some(api) = self.exchange else { return Ok(None) };
-        if self.is_more(tensor)? {
-            return Ok(None);
-        }
         let mut shape = Vec::new();
-        let found = describe(self, api, tensor, &mut shape);
-        // torch warns when it makes one of these. A tensor whose elements have no memory is one of some other kind.
-        let found = found.filter(|found| found.dtype != Dtype::C32 && found.address != 0);
+        // A tensor whose elements have no memory is one of some other kind.
+        let found = describe_plain(self, tensor, &mut shape)?.filter(|found| found.address != 0);
         let Some(Described { dtype, ndim, .. }) = found else { return Ok(None) };
         shape.truncate(ndim);
         Ok((!self.is_lazy(tensor, dtype)?).then_some(Column { kind: ColumnKind::Tensor, dtype, shape }))
     }
 
-    /// The element type and the bytes of one of numpy's scalars.
-    fn scalar(&self, object: &Bound<'_, PyAny>) -> PyResult<Option<(Dtype, [u8; 8])>> {
+    /// Appends the bytes of one of numpy's scalars. Returns its element type; `None` of any other object.
+    fn scalar(&self, bytes: &mut Vec<u8>, object: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
         // Asked of the class: an object's own `__class__` may be code.
         if !object.get_type().is_subclass(self.numpy_scalar.bind(object.py()))? {
             return Ok(None);
         }
         let Some(dtype) = dtype_of_scalars(&object.get_type())? else { return Ok(None) };
-        let mut bytes = Vec::with_capacity(8);
-        push_scalar(&mut bytes, dtype, object)?;
-        bytes.resize(8, 0);
-        Ok(bytes.first_chunk().map(|bytes| (dtype, *bytes)))
+        push_scalar(bytes, dtype, object).map(|()| Some(dtype))
     }
 }
 
@@ -204,19 +196,6 @@ fn column_of_array(array: &Bound<'_, PyAny>) -> Option<Column> {
     let is_taken = !buffer.readonly() && has_strides_of_torch(array, dtype, 0);
     let shape = buffer.shape().iter().map(|&size| size as i64).collect();
     (is_taken && buffer.dimensions() > 0).then_some(Column { kind: ColumnKind::Array, dtype, shape })
-}
-
-/// An exact number's element type and bytes; `None` of any other object, and of an integer that is too large.
-fn number(object: &Bound<'_, PyAny>) -> Option<(Dtype, [u8; 8])> {
-    if let Ok(value) = object.cast_exact::<PyFloat>() {
-        Some((Dtype::F64, value.value().to_ne_bytes()))
-    } else if let Ok(value) = object.cast_exact::<PyBool>() {
-        Some((Dtype::Bool, [value.is_true().into(), 0, 0, 0, 0, 0, 0, 0]))
-    } else if object.is_exact_instance_of::<PyInt>() {
-        object.extract::<i64>().ok().map(|value| (Dtype::I64, value.to_ne_bytes()))
-    } else {
-        None
-    }
 }
 
 /// Writes the rows of samples, column by column to the next of `columns`. `false` if a sample is of another form than
@@ -300,10 +279,12 @@ fn write_column(
     if let ColumnKind::Number | ColumnKind::Scalar = column.kind {
         let mut bytes = Vec::with_capacity(8 * samples.len());
         for sample in samples {
-            let is_number = column.kind == ColumnKind::Number;
-            match if is_number { number(sample) } else { torch.scalar(sample)? } {
-                Some((dtype, value)) if dtype == column.dtype => bytes.extend(&value[..dtype.itemsize()]),
-                _ => return Ok(false),
+            let pushed = match column.kind {
+                ColumnKind::Number => push_number(&mut bytes, sample)?,
+                _ => torch.scalar(&mut bytes, sample)?,
+            };
+            if pushed != Some(column.dtype) {
+                return Ok(false);
             }
         }
         return fill(to, &bytes).map(|()| true);

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token, number};
+use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token};
 use ringloader_core::items::Items;
 
 use crate::gil::{self, exception};
@@ -163,33 +163,11 @@ fn utf8<'py>(text: &Bound<'py, PyString>) -> Option<Bound<'py, PyBytes>> {
 /// # Errors
 /// The error that unpickling raises; `RuntimeError` for bytes that a [`Writer`] has not written.
 pub(crate) fn read<'py>(py: Python<'py>, bytes: &[u8], named: &Named) -> PyResult<Bound<'py, PyAny>> {
-    static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    if let Ok(Token::Pickle(pickled)) = SkeletonReader::new(bytes, 0).next_token() {
-        // A copy: what unpickles may keep the bytes longer than the list lives.
-        return LOADS
-            .import(py, "pickle", "loads")?
-            .call1(objects::arguments(py, [objects::bytes(py, pickled)?.into_any()])?);
-    }
-    read_plain(py, bytes, named).map_err(|error| *error)
+    let mut reader = Reader { skeleton: SkeletonReader::new(bytes, KeyNumbers::MOST), named };
+    reader.read(py, 0).map_err(|error| *error)
 }
 
-/// As `read`, of an item that is not pickled: runs no Python code. In a box, an error fits into a register.
-///
-/// # Errors
-/// As `read`; for an item that is pickled.
-#[inline]
-pub(crate) fn read_plain<'py>(
-    py: Python<'py>,
-    bytes: &[u8],
-    named: &Named,
-) -> Result<Bound<'py, PyAny>, Box<PyErr>> {
-    Ok(match number(bytes) {
-        Some(Token::Int(number)) => objects::int(py, number)?.into_any(),
-        Some(Token::Float(number)) => objects::float(py, number)?.into_any(),
-        _ => return Reader { skeleton: SkeletonReader::new(bytes, KeyNumbers::MOST), named }.read(py, 0),
-    })
-}
-
+/// Reads the tokens of an item. In a box, an error fits into a register.
 struct Reader<'a> {
     skeleton: SkeletonReader<'a>,
     named: &'a Named,
@@ -199,12 +177,6 @@ impl Reader<'_> {
     fn read<'py>(&mut self, py: Python<'py>, depth: u32) -> Result<Bound<'py, PyAny>, Box<PyErr>> {
         Ok(match self.skeleton.next_token().map_err(exception)? {
             Token::Str(text) => objects::decoded(py, text)?.into_any(),
-            Token::Int(number) => objects::int(py, number)?.into_any(),
-            Token::Float(number) => objects::float(py, number)?.into_any(),
-            Token::None => py.None().into_bound(py),
-            Token::True => PyBool::new(py, true).to_owned().into_any(),
-            Token::False => PyBool::new(py, false).to_owned().into_any(),
-            Token::Bytes(bytes) => objects::bytes(py, bytes)?.into_any(),
             Token::Leaf(number) => self.named.name(py, number as usize)?.into_any(),
             Token::Tuple(len) if depth < DEPTH => objects::tuple(py, self.parts(py, len, depth))?.into_any(),
             Token::List(len) if depth < DEPTH => objects::list(py, self.parts(py, len, depth))?.into_any(),
@@ -216,7 +188,13 @@ impl Reader<'_> {
                 }
                 dict.into_any()
             }
-            _ => return Err(Box::new(corrupt())),
+            Token::Pickle(pickled) if depth == 0 => {
+                static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+                // A copy: what unpickles may keep the bytes longer than the list lives.
+                let arguments = objects::arguments(py, [objects::bytes(py, pickled)?.into_any()])?;
+                LOADS.import(py, "pickle", "loads")?.call1(arguments)?
+            }
+            plain => objects::plain(py, plain)?.ok_or_else(corrupt)?,
         })
     }
 

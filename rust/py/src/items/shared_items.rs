@@ -9,7 +9,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
 use ringloader_core::items::{self, Builder, Items};
 
-use super::form::{Named, Writer, read, read_plain};
+use super::form::{Named, Writer, read};
 use crate::gil::{exception, without_interpreter};
 use crate::objects;
 use crate::process::duplicate;
@@ -30,15 +30,6 @@ impl SharedItems {
         let items = Named::new(items)?;
         let len = items.len();
         Ok(Self { items: Arc::new(items), start: 0, step: 1, len })
-    }
-
-    /// The item at an index, as `read_plain` makes it. `None` where it is pickled, where it cannot be read, and where
-    /// the index is none of the list's: then `__getitem__` has to look.
-    #[inline]
-    pub(super) fn plain<'py>(&self, py: Python<'py>, index: isize) -> Option<Bound<'py, PyAny>> {
-        let index = if index < 0 { index + self.len as isize } else { index };
-        let index = usize::try_from(index).ok().filter(|&index| index < self.len)?;
-        read_plain(py, self.item(index)?, &self.items).ok()
     }
 
     /// The list of all that a builder has, with the keys.
@@ -95,10 +86,7 @@ impl SharedItems {
         self.len
     }
 
-    pub(super) fn __getitem__<'py>(
-        slf: &Bound<'py, Self>,
-        key: &Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
+    fn __getitem__<'py>(slf: &Bound<'py, Self>, key: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         if !key.is_exact_instance_of::<PyInt>()
             && let Ok(slice) = key.cast::<PySlice>()

@@ -76,13 +76,13 @@ impl Arrival {
     /// The layout's packed tensors in one pinned tensor of bytes, block by block; None if it has none.
     fn stage<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let layout = self.known_layout()?;
-        Ok(self.with_delivery(py, |delivery| layout.plan().stage(py, delivery))?.flatten())
+        Ok(self.with_delivery(py, |delivery| layout.stage(py, delivery))?.flatten())
     }
 
     /// The layout's other tensors, copied to pinned memory.
     fn stage_large<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let layout = self.known_layout()?;
-        let large = |delivery: &mut Received| layout.plan().large(py, delivery, true);
+        let large = |delivery: &mut Received| layout.stage_large(py, delivery, true);
         Ok(self.with_delivery(py, large)?.unwrap_or_default())
     }
 
@@ -90,7 +90,7 @@ impl Arrival {
     fn large<'py>(&self, py: Python<'py>) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
         let layout = self.known_layout()?;
         let large = |delivery: &mut Received| {
-            delivery.lease().then(|| layout.plan().large(py, delivery, false)).transpose()
+            delivery.lease().then(|| layout.stage_large(py, delivery, false)).transpose()
         };
         Ok(self.with_delivery(py, large)?.flatten())
     }
@@ -185,14 +185,8 @@ impl Drop for Lent<'_> {
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct Pinned {
     // INVARIANT: dropped before the batch, to whose memory it writes.
-    job: Option<CopyJob>,
-    batch: Py<PyAny>,
-}
-
-impl Pinned {
-    pub(crate) fn new(job: Option<CopyJob>, batch: Py<PyAny>) -> Self {
-        Self { job, batch }
-    }
+    pub(super) job: Option<CopyJob>,
+    pub(super) batch: Py<PyAny>,
 }
 
 #[pymethods]

@@ -8,7 +8,7 @@ use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
-use ringloader_core::transport::copier::{Copier, CopyJob, CopyPart};
+use ringloader_core::transport::copier::{Copier, CopyPart};
 use ringloader_core::transport::received::Received;
 
 use super::arrival::{Arrival, Content, Pinned};
@@ -40,7 +40,7 @@ impl Pinner {
         let delivery = lent.delivery();
         let pinned = caught(py, || {
             let made = pin(py, arrival.engine().templates(), delivery, || self.0.get_or_init(Copier::new))?;
-            made.map(|PinnedBatch { job, batch }| Py::new(py, Pinned::new(job, batch.unbind()))).transpose()
+            made.map(|made| Py::new(py, made)).transpose()
         })?;
         if let Some(pinned) = &pinned {
             lent.replace(Content::Pinned(pinned.clone_ref(py)));
@@ -52,23 +52,17 @@ impl Pinner {
 /// Tensors from this size on are copied by the copier's thread. Below it, handing a copy over costs more than the copy.
 const LARGE: u64 = 128 << 10;
 
-/// A pinned batch. INVARIANT: the job writes to memory of the batch's tensors, so it is over before they go.
-pub(crate) struct PinnedBatch<'py> {
-    pub(crate) job: Option<CopyJob>,
-    pub(crate) batch: Bound<'py, PyAny>,
-}
-
 /// The batch of a delivery, each tensor pinned as `Tensor.pin_memory` pins it; `None` if there is more to it than
 /// tensors with a memory each in lists, tuples and the values of dicts, or a class that pins itself.
 ///
 /// # Errors
 /// The error that torch raises.
-pub(crate) fn pin<'py, 'c>(
-    py: Python<'py>,
+fn pin<'c>(
+    py: Python<'_>,
     cache: &TemplateCache,
     delivery: &Received,
     copier: impl FnOnce() -> &'c Copier,
-) -> PyResult<Option<PinnedBatch<'py>>> {
+) -> PyResult<Option<Pinned>> {
     let torch = Torch::get(py)?;
     let made = cache.with(py, delivery, |template| {
         if !template.is_pinned_by_leaves {
@@ -101,7 +95,7 @@ pub(crate) fn pin<'py, 'c>(
     })?;
     let Some((batch, parts)) = made.flatten() else { return Ok(None) };
     let job = (!parts.is_empty()).then(|| copier().copy(parts, delivery.backing().clone()));
-    Ok(Some(PinnedBatch { job, batch }))
+    Ok(Some(Pinned { job, batch: batch.unbind() }))
 }
 
 /// A tensor that is small and dense is made like another one.
@@ -126,7 +120,7 @@ fn part(torch: &Torch, span: &Span<'_>, tensor: &Bound<'_, PyAny>) -> PyResult<C
     }
     let into = torch.new_address(tensor)? as *mut u8;
     // SAFETY: the span's bytes stay while the delivery does, or the job that has its backing; the tensor's are in
-    // this process's memory, by the check, stay until the job is over, by the invariant of `PinnedBatch`, and no one
+    // this process's memory, by the check, stay until the job is over, by the invariant of `Pinned`, and no one
     // else knows of it before.
     Ok(unsafe { CopyPart::new(from, into, len) })
 }

@@ -188,27 +188,7 @@ impl WorkerProgress {
 }
 
 impl WorkerProgress {
-    fn core(&self) -> MutexGuard<'_, CoreProgress> {
+    pub(crate) fn core(&self) -> MutexGuard<'_, CoreProgress> {
         self.0.lock()
-    }
-
-    pub(crate) fn begin_call(&self) {
-        self.core().begin_call();
-    }
-
-    pub(crate) fn record_got(&self, worker: u32) {
-        self.core().record_got(worker);
-    }
-
-    pub(crate) fn record_sent(&self, worker: u32) {
-        self.core().record_sent(worker);
-    }
-
-    pub(crate) fn record_lost(&self, worker: u32, awaited: u64) {
-        self.core().record_lost(worker, awaited);
-    }
-
-    pub(crate) fn first_worker(&self) -> u32 {
-        self.core().first()
     }
 }

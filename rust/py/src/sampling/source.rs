@@ -1,11 +1,11 @@
 //! The source of a scheduler's indices in one epoch, as a Python class.
 
-use std::sync::OnceLock;
+use std::sync::{MutexGuard, OnceLock};
 
 use pyo3::exceptions::PyStopIteration;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloader_core::plan::TaskPlaces;
+use ringloader_core::plan::{TaskPlaces, WorkerProgress as CoreProgress};
 use ringloader_core::transport::message::TaskIndex;
 
 use super::codec::encode_index_or_pickle;
@@ -59,6 +59,10 @@ impl IndexSource {
 }
 
 impl IndexSource {
+    fn progress(&self) -> Option<MutexGuard<'_, CoreProgress>> {
+        self.progress.get().map(|progress| progress.get().core())
+    }
+
     /// Returns true if a native stream exists, and has been read from.
     pub(crate) fn is_native(&self) -> bool {
         matches!(self.stream.get(), Some(Some(_)))
@@ -69,8 +73,8 @@ impl IndexSource {
         if let Some(ledger) = &self.ledger {
             ledger.get().begin_call();
         }
-        if let Some(progress) = self.progress.get() {
-            progress.get().begin_call();
+        if let Some(mut progress) = self.progress() {
+            progress.begin_call();
         }
     }
 
@@ -86,28 +90,28 @@ impl IndexSource {
         if let Some(ledger) = &self.ledger {
             ledger.get().got(task);
         }
-        if let Some(progress) = self.progress.get() {
-            progress.get().record_got(worker);
+        if let Some(mut progress) = self.progress() {
+            progress.record_got(worker);
         }
     }
 
     /// Notes that the task that was read last went to a worker.
     pub(crate) fn record_sent(&self, worker: u32) {
-        if let Some(progress) = self.progress.get() {
-            progress.get().record_sent(worker);
+        if let Some(mut progress) = self.progress() {
+            progress.record_sent(worker);
         }
     }
 
     /// Notes that a worker was lost. `awaited` counts the tasks that it has not answered.
     pub(crate) fn record_lost(&self, worker: u32, awaited: impl FnOnce() -> u64) {
-        if let Some(progress) = self.progress.get() {
-            progress.get().record_lost(worker, awaited());
+        if let Some(mut progress) = self.progress() {
+            progress.record_lost(worker, awaited());
         }
     }
 
     /// Returns the worker that gets the first task.
     pub(crate) fn first_worker(&self) -> u32 {
-        self.progress.get().map_or(0, |progress| progress.get().first_worker())
+        self.progress().map_or(0, |progress| progress.first())
     }
 
     /// The next index, as a task's bytes, which may be unpickled more than once if `again`; `None` at the sampler's

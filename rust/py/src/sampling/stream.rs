@@ -2,11 +2,10 @@
 
 use std::sync::OnceLock;
 
-use pyo3::exceptions::{PyValueError, PyZeroDivisionError};
+use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::PyList;
 use pyo3::{PyTraverseError, PyVisit};
-use ringloader_core::Error;
 use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply, fingerprint_of};
 use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
@@ -270,9 +269,6 @@ impl Stream {
                         return draws.leave(left).map(|()| None);
                     }
                     (Ok(Step::Need(need)), _) => need,
-                    (Err(Error::EmptySource), _) => {
-                        return Err(PyZeroDivisionError::new_err("integer division or modulo by zero"));
-                    }
                     (Err(other), _) => return Err(exception(other)),
                 }
             };

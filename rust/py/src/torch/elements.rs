@@ -64,6 +64,23 @@ pub(crate) fn describe(
     is_its_own.then_some(described)
 }
 
+/// As [`describe`], of a tensor of torch's own class that is no more than its elements, and of whose type torch makes
+/// tensors without a warning; `None` of any other object.
+///
+/// # Errors
+/// The error that torch raises.
+pub(crate) fn describe_plain(
+    torch: &Torch,
+    object: &Bound<'_, PyAny>,
+    dims: &mut Vec<i64>,
+) -> PyResult<Option<Described>> {
+    let Some(api) = torch.exchange else { return Ok(None) };
+    if !object.get_type().is(&torch.tensor) || torch.is_more(object)? {
+        return Ok(None);
+    }
+    Ok(describe(torch, api, object, dims).filter(|found| found.dtype != Dtype::C32))
+}
+
 /// numpy's `PyArrayInterface`, which `__array_struct__` shows of every array, whatever its type.
 #[repr(C)]
 struct ArrayInterface {

@@ -193,7 +193,7 @@ impl Torch {
         let known = self.torch_dtypes.get(&dtype.code()).map(|object| object.bind(py).clone());
         known.ok_or_else(|| {
             let text = format!("this torch has no torch.{}", dtype.torch_name());
-            pyo3::exceptions::PyRuntimeError::new_err(text)
+            PyRuntimeError::new_err(text)
         })
     }
 
@@ -347,12 +347,12 @@ impl Torch {
     pub(crate) fn new_address(&self, tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
         let exact = tensor.get_type().is(self.tensor.bind(tensor.py()));
         if exact && tensor.getattr(strings::is_cpu(tensor.py()))?.is_truthy()? {
-            let address = self.address_of(tensor)?;
+            let address = self.tensor_data_ptr.call(tensor)?.extract()?;
             if address != 0 {
                 return Ok(address);
             }
         }
-        Err(pyo3::exceptions::PyRuntimeError::new_err("torch made a tensor without memory in this process"))
+        Err(PyRuntimeError::new_err("torch made a tensor without memory in this process"))
     }
 
     /// A named tuple of the class of a module and a name.
@@ -441,14 +441,6 @@ impl Torch {
         let py = prototype.py();
         let arguments = objects::arguments(py, [prototype.clone()])?;
         self.empty_like.bind(py).call(arguments, Some(self.pinned_options.bind(py)))
-    }
-
-    /// Returns the address of an exact tensor's elements.
-    ///
-    /// # Errors
-    /// The error that torch raises where the tensor has no memory.
-    pub(crate) fn address_of(&self, tensor: &Bound<'_, PyAny>) -> PyResult<usize> {
-        self.tensor_data_ptr.call(tensor)?.extract()
     }
 
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {

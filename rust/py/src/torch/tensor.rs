@@ -130,10 +130,7 @@ pub(crate) fn tensor_over_chunk<'py>(
     dtype: Dtype,
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let strides = contiguous_strides(shape);
-    check_tensor(dtype, shape, &strides, 0, chunk.len())
-        .map_err(|what| PyRuntimeError::new_err(format!("{} bytes for a tensor with {what}", chunk.len())))?;
-    let dims: Vec<Dim> = shape.iter().chain(&strides).map(|dim| dim.to_le_bytes()).collect();
+    let dims = contiguous_dims(dtype, shape, chunk.len())?;
     make_tensor(py, Source::of_chunk(chunk), dtype, &dims)
 }
 
@@ -148,22 +145,22 @@ pub(crate) fn contiguous_tensor<'py>(
     dtype: Dtype,
     shape: &[i64],
 ) -> PyResult<Bound<'py, PyAny>> {
-    let strides = contiguous_strides(shape);
     let len = shape.iter().try_fold(dtype.itemsize() as u64, |len, &size| len.checked_mul(size as u64));
     let len = len.ok_or_else(|| PyRuntimeError::new_err("a tensor with more bytes than there can be"))?;
-    check_tensor(dtype, shape, &strides, 0, len)
-        .map_err(|what| PyRuntimeError::new_err(format!("{len} bytes for a tensor with {what}")))?;
-    let dims: Vec<Dim> = shape.iter().chain(&strides).map(|dim| dim.to_le_bytes()).collect();
+    let dims = contiguous_dims(dtype, shape, len)?;
     make_tensor(py, Span::new(bytes, offset, len)?.source(None), dtype, &dims)
 }
 
-/// In elements, as torch counts them: a dimension without elements counts as one of one.
-fn contiguous_strides(shape: &[i64]) -> Vec<i64> {
+/// The shape of a contiguous tensor in `len` bytes, and its strides in elements, as torch counts them: a dimension without
+/// elements counts as one of one.
+fn contiguous_dims(dtype: Dtype, shape: &[i64], len: u64) -> PyResult<Vec<Dim>> {
     let mut strides = vec![1; shape.len()];
     for dim in (1..shape.len()).rev() {
         strides[dim - 1] = strides[dim] * shape[dim].max(1);
     }
-    strides
+    check_tensor(dtype, shape, &strides, 0, len)
+        .map_err(|what| PyRuntimeError::new_err(format!("{len} bytes for a tensor with {what}")))?;
+    Ok(shape.iter().chain(&strides).map(|dim| dim.to_le_bytes()).collect())
 }
 
 /// Shape and stride of `len` bytes in a row.

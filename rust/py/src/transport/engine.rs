@@ -210,7 +210,7 @@ impl Engine {
 
     /// Returns the slots as memory that a driver may register.
     fn slot_memory(&self) -> PyResult<SlotMemory> {
-        Ok(SlotMemory::new(self.core()?.slot_memory()))
+        Ok(SlotMemory(self.core()?.slot_memory()))
     }
 
     /// Bytes of shared memory for each worker.

@@ -138,30 +138,12 @@ impl Transport for JointTransport {
         self.engine.wake_workers();
     }
 
-    fn joint(&self) -> Option<&dyn Joint> {
-        Some(self)
-    }
-}
-
-impl Joint for JointTransport {
     fn lose(&self, worker: u32) {
         self.tasks.lose(worker);
         self.engine.wake_workers();
     }
 
-    fn share_among(&self, workers: u32) {
-        self.tasks.share_among(workers);
-    }
-
-    fn has_claim(&self, worker: u32) -> bool {
-        self.tasks.has_claim(worker)
-    }
-
-    fn is_open(&self) -> bool {
-        self.tasks.is_open()
-    }
-
-    fn has_made(&self, worker: u32) -> bool {
-        self.tasks.has_made(worker)
+    fn joint(&self) -> Option<&dyn Joint> {
+        Some(&*self.tasks)
     }
 }

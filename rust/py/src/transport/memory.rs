@@ -7,13 +7,7 @@ use ringloader_core::transport::slot_memory::{SlotMemory as CoreMemory, SlotWind
 ///
 /// Registered memory stays mapped, also when the engine is closed, until the caller says that nothing is registered.
 #[pyclass(frozen, module = "ringloader._native")]
-pub(crate) struct SlotMemory(CoreMemory);
-
-impl SlotMemory {
-    pub(crate) fn new(core: CoreMemory) -> Self {
-        Self(core)
-    }
-}
+pub(crate) struct SlotMemory(pub(super) CoreMemory);
 
 #[pymethods]
 impl SlotMemory {

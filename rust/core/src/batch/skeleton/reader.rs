@@ -219,17 +219,3 @@ impl<'a> Iterator for SkeletonReader<'a> {
 }
 
 impl std::iter::FusedIterator for SkeletonReader<'_> {}
-
-/// Returns the token of a skeleton that is one number and nothing else: such a value takes less time than a reader.
-#[inline]
-pub fn number(bytes: &[u8]) -> Option<Token<'_>> {
-    let (&tag, mut rest) = bytes.split_first()?;
-    match tag {
-        tag::INT => {
-            let number = varint::take(&mut rest)?;
-            rest.is_empty().then_some(Token::Int(varint::unzigzag(number)))
-        }
-        tag::FLOAT => Some(Token::Float(f64::from_le_bytes(rest.try_into().ok()?))),
-        _ => None,
-    }
-}

@@ -39,9 +39,9 @@ impl SkeletonWriter {
     /// Makes room for the next token, with `len` bytes of text or content: it takes no memory then.
     ///
     /// # Errors
-    /// [`Error::Allocation`] when there is none.
+    /// [`Error::Memory`] when there is none.
     pub fn reserve(&mut self, len: usize) -> Result<()> {
-        let error = |_| Error::Allocation { len: len as u64 };
+        let error = |_| Error::allocation(len as u64);
         self.bytes.try_reserve(len.saturating_add(16)).map_err(error)
     }
 

@@ -58,15 +58,12 @@ pub(super) struct Drawn {
     end: usize,
     /// Indices lie in `0..bound`.
     bound: u64,
-    /// The number of indices that were drawn.
-    len: u64,
 }
 
 impl Drawn {
     /// The first `count` of `draws`.
     pub(super) fn new(draws: Draws, count: u64, bound: u64) -> Self {
-        let len = draws.len();
-        Self { end: count.min(len) as usize, draws, at: 0, bound, len }
+        Self { end: count.min(draws.len()) as usize, draws, at: 0, bound }
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -85,20 +82,11 @@ impl Drawn {
         if let Err(draw) = self.draws.reach(until) {
             return Ok(Pull::Need(draw));
         }
-        same_length(self.draws.len(), self.len)?;
         self.draws.read(self.at..until, out);
         self.at = until;
         within(&out[before..], self.bound)?;
         Ok(Pull::Some)
     }
-}
-
-/// Refuses a buffer that no longer has the length that it had when it was supplied.
-pub(super) fn same_length(now: u64, before: u64) -> Result<()> {
-    if now == before {
-        return Ok(());
-    }
-    Err(Error::Indices(format!("a buffer of {before} indices has {now} while it is in use")))
 }
 
 /// Refuses indices that do not lie in `0..bound`.

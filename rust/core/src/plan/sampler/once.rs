@@ -1,7 +1,7 @@
 //! The samplers that draw once or never.
 #![forbid(unsafe_code)]
 
-use super::drawn::{Drawn, Draws, same_length, within};
+use super::drawn::{Drawn, Draws, within};
 use super::{Draw, Pull, Source, Supply};
 use crate::{Error, Result};
 
@@ -11,19 +11,12 @@ use crate::{Error, Result};
 /// distributed.py::DistributedSampler.__iter__
 #[derive(Debug)]
 pub(super) enum Once {
-    /// Still to be drawn.
-    Draw(Draw, Use),
+    /// Still to be drawn, for all its indices or for a stride.
+    Draw(Draw, Option<Stride>),
     /// The draw's indices as they are.
     Plain(Drawn),
     /// Every `step`-th of all indices, in order or permuted.
     Strided { permutation: Option<Draws>, stride: Stride },
-}
-
-/// The use of a draw.
-#[derive(Debug)]
-pub(super) enum Use {
-    Plain,
-    Strided(Stride),
 }
 
 /// Every `step`-th position in `len` indices that are repeated without end.
@@ -48,15 +41,15 @@ impl Once {
             Source::Sequential { len } => {
                 Self::Strided { permutation: None, stride: Stride::new(len, 0, 1, len)? }
             }
-            Source::Subset { len } => Self::Draw(Draw::Permutation { n: len }, Use::Plain),
+            Source::Subset { len } => Self::Draw(Draw::Permutation { n: len }, None),
             Source::Weighted { categories, num_samples } => {
-                Self::Draw(Draw::Multinomial { categories, count: num_samples }, Use::Plain)
+                Self::Draw(Draw::Multinomial { categories, count: num_samples }, None)
             }
             Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last, start } => {
                 let whole = distributed(len, num_samples, num_replicas, rank, drop_last)?;
                 let stride = if start == 0 { whole } else { whole.rest(start, drop_last, num_replicas)? };
                 if shuffle {
-                    Self::Draw(Draw::Permutation { n: len }, Use::Strided(stride))
+                    Self::Draw(Draw::Permutation { n: len }, Some(stride))
                 } else {
                     Self::Strided { permutation: None, stride }
                 }
@@ -76,7 +69,6 @@ impl Once {
             }
             Self::Strided { permutation: Some(permutation), stride } => {
                 let (len, before) = (stride.len, out.len());
-                same_length(permutation.len(), len)?;
                 if let Err(draw) = permutation.reach(stride.reach(limit)) {
                     return Ok(Pull::Need(draw));
                 }
@@ -107,8 +99,8 @@ impl Once {
         };
         let count = drawn.len();
         *self = match used {
-            Use::Plain => Self::Plain(Drawn::new(drawn, count, bound)),
-            Use::Strided(stride) => Self::Strided { permutation: Some(drawn), stride },
+            None => Self::Plain(Drawn::new(drawn, count, bound)),
+            Some(stride) => Self::Strided { permutation: Some(drawn), stride },
         };
         Ok(())
     }

@@ -40,12 +40,12 @@ impl Shuffle {
     /// A permutation of `0..n`, at most [`Self::MOST`].
     ///
     /// # Errors
-    /// [`Error::Allocation`] when there is no memory for it.
+    /// [`Error::Memory`] when there is no memory for it.
     pub(super) fn new(n: u64) -> crate::Result<Self> {
         let len = n as usize;
         // `vec!` alone gives zero pages that were never touched, and it aborts where there is no room for them.
         let probe = Vec::<u32>::new().try_reserve_exact(len);
-        probe.map_err(|_| Error::Allocation { len: 4 * n })?;
+        probe.map_err(|_| Error::allocation(4 * n))?;
         Ok(Self { elements: vec![0; len], done: 0, words: None })
     }
 

@@ -36,8 +36,10 @@ impl<T> Scheduler<T> {
     /// As [`give_up`](Self::give_up). Where all workers share all tasks, the others do what this one had, if any is left.
     pub fn leave_to_others(&mut self, transport: &impl Transport, worker: u32) {
         self.give_up(worker);
-        let Some(joint) = transport.joint() else { return };
-        joint.lose(worker);
+        if transport.joint().is_none() {
+            return;
+        }
+        transport.lose(worker);
         match self.selector.choose() {
             Some(other) => {
                 for _ in 0..self.tasks.reassign(worker, other) {

@@ -18,14 +18,12 @@ impl<T> Scheduler<T> {
     ) -> Result<()> {
         self.ended.retain(|&ended| ended != worker);
         self.behind = None;
-        if let Some(joint) = transport.joint() {
-            joint.lose(worker);
+        if transport.joint().is_some() {
+            transport.lose(worker);
             return Ok(());
         }
         let of_worker = self.tasks.awaited_tasks().filter(|&(_, of)| of == worker);
-        let mut awaited: Vec<u64> = of_worker.map(|(seq, _)| seq).collect();
-        awaited.sort_unstable();
-        for seq in awaited {
+        for (seq, _) in of_worker {
             let index =
                 index(seq).ok_or_else(|| Error::Config(format!("the index of task {seq} was not kept")))?;
             transport.put_task(worker, (self.epoch << EPOCH_SHIFT) | seq, index)?;

@@ -12,14 +12,14 @@ impl Engine {
     /// Sends `task` to `worker`, or keeps it until there is room. Never blocks.
     ///
     /// # Errors
-    /// [`Error::TaskTooLarge`] when it can never be sent, [`Error::Corrupt`] from the ring, [`Error::Inherited`]
+    /// [`Error::Config`] when it can never be sent, [`Error::Corrupt`] from the ring, [`Error::Inherited`]
     /// in a forked child.
     pub fn put(&self, worker: u32, task: Task) -> Result<()> {
         let state = &mut *self.lock_own()?;
         let channel = &mut state.channels[worker as usize];
         if !channel.arena.fits(task.bytes.len() as u64) {
             let (len, capacity) = (task.bytes.len() as u64, self.control.geometry().arena);
-            return Err(Error::TaskTooLarge { len, capacity });
+            return Err(Error::task_too_large(len, capacity));
         }
         channel.pending.push_back(task);
         self.flush(worker, channel)?;

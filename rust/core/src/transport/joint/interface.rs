@@ -2,9 +2,6 @@
 
 /// The part of a [`Transport`](crate::transport::Transport) that is about tasks which all workers share. No call waits.
 pub trait Joint {
-    /// A worker has ended, and all that it had committed was taken: what it had is for the others.
-    fn lose(&self, worker: u32);
-
     /// Only the first `workers` workers make tasks from now on: batches are cut for as many, and
     /// [`has_made`](Self::has_made) is false again for the workers that did not before.
     fn share_among(&self, workers: u32);

@@ -2,7 +2,7 @@
 
 use super::tasks::{LaidOut, Tasks};
 use super::windows::JointWindows;
-use super::{JointMemory, MOST_INDEX, samples_of};
+use super::{Joint, JointMemory, MOST_INDEX, samples_of};
 use crate::error::{Error, Result};
 use crate::sync::{Arc, Lock};
 use crate::transport::message::TaskIndex;
@@ -27,7 +27,7 @@ struct JointState {
 }
 
 impl JointTasks {
-    /// For `workers` workers at most, and as many until [`share_among`](Self::share_among).
+    /// For `workers` workers at most, and as many until [`share_among`](Joint::share_among).
     #[must_use]
     pub fn new(memory: JointMemory, windows: Arc<JointWindows>, workers: u32, keeps_whole: bool) -> Self {
         let state =
@@ -47,38 +47,15 @@ impl JointTasks {
         self.workers
     }
 
-    /// See [`Joint::share_among`](super::Joint::share_among).
-    pub fn share_among(&self, workers: u32) {
-        self.state.lock().tasks.share_among(workers);
-    }
-
-    /// Returns true if a worker has something of a task that is not answered.
-    #[must_use]
-    pub fn has_claim(&self, worker: u32) -> bool {
-        self.state.lock().tasks.has_claim(self.memory.claims(), worker)
-    }
-
-    /// Returns true if no worker has some of a task, the one that was sent last aside.
-    #[must_use]
-    pub fn is_open(&self) -> bool {
-        self.state.lock().tasks.is_open(self.memory.claims())
-    }
-
-    /// Returns true if a worker has made some of a task that was answered, since it [shares](Self::share_among) tasks.
-    #[must_use]
-    pub fn has_made(&self, worker: u32) -> bool {
-        self.state.lock().tasks.has_made(worker)
-    }
-
     /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
     /// if workers must be woken.
     ///
     /// # Errors
-    /// [`Error::TaskTooLarge`] when it can never be sent.
+    /// [`Error::Config`] when it can never be sent.
     pub fn put(&self, seq: u64, index: TaskIndex, samples: u64) -> Result<bool> {
         let (len, capacity) = (index.1.len() as u64, MOST_INDEX);
         if len > capacity {
-            return Err(Error::TaskTooLarge { len, capacity });
+            return Err(Error::task_too_large(len, capacity));
         }
         let tasks = &mut self.state.lock().tasks;
         tasks.add(seq, index, samples);
@@ -150,6 +127,24 @@ impl JointTasks {
     pub fn close(&self) {
         self.state.lock().tasks.close_all().for_each(|task| self.windows.put_back(task.kept));
         self.windows.close();
+    }
+}
+
+impl Joint for JointTasks {
+    fn share_among(&self, workers: u32) {
+        self.state.lock().tasks.share_among(workers);
+    }
+
+    fn has_claim(&self, worker: u32) -> bool {
+        self.state.lock().tasks.has_claim(self.memory.claims(), worker)
+    }
+
+    fn is_open(&self) -> bool {
+        self.state.lock().tasks.is_open(self.memory.claims())
+    }
+
+    fn has_made(&self, worker: u32) -> bool {
+        self.state.lock().tasks.has_made(worker)
     }
 }
 
@@ -270,7 +265,7 @@ mod tests {
         assert_eq!(tasks.answered(9, false), Ok(false));
         assert!(matches!(
             tasks.put(9, (TaskKind::Indices, vec![0; MOST_INDEX as usize + 1]), 1),
-            Err(Error::TaskTooLarge { .. })
+            Err(Error::Config(_))
         ));
     }
 

@@ -181,8 +181,7 @@ impl JointMemory {
     /// [`Error::Corrupt`] for what the main process does not write.
     pub fn index(&self, claimed: &Claimed) -> Result<TaskIndex> {
         let JointPlan { kind, len, .. } = claimed.plan;
-        let kind = TaskKind::from_number(kind)
-            .ok_or_else(|| Error::Corrupt(format!("{kind} is no kind of task")))?;
+        let kind = TaskKind::read(kind)?;
         if len > MOST_INDEX {
             return Err(Error::Corrupt(format!("a task of {len} bytes")));
         }
@@ -205,7 +204,7 @@ impl JointMemory {
     /// Reserves bytes for a part, and returns where they begin in the batch; `None`: there is no room.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
+    /// [`Error::Memory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
     pub fn reserve(&self, claimed: &Claimed, len: u64, probe: &MemoryProbe) -> Result<Option<u64>> {
         let batch = self.claims().batch(claimed.place);
         let mut room = batch.room();
@@ -361,7 +360,7 @@ mod tests {
             tasks.answered(seq, false).unwrap();
             (found, after.is_some_and(|start| matches!(start, Ok(Some(_)))))
         };
-        let refused = |found| matches!(found, (Err(Error::OutOfMemory { .. }), false));
+        let refused = |found| matches!(found, (Err(Error::Memory(_)), false));
         assert!(refused(made(0, &form(1), &little)), "cold");
         assert_eq!(made(1, &form(1), &plenty), (Ok(true), true));
         assert_eq!(made(2, &form(1), &little), (Ok(true), true), "the same window, warm");
@@ -383,9 +382,9 @@ mod tests {
             tasks.answered(seq, false).unwrap();
             found
         };
-        assert!(matches!(reserved(0, WINDOW / 2, &little), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(reserved(0, WINDOW / 2, &little), Err(Error::Memory(_))));
         assert_eq!(reserved(1, WINDOW / 2, &plenty), Ok(Some(WINDOW / 2)));
         assert_eq!(reserved(2, WINDOW / 2, &little), Ok(Some(WINDOW / 2)));
-        assert!(matches!(reserved(3, WINDOW - 64, &little), Err(Error::OutOfMemory { .. })));
+        assert!(matches!(reserved(3, WINDOW - 64, &little), Err(Error::Memory(_))));
     }
 }

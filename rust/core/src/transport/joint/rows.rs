@@ -1,6 +1,7 @@
 //! The rows of a batch: which form they have, and where they lie.
 
 use super::{Claimed, End, JointMemory};
+use crate::batch::SkeletonWriter;
 use crate::batch::rows::{Place, SampleForm};
 use crate::error::{Error, Result};
 use crate::os::memory::MemoryProbe;
@@ -26,17 +27,18 @@ impl JointMemory {
     /// of which form they are. `None`: of another, or there is no room.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
+    /// [`Error::Memory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
     pub fn columns_of(
         &self,
         claimed: &Claimed,
         form: &SampleForm,
         probe: &MemoryProbe,
     ) -> Result<Option<Vec<Place>>> {
-        let mut header = vec![0; FORM_HEADER as usize];
-        form.write(&mut header);
+        let mut skeleton = SkeletonWriter::new();
+        form.write(&mut skeleton);
+        let mut header = (skeleton.as_bytes().len() as u64).to_le_bytes().to_vec();
+        header.extend(skeleton.as_bytes());
         let len = header.len() as u64;
-        header[..FORM_HEADER as usize].copy_from_slice(&(len - FORM_HEADER).to_le_bytes());
         let Some((places, end)) = form.places(self.len_in_window(claimed.plan.len), claimed.plan.samples)
         else {
             return Ok(None);
@@ -97,7 +99,7 @@ impl JointMemory {
     /// worker that collates: nobody reserves anything any more.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    /// [`Error::Memory`] when the machine or the control group has not enough left.
     pub fn after_rows(
         &self,
         claimed: &Claimed,

@@ -65,7 +65,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
     /// Makes bytes `0..end` of a slot usable for this batch.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] when the machine or the control group has not enough left.
+    /// [`Error::Memory`] when the machine or the control group has not enough left.
     pub fn reserve(&mut self, end: u64) -> Result<Room> {
         let port = &*self.port;
         let view = port.control.worker(port.worker);
@@ -80,7 +80,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
         loop {
             state.count_own(view.results)?;
             if let Some(fill) = &self.fill {
-                match state.slots.grow(view.slots, fill.slot, end, &mut port.pages())? {
+                match state.slots.grow(view.slots, fill.slot, end, &mut &*port)? {
                     Growth::Ready => return Ok(Room::Ready),
                     Growth::Oversize => return Ok(Room::Oversize),
                     Growth::NoRoom => {}
@@ -115,20 +115,20 @@ impl<P: Deref<Target = Port>> Commit<P> {
     /// that has nothing before it.
     ///
     /// # Errors
-    /// [`Error::OutOfMemory`] or [`Error::Os`] when there is no memory for it.
+    /// [`Error::Memory`] or [`Error::Os`] when there is no memory for it.
     pub fn own_segment(&mut self, len: u64) -> Result<Option<(Segment, OwnedFd)>> {
         let port = &*self.port;
         let view = port.control.worker(port.worker);
         let bytes = len.next_multiple_of(port.limits.page);
         let mut state = port.state.lock();
         state.count_own(view.results)?;
-        if !state.slots.room_beside(view.slots, bytes, &mut port.pages()) {
+        if !state.slots.room_beside(view.slots, bytes, &mut &*port) {
             // INVARIANT: as in `reserve`.
             if !view.results.is_empty()? {
                 return Ok(None);
             }
             // The segment exceeds the share in any case, but warm slots do not add to that: they are given back.
-            state.slots.shrink(view.slots, bytes, &mut port.pages());
+            state.slots.shrink(view.slots, bytes, &mut &*port);
         }
         drop(state);
         port.probe.require(bytes)?;

@@ -234,6 +234,16 @@ impl<I, R> Queues<I, R> {
         Ok(())
     }
 
+    pub(super) fn lose_joint(&self, worker: u32) {
+        let Ok(mut state) = self.lock() else { return };
+        if let Some(joint) = &mut state.joint.0 {
+            joint.workers[worker as usize].collating = None;
+            joint.tasks.lose(joint.claims(), worker);
+        }
+        drop(state);
+        self.wake_workers();
+    }
+
     pub(super) fn wake_workers(&self) {
         self.requested.iter().for_each(Condvar::notify_one);
     }
@@ -258,16 +268,6 @@ impl<I, R> Queues<I, R> {
 }
 
 impl<I, R> Joint for Queues<I, R> {
-    fn lose(&self, worker: u32) {
-        let Ok(mut state) = self.lock() else { return };
-        if let Some(joint) = &mut state.joint.0 {
-            joint.workers[worker as usize].collating = None;
-            joint.tasks.lose(joint.claims(), worker);
-        }
-        drop(state);
-        self.wake_workers();
-    }
-
     fn share_among(&self, workers: u32) {
         if let Ok(mut state) = self.lock()
             && let Some(joint) = &mut state.joint.0

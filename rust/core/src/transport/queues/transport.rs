@@ -62,6 +62,10 @@ impl<I, R> Transport for Queues<I, R> {
         }
     }
 
+    fn lose(&self, worker: u32) {
+        self.lose_joint(worker);
+    }
+
     fn there_of(&self, worker: u32) -> Result<u64> {
         Ok(self.lock()?.workers[worker as usize].replies.len() as u64)
     }
