@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 from collections.abc import Sequence
 from multiprocessing import reduction
@@ -123,10 +122,6 @@ class ProcessChannel(Results):
         # Waits for the next message, and returns it in a tuple; None when the time is over.
         self._take = port.get
         self._trimming = trimming
-        parent = multiprocessing.parent_process()
-        # In a process of a fork server, the port alone knows of the main process's end.
-        self._is_child = parent is None or parent.pid == os.getppid()
-        self._parent = os.getppid()
 
     def get(self) -> Any:
         port = self._port
@@ -137,8 +132,8 @@ class ProcessChannel(Results):
             if task is not None:
                 self._trimming.note_task()
                 return task[0]
-            # MIRRORS torch worker.py::ManagerWatchdog. Other children may hold the main process's ends.
-            if port.parent_ended or (self._is_child and os.getppid() != self._parent):
+            # MIRRORS torch worker.py::ManagerWatchdog.
+            if port.parent_ended:
                 return None
 
     def _get_idle(self) -> Any:
@@ -155,7 +150,7 @@ class ProcessChannel(Results):
     def ahead(self) -> Any:
         """Returns the next message in a tuple, before its turn; None if there is none. Never waits."""
         task = self._port.ahead()
-        return (None,) if task is None and self._is_child and os.getppid() != self._parent else task
+        return (None,) if task is None and self._port.parent_ended else task
 
     def begin_task(self) -> None:
         """Notes the turn of a task that was taken before it."""

@@ -51,9 +51,10 @@ def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
     drop_what_it_began_with()
     held_memory.tell_of_forks()
     port = worker_end.attach()
+    seconds = max((option.ends_within for option in worker_end.options), default=WorkerOption.ends_within)
     # A worker that is busy ends once it comes back to the loop.
     with contextlib.suppress(OSError):
-        port.end_with_parent(_pipe_of_parent())
+        port.end_with_parent(_pipe_of_parent(), seconds)
     return port
 
 

@@ -103,9 +103,11 @@ class WorkerOption:
 
     Attributes:
         position: Its place among the options of an iterator.
+        ends_within: Seconds that the process has to end after the main process was killed.
     """
 
     position: ClassVar[Position]
+    ends_within: ClassVar[float] = 0.5
 
     def join(self, worker: int, port: _native.Port | None, start: EpochStart) -> Callable[..., Any] | None:
         """Prepares the worker, before ``worker_init_fn``.

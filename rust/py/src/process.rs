@@ -31,14 +31,11 @@ pub(crate) fn after_fork_in_child() {
     process::after_fork_in_child();
 }
 
-/// The time that a process has after its parent's end, to end in its own way.
-pub(crate) const GRACE: Duration = Duration::from_millis(500);
-
 /// Makes the system kill this process half a second after the end of the parent, whose pidfd this is, unless the
 /// process has ended by then. `OSError`: the system cannot do it.
 #[pyfunction]
 pub(crate) fn end_with_parent(pidfd: RawFd) -> PyResult<()> {
-    parent_death::end_with(duplicate(pidfd)?.as_fd(), None, GRACE).map_err(exception)
+    parent_death::end_with(duplicate(pidfd)?.as_fd(), None, Duration::from_millis(500)).map_err(exception)
 }
 
 /// A number that is this process's alone, also where process ids are the same: in another pid namespace.

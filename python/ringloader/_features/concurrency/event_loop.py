@@ -128,10 +128,6 @@ class EventLoop:
             if not self._is_closed:
                 self._loop.call_soon_threadsafe(function, *args)
 
-    def begin(self, coroutine: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """Begins a coroutine, in the thread of the loop."""
-        return self._loop.create_task(coroutine)
-
     def run(self, coroutine: Coroutine[Any, Any, Any]) -> concurrent.futures.Future[Any]:
         """Begins a coroutine from another thread."""
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
@@ -146,12 +142,9 @@ class EventLoop:
             if self._is_closed:
                 return
             self._is_closed = True
-            self._loop.call_soon_threadsafe(self._begin_end, list(datasets))
+            self.run(self._end(list(datasets)))
         if threading.current_thread() is not self._thread:
             self._thread.join(CLOSES_WITHIN)
-
-    def _begin_end(self, datasets: Iterable[Any]) -> None:
-        self._ending = self._loop.create_task(self._end(datasets))
 
     async def _end(self, datasets: Iterable[Any]) -> None:
         share = CLOSES_WITHIN / 4

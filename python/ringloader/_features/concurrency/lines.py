@@ -137,10 +137,9 @@ class Lines:
         """True if a line would begin another call; else the waiter is given something once one would."""
         # ORDERING: the waiter is there before the look, and `_next` looks for it after the change.
         self._waits_for_room = waiter
-        if self._have_room:
+        if has_room := self._have_room:
             self._waits_for_room = None
-            return True
-        return False
+        return has_room
 
     def add(self, calls: Sequence[Call]) -> None:
         """Adds calls after the waiting ones."""
@@ -212,7 +211,7 @@ class LoopLines(Lines):
 
     def _fill(self) -> None:
         while (call := self._next()) is not None:
-            call.task = self._loop.begin(self._make(call))
+            call.task = asyncio.create_task(self._make(call))
 
     async def _make(self, call: Call) -> None:
         enter(call.seed, self.info)

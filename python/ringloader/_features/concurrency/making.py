@@ -15,7 +15,7 @@ from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from ringloader._data.cached_dataset import CachedDataset
 from ringloader._features.concurrency import info
-from ringloader._features.concurrency.event_loop import Holder, Kept
+from ringloader._features.concurrency.event_loop import CLOSES_WITHIN, Holder, Kept
 from ringloader._features.concurrency.lines import Call, Limits, LoopLines, ThreadLines
 from ringloader._features.concurrency.reading import LOOK_SECONDS, AheadChannel, Begun, EndedError
 from ringloader._features.shared_words import SharedWords
@@ -34,6 +34,7 @@ class Samples(WorkerOption):
     """
 
     position = Position.AHEAD
+    ends_within = CLOSES_WITHIN
 
     def __init__(
         self, most: int, seconds: float | None, holder: Holder | None, words: SharedWords | None
@@ -61,11 +62,10 @@ class Samples(WorkerOption):
         # Is given something once the call has ended that the worker waits for.
         self._rung: queue.SimpleQueue[None] | None = None
         # Looks around while the worker waits. Returns the seconds until it looks again.
-        self.look: Callable[[], float] = _look_later
+        self.look: Callable[[], float] = functools.partial(float, LOOK_SECONDS)
 
-    @property
     def has_room(self) -> bool:
-        """True if another sample would begin at once; else a worker that waits wakes once one would."""
+        """Returns True if another sample would begin at once; else the worker wakes once one would."""
         return self._lines is not None and self._rung is not None and self._lines.has_room(self._rung)
 
     def join(self, worker: int, port: Any, start: EpochStart) -> None:  # noqa: ARG002
@@ -232,7 +232,8 @@ class Tasks(WorkerOption):
         samples, channel = self._samples, self._channel
         assert samples is not None
         if channel is not None:
-            channel.follow(fetcher, samples)
+            channel.follow(fetcher, samples.has_room, samples.close)
+            samples.look = channel.look
         return _InTurn(fetcher, samples, channel)
 
 
@@ -253,10 +254,6 @@ class _InTurn(InFront):
     def fetch(self, index: Any, /) -> Any:
         begun = self._behind.begin(index) if self._channel is None else self._channel.take_begun()
         return self._samples.fetch(self._behind, index, begun)
-
-
-def _look_later() -> float:
-    return LOOK_SECONDS
 
 
 def is_async(dataset: Any, several: bool = False) -> bool:

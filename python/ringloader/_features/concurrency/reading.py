@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from ringloader._features.concurrency.lines import Call
 from ringloader._worker.loop import Channel
@@ -30,19 +31,6 @@ class Begun(NamedTuple):
     calls: list[Call]
 
 
-class Making(Protocol):
-    """The object that makes the samples of a worker."""
-
-    look: Any
-
-    @property
-    def has_room(self) -> bool:
-        """True if another sample would begin at once."""
-
-    def close(self) -> None:
-        """Ends it."""
-
-
 class AheadChannel:
     """A :class:`~ringloader._worker.loop.Channel` that has tasks begun as soon as they are there.
 
@@ -56,17 +44,23 @@ class AheadChannel:
         self._messages: collections.deque[tuple[Any, Begun | Exception | None]] = collections.deque()
         # The fetcher of the epoch; None until it has begun.
         self._fetcher: Any = None
-        self._making: Making | None = None
+        self._has_room: Callable[[], bool] = bool
+        self._close: Callable[[], object] = bool
         # The begun batch of the task whose turn it is, or an error.
         self._begun: Begun | Exception | None = None
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._channel, name)
 
-    def follow(self, fetcher: Fetcher, making: Making) -> None:
-        """Begins the tasks of an epoch from now on, and those that were read before."""
-        self._fetcher, self._making = fetcher, making
-        making.look = self._look
+    def follow(self, fetcher: Fetcher, has_room: Callable[[], bool], close: Callable[[], object]) -> None:
+        """Begins the tasks of an epoch from now on, and those that were read before.
+
+        Args:
+            fetcher: The fetcher of the epoch.
+            has_room: Returns True if another sample would begin at once.
+            close: Ends what makes the samples.
+        """
+        self._fetcher, self._has_room, self._close = fetcher, has_room, close
         self._begin_all()
 
     def get(self) -> Any:
@@ -79,8 +73,7 @@ class AheadChannel:
             self._begin_all()
         message, self._begun = self._messages.popleft()
         if message is None:
-            if self._making is not None:
-                self._making.close()
+            self._close()
         elif isinstance(message, EpochStart):
             self._fetcher = None
         elif is_ahead:
@@ -123,8 +116,13 @@ class AheadChannel:
     def _has_start(self) -> bool:
         return any(isinstance(message, EpochStart) for message, _ in self._messages)
 
-    def _look(self) -> float:
+    def look(self) -> float:
+        """Begins the tasks that have come. Returns the seconds until the worker is to look again.
+
+        Raises:
+            EndedError: If nothing more is wanted of the worker.
+        """
         self._read()
         if self._channel.is_done() or (self._messages and self._messages[-1][0] is None):
             raise EndedError
-        return _READ_SECONDS if self._making is not None and self._making.has_room else LOOK_SECONDS
+        return _READ_SECONDS if self._has_room() else LOOK_SECONDS

@@ -142,8 +142,9 @@ class JointChannel(ProcessChannel):
                 return found
             self._starts.append(found[0])
 
-    def ahead(self) -> None:
-        """Returns None: a worker claims a run once it has made the last one."""
+    def ahead(self) -> Any:
+        """Returns the end of the main process, but no task: a worker claims one run after another."""
+        return (None,) if self._port.parent_ended else None
 
     def put(self, message: tuple[Any, Any]) -> None:
         answer = answer_of(self, self._claimed, message)

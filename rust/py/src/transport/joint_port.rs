@@ -13,7 +13,6 @@ use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory, Rows};
-use ringloader_core::transport::port::Wake;
 use ringloader_core::transport::queues::TaskRun;
 use ringloader_core::transport::task_number::{epoch_of, is_before};
 
@@ -86,14 +85,11 @@ impl JointPort {
             if let Some(message) = port.get(py, Some(0.0))? {
                 return Ok(Some(message.into_any()));
             }
-            if port.parent_ended() {
+            if port.knows_end() {
                 return Ok(None);
             }
             if let Some(claimed) = self.tasks.claims().claim(port.core().worker(), is_wanted) {
-                port.core().begin_task();
-                if let Some(clock) = port.clock() {
-                    clock.note_task();
-                }
+                port.begin_task();
                 let index = Index::of_task(self.tasks.index(&claimed).map_err(exception)?)?;
                 let is_stale = self.tasks.claims().is_stale(claimed.plan.seq);
                 let claimed = Claimed::new(TaskRun { claimed, index: Arc::new(index), is_stale });
@@ -105,9 +101,7 @@ impl JointPort {
                 nap = LONGEST_NAP.min(2 * nap);
             }
             let is_open = || self.tasks.claims().is_open(is_wanted) || may_begin();
-            if detached(py, || port.core().wait_for_any(left, is_open))? == Wake::ParentEnded {
-                port.note_parent_ended();
-            }
+            port.note(detached(py, || port.core().wait_for_any(left, is_open))?);
         }
     }
 

@@ -4,6 +4,7 @@ pub(super) mod sending;
 
 use std::os::fd::{AsFd, IntoRawFd, OwnedFd, RawFd};
 use std::sync::OnceLock;
+use std::time::Duration;
 
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -17,7 +18,7 @@ use ringloader_core::transport::{Control, PortFds};
 use super::engine::Engine;
 use crate::batch::encode::Spare;
 use crate::gil::{Deadline, detached, exception};
-use crate::process::{GRACE, duplicate};
+use crate::process::duplicate;
 use crate::sampling::codec::decode_task;
 use crate::strings;
 use crate::timing::WorkerClock;
@@ -65,12 +66,12 @@ impl Port {
         Self::attached(control, worker, share, fds, busy)
     }
 
-    /// Makes the system kill this process half a second after the parent's end, unless the process has ended by then.
+    /// Makes the system kill this process `grace` seconds after the parent's end, unless the process has ended by then.
     /// `pipe`: in a process that a server has forked, the reading end of a pipe whose writing end only the parent has.
     /// `OSError`: the system cannot do it.
-    fn end_with_parent(&self, pipe: Option<RawFd>) -> PyResult<()> {
-        let pipe = pipe.map(duplicate).transpose()?;
-        self.core.end_with_parent(pipe.as_ref().map(AsFd::as_fd), GRACE).map_err(exception)
+    fn end_with_parent(&self, pipe: Option<RawFd>, grace: f64) -> PyResult<()> {
+        let (pipe, grace) = (pipe.map(duplicate).transpose()?, Duration::from_secs_f64(grace));
+        self.core.end_with_parent(pipe.as_ref().map(AsFd::as_fd), grace).map_err(exception)
     }
 
     /// Waits for the next task: a message of torch's protocol in a tuple of its own, which costs less than a class.
@@ -93,10 +94,8 @@ impl Port {
                 }
                 return Ok(Some(message));
             }
-            let Some(left) = deadline.left().filter(|_| !self.parent_ended()) else { return Ok(None) };
-            if detached(py, || self.core.wait(left))? == Wake::ParentEnded {
-                self.parent_ended.store(true, Ordering::Relaxed);
-            }
+            let Some(left) = deadline.left().filter(|_| !self.knows_end()) else { return Ok(None) };
+            self.note(detached(py, || self.core.wait(left))?);
         }
     }
 
@@ -106,7 +105,7 @@ impl Port {
     }
 
     /// Begins a task that was taken before its turn: from now on its batch may lie in a slot.
-    fn begin_task(&self) {
+    pub(super) fn begin_task(&self) {
         self.core.begin_task();
         if let Some(clock) = self.clock() {
             clock.note_task();
@@ -147,17 +146,25 @@ impl Port {
 
     /// Returns true if the parent wants nothing more.
     fn is_done(&self) -> bool {
-        self.core.is_done() || self.parent_ended()
+        self.core.is_done() || self.knows_end()
     }
 
-    /// Returns true if the parent has ended.
+    /// Returns true if the parent has ended, which it looks for.
     #[getter]
-    pub(super) fn parent_ended(&self) -> bool {
-        self.parent_ended.load(Ordering::Relaxed)
+    fn parent_ended(&self) -> PyResult<bool> {
+        if self.core.is_current() {
+            self.note(self.core.wait(Duration::ZERO).map_err(exception)?);
+        }
+        Ok(self.knows_end())
     }
 }
 
 impl Port {
+    /// Returns true if the parent's end was noted.
+    pub(super) fn knows_end(&self) -> bool {
+        self.parent_ended.load(Ordering::Relaxed)
+    }
+
     fn attached(
         control: Arc<Control>,
         worker: u32,
@@ -203,8 +210,11 @@ impl Port {
         &self.core
     }
 
-    pub(super) fn note_parent_ended(&self) {
-        self.parent_ended.store(true, Ordering::Relaxed);
+    /// Notes the parent's end, if it ended a wait.
+    pub(super) fn note(&self, wake: Wake) {
+        if wake == Wake::ParentEnded {
+            self.parent_ended.store(true, Ordering::Relaxed);
+        }
     }
 
     pub(super) fn clock(&self) -> Option<&WorkerClock> {

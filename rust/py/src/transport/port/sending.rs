@@ -15,7 +15,7 @@ use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory};
 use ringloader_core::transport::message::ResultKind;
-use ringloader_core::transport::port::{Commit, Port as Core, Room, Wake};
+use ringloader_core::transport::port::{Commit, Port as Core, Room};
 
 use super::Port;
 use crate::batch::encode::Encoded;
@@ -200,9 +200,7 @@ impl Port {
     /// Waits a moment for room. Returns whether the parent wants nothing more.
     fn rest(&self, py: Python<'_>) -> PyResult<bool> {
         let begun = self.clock().map(|clock| (clock, monotonic()));
-        if detached(py, || self.core.wait_for_room())? == Wake::ParentEnded {
-            self.parent_ended.store(true, Ordering::Relaxed);
-        }
+        self.note(detached(py, || self.core.wait_for_room())?);
         if let Some((clock, begun)) = begun {
             clock.note_room(monotonic().saturating_sub(begun));
         }
