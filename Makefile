@@ -265,6 +265,7 @@ miri: ## the parts without system calls and threads, in an interpreter that find
 	ci/miri.sh
 
 deny: ## the crates: known vulnerabilities, licenses, sources; needs cargo-deny, and GitHub
+	@cargo deny --version > /dev/null 2>&1 || { echo "deny: cargo-deny is not there: cargo install --locked cargo-deny" >&2; exit 1; }
 	cargo deny --locked check
 
 ifeq ($(TARGET),)
