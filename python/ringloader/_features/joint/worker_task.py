@@ -8,13 +8,10 @@ from typing import TYPE_CHECKING, Any
 import ringloader._native as _native
 from ringloader._core.feature import Feature, MemoryPlan, Setup
 from ringloader._features import arrays
-from ringloader._features.joint.channel import ProcessJoint, ThreadJoint
 from ringloader._features.table import Options, takes_options
-from ringloader._transport import budget
 from ringloader._worker.fetch import gives_several
 
 if TYPE_CHECKING:
-    from ringloader._features.table import Options
     from ringloader._torch.protocols import TorchLoader
 
 # The `prefetch_factor` of a loader with workers that was given none.
@@ -93,6 +90,10 @@ class JointTasks(Feature):
         return plan._replace(most_tasks=self._most_tasks(self._setup.workers) + 1, parts=2)
 
     def attach(self, transport: Any) -> None:
+        # Other systems, which ask this module too, lack what these need.
+        from ringloader._features.joint.channel import ProcessJoint, ThreadJoint
+        from ringloader._transport import budget
+
         transport.joint_tasks = self._most_tasks
         if self._setup.path == "threads":
             transport.engine.share_tasks(self._most_tasks(self._number), not self._whole)
