@@ -89,6 +89,16 @@ pub fn take_any<const N: usize>(flags: [&WaitFlag; N]) -> bool {
     flags[..looked_at].iter().any(|flag| flag.lower())
 }
 
+/// As [`WaitFlag::take`], for many sleepers, of whom `most` are enough: gives those that must be notified.
+pub fn take_some<'a, S>(
+    sleepers: impl Iterator<Item = (&'a WaitFlag, S)>,
+    most: usize,
+) -> impl Iterator<Item = S> {
+    // ORDERING doorbell: as in `take_any`.
+    sequence_unless("take_without_fence");
+    sleepers.filter(|(flag, _)| flag.lower()).map(|(_, sleeper)| sleeper).take(most)
+}
+
 /// The sleeper's side: announces, looks again with `found`, and sleeps only if that finds nothing. `None`: it did not
 /// sleep.
 ///
@@ -154,6 +164,16 @@ mod tests {
             assert!(take());
             assert!(!take(), "one notification for one sleep");
         }
+    }
+
+    #[test]
+    fn as_many_sleepers_are_taken_as_are_enough() {
+        let flags = [const { WaitFlag(CachePadded(AtomicU32::new(0))) }; 4];
+        flags[1..].iter().for_each(WaitFlag::announce);
+        let take = |most| take_some(flags.iter().zip(0..), most).collect::<Vec<_>>();
+        assert_eq!(take(2), [1, 2]);
+        assert_eq!(take(2), [3], "one was left");
+        assert_eq!(take(2), [0; 0]);
     }
 
     #[test]

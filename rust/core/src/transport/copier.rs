@@ -3,7 +3,7 @@
 //! Either the thread does a job or the caller that needs it done, whichever comes first. INVARIANT: exactly one of them
 //! takes a job's work out of its place, and nothing reads or writes through its pointers after the job is over.
 
-mod streaming;
+pub mod streaming;
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Condvar, MutexGuard, PoisonError};

@@ -296,9 +296,9 @@ impl Column {
             // storage, as while torch stacks its rows.
             unsafe {
                 if follow_each_other {
-                    copy_rows(copies().take(1), nbytes);
+                    copy_rows(copies().take(1), nbytes, nbytes);
                 } else {
-                    copy_rows(copies(), self.len);
+                    copy_rows(copies(), self.len, nbytes);
                 }
                 if self.quiets {
                     for at in (to..to + nbytes).step_by(4) {

@@ -11,6 +11,7 @@ use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::Place;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::Arc;
+use ringloader_core::transport::copier::streaming;
 use ringloader_core::transport::joint::{Claimed, JointMemory};
 
 use super::batch_memory::BatchMemory;
@@ -211,7 +212,7 @@ impl<'a, 'py> Rows<'a, 'py> {
             // have left them as they are. Where other threads may run, buffers and storages are held; those threads must
             // not resize these storages, as while torch stacks the samples.
             unsafe {
-                copy_rows(addresses.iter().copied().zip(targets), each);
+                copy_rows(addresses.iter().copied().zip(targets), each, nbytes);
             }
         };
         if !runs_others(nbytes) {
@@ -227,11 +228,17 @@ impl<'a, 'py> Rows<'a, 'py> {
     }
 }
 
-/// Copies rows of `len` bytes, each from one address to another.
+/// A batch of so many bytes is more than a core's part of the last cache, which also has the batches before it: it goes
+/// past the caches.
+const STREAMED: usize = 4 << 20;
+/// The shortest row for which that pays.
+const LONG: usize = 4 << 10;
+
+/// Copies rows of `len` bytes, `nbytes` in all, each from one address to another.
 ///
 /// # Safety
 /// The bytes and the room for them are there, and do not overlap. Nothing is assumed of alignment.
-pub(super) unsafe fn copy_rows(rows: impl Iterator<Item = (usize, usize)>, len: usize) {
+pub(super) unsafe fn copy_rows(rows: impl Iterator<Item = (usize, usize)>, len: usize, nbytes: usize) {
     // SAFETY: the caller's.
     unsafe {
         match len {
@@ -242,6 +249,9 @@ pub(super) unsafe fn copy_rows(rows: impl Iterator<Item = (usize, usize)>, len: 
             8 => rows.for_each(|(from, to)| {
                 (to as *mut u64).write_unaligned((from as *const u64).read_unaligned());
             }),
+            LONG.. if nbytes >= STREAMED => {
+                rows.for_each(|(from, to)| streaming::copy(from as *const u8, to as *mut u8, len));
+            }
             _ => rows.for_each(|(from, to)| copy_nonoverlapping(from as *const u8, to as *mut u8, len)),
         }
     }

@@ -80,6 +80,13 @@ pub(crate) struct JointTransport {
 }
 
 impl JointTransport {
+    /// Wakes a worker for each of `runs`.
+    fn wake(&self, runs: u32) {
+        if runs > 0 {
+            self.engine.wake_workers(runs as usize);
+        }
+    }
+
     fn taken(&self, found: Result<Option<Received>>) -> Result<Option<Received>> {
         let answered = match &found {
             Ok(Some(received)) if received.kind == ResultKind::Batch => {
@@ -88,10 +95,8 @@ impl JointTransport {
             Err(Error::Arrival { task, .. }) => task.map(|seq| (seq, false)),
             _ => None,
         };
-        if let Some((seq, in_window)) = answered
-            && self.tasks.answered(seq, in_window)?
-        {
-            self.engine.wake_workers();
+        if let Some((seq, in_window)) = answered {
+            self.wake(self.tasks.answered(seq, in_window)?);
         }
         found
     }
@@ -107,9 +112,7 @@ impl Transport for JointTransport {
 
     fn put_task(&self, _worker: u32, seq: u64, index: TaskIndex) -> Result<()> {
         let samples = samples_of(&index);
-        if self.tasks.put(seq, index, samples)? {
-            self.engine.wake_workers();
-        }
+        self.wake(self.tasks.put(seq, index, samples)?);
         Ok(())
     }
 
@@ -135,12 +138,12 @@ impl Transport for JointTransport {
 
     fn begin_epoch(&self, epoch: u64) {
         self.tasks.begin_epoch(epoch);
-        self.engine.wake_workers();
+        self.engine.wake_workers(usize::MAX);
     }
 
     fn lose(&self, worker: u32) {
         self.tasks.lose(worker);
-        self.engine.wake_workers();
+        self.engine.wake_workers(usize::MAX);
     }
 
     fn joint(&self) -> Option<&dyn Joint> {

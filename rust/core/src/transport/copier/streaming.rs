@@ -1,4 +1,4 @@
-//! Copies past the caches: for memory that a device reads next, and no core.
+//! Copies past the caches: for memory that no core reads soon, as a device's, or that of a large batch.
 //!
 //! An ordinary copy first loads each line that it is about to overwrite. Of large ones that is a third of the traffic.
 
@@ -7,7 +7,7 @@
 /// # Safety
 /// `from` may be read and `into` written for `len` bytes, and they do not overlap.
 #[cfg(target_arch = "x86_64")]
-pub(super) unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
+pub unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
     use std::ptr::copy_nonoverlapping;
 
@@ -40,7 +40,7 @@ pub(super) unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
 /// # Safety
 /// `from` may be read and `into` written for `len` bytes, and they do not overlap.
 #[cfg(not(target_arch = "x86_64"))]
-pub(super) unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
+pub unsafe fn copy(from: *const u8, into: *mut u8, len: usize) {
     // SAFETY: the caller's promise.
     unsafe { std::ptr::copy_nonoverlapping(from, into, len) };
 }

@@ -4,7 +4,9 @@ use std::sync::OnceLock;
 
 use super::Engine;
 use crate::error::{Error, Result};
+use crate::os::eventfd::EventFd;
 use crate::sync::Arc;
+use crate::sync::doorbell::take_some;
 use crate::transport::joint::windows::{HeldJointWindow, JointWindows};
 use crate::transport::message::ResultDescriptor;
 use crate::transport::received::Backing;
@@ -37,8 +39,14 @@ impl Engine {
         let _ = self.joint.0.set(windows);
     }
 
-    /// Wakes all workers that sleep: there is something that they share.
-    pub fn wake_workers(&self) {
-        self.handles.iter().for_each(|handle| handle.wake());
+    /// Wakes `most` workers that sleep, or all: so much is there that they share. A worker that is awake looks before it
+    /// sleeps. One that is woken while it waits for room takes nothing: then another finds it after
+    /// [`LONGEST_SLEEP`](crate::transport::LONGEST_SLEEP).
+    pub fn wake_workers(&self, most: usize) {
+        let sleepers = self
+            .handles
+            .iter()
+            .map(|handle| (handle.control.worker(handle.worker).worker_sleeps, &handle.eventfd));
+        take_some(sleepers, most).for_each(EventFd::notify);
     }
 }

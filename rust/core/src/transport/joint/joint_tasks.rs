@@ -47,12 +47,12 @@ impl JointTasks {
         self.workers
     }
 
-    /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns true
-    /// if workers must be woken.
+    /// Sends a task of `samples` samples to whichever workers are idle, or keeps it until there is room. Returns how
+    /// many of them it takes.
     ///
     /// # Errors
     /// [`Error::Config`] when it can never be sent.
-    pub fn put(&self, seq: u64, index: TaskIndex, samples: u64) -> Result<bool> {
+    pub fn put(&self, seq: u64, index: TaskIndex, samples: u64) -> Result<u32> {
         let (len, capacity) = (index.1.len() as u64, MOST_INDEX);
         if len > capacity {
             return Err(Error::task_too_large(len, capacity));
@@ -66,14 +66,14 @@ impl JointTasks {
         laid_out
     }
 
-    /// Takes note that a task has its result, which lies `in_window` of its own or elsewhere. Returns true if workers are
-    /// to be woken.
+    /// Takes note that a task has its result, which lies `in_window` of its own or elsewhere. Returns how many workers
+    /// what follows takes.
     ///
     /// # Errors
     /// As [`put`](Self::put).
-    pub fn answered(&self, seq: u64, in_window: bool) -> Result<bool> {
+    pub fn answered(&self, seq: u64, in_window: bool) -> Result<u32> {
         let JointState { tasks, timed } = &mut *self.state.lock();
-        let Some(place) = tasks.place_of(seq) else { return Ok(false) };
+        let Some(place) = tasks.place_of(seq) else { return Ok(0) };
         let claims = self.memory.claims();
         if let Some(times) = self.memory.times(place) {
             let plan = claims.batch(place).plan();
@@ -99,7 +99,7 @@ impl JointTasks {
         self.state.lock().tasks.begin_epoch(self.memory.claims(), epoch);
     }
 
-    fn lay_out(&self, tasks: &mut Tasks<TaskIndex, u32>) -> Result<bool> {
+    fn lay_out(&self, tasks: &mut Tasks<TaskIndex, u32>) -> Result<u32> {
         tasks.lay_out(self.memory.claims(), self.memory.window, |place, (kind, bytes)| {
             // INVARIANT: one is free. All places together and the batches that the user keeps take fewer than all windows.
             let Some(window) = self.windows.take() else { return Ok(None) };
@@ -166,7 +166,7 @@ mod tests {
         let windows = Arc::new(windows);
         let tasks = JointTasks::new(memory, windows.clone(), 1, false);
         let index = || (TaskKind::Indices, vec![1; 16]);
-        assert_eq!(tasks.put(0, index(), 2), Ok(true));
+        assert_eq!(tasks.put(0, index(), 2), Ok(1));
         assert!(tasks.put(1, index(), 2).is_err());
         assert!(tasks.state.lock().tasks.waiting().is_empty());
         assert_eq!(windows.take(), Some(1));
@@ -182,7 +182,7 @@ mod tests {
         let before = blocks();
         let indices: Vec<_> = [1, 2].map(|byte| (TaskKind::Indices, vec![byte; 1 << 20])).into();
         for (seq, index) in (0..).zip(&indices) {
-            assert_eq!(tasks.put(seq, index.clone(), 2), Ok(true));
+            assert_eq!(tasks.put(seq, index.clone(), 2), Ok(1));
         }
         for (seq, index) in (0..).zip(&indices) {
             let claimed = worker.claims().claim(0, |_| true).unwrap();
@@ -240,7 +240,7 @@ mod tests {
         let worker = JointMemory::attach(words, fd.as_fd(), 2, 4096, true).unwrap();
         for seq in 0..3 {
             let index = (TaskKind::Indices, vec![seq as u8; 16]);
-            assert_eq!(tasks.put(seq, index, 2), Ok(seq < 2));
+            assert_eq!(tasks.put(seq, index, 2), Ok(if seq < 2 { 2 } else { 0 }));
         }
         let any = |_| true;
         let first = worker.claims().claim(0, any).unwrap();
@@ -253,7 +253,7 @@ mod tests {
         worker.note_times(&first, 0, &stamps);
         assert!(!worker.claims().finish(&first, Part::Bytes { offset: 64, len: 4 }));
         assert!(worker.claims().begin_last(&second));
-        assert_eq!(tasks.answered(0, false), Ok(true));
+        assert_eq!(tasks.answered(0, false), Ok(2));
         assert_eq!(tasks.take_timed(1), []);
         assert_eq!(tasks.take_timed(0), [TimedRun { worker: 0, stamps, samples: 0..1 }]);
         assert_eq!(worker.claims().claim(0, any).map(|claimed| claimed.plan.seq), Some(1));
@@ -262,7 +262,7 @@ mod tests {
             worker.claims().claim(1, any).map(|claimed| (claimed.plan.seq, claimed.samples())),
             Some((1, 0..1))
         );
-        assert_eq!(tasks.answered(9, false), Ok(false));
+        assert_eq!(tasks.answered(9, false), Ok(0));
         assert!(matches!(
             tasks.put(9, (TaskKind::Indices, vec![0; MOST_INDEX as usize + 1]), 1),
             Err(Error::Config(_))
@@ -292,7 +292,7 @@ mod tests {
         assert!(!worker.claims().finish(&second[0], Part::Bytes { offset: 64, len: 4 }));
         assert!(!tasks.has_claim(1) && !tasks.has_made(1), "not before the batch is there");
         assert!(worker.claims().begin_last(&second[1]));
-        assert_eq!(tasks.answered(1, false), Ok(false));
+        assert_eq!(tasks.answered(1, false), Ok(0));
         assert!(tasks.has_made(0) && tasks.has_made(1));
         assert!(tasks.has_claim(0), "of the first batch");
         tasks.share_among(1);

@@ -82,9 +82,9 @@ impl<I, K> Tasks<I, K> {
         self.pending.retain(|&(pending, ..)| pending != seq);
     }
 
-    /// Lays out tasks while there is a place. Returns true if it has. `room`: bytes of a window. `write` writes the index
-    /// of a task to a place, and returns the kind, the length and the window for its [`JointPlan`], and what is kept; `None`:
-    /// not now.
+    /// Lays out tasks while there is a place. Returns the number of their runs. `room`: bytes of a window. `write` writes
+    /// the index of a task to a place, and returns the kind, the length and the window for its [`JointPlan`], and what is
+    /// kept; `None`: not now.
     ///
     /// # Errors
     /// Those of `write`.
@@ -93,24 +93,26 @@ impl<I, K> Tasks<I, K> {
         claims: Claims<'_>,
         room: u64,
         mut write: impl FnMut(usize, &I) -> Result<Option<([u64; 2], u32, K)>>,
-    ) -> Result<bool> {
-        let mut laid_out = Ok(false);
+    ) -> Result<u32> {
+        let mut laid_out = 0;
+        let mut refused = Ok(());
         while let Some(place) = self.laid_out.iter().position(Option::is_none)
             && let Some((_, index, _)) = self.pending.front()
         {
             let written = write(place, index);
             let Ok(Some(([kind, len], window, kept))) = written else {
-                laid_out = written.and(laid_out);
+                refused = written.map(drop);
                 break;
             };
             let Some((seq, index, samples)) = self.pending.pop_front() else { break };
             let per_run = if self.keeps_whole { samples } else { claims.per_run(samples, self.sharers) };
-            claims.batch(place).lay_out(&JointPlan { seq, samples, per_run, kind, len, window }, room);
+            let plan = JointPlan { seq, samples, per_run, kind, len, window };
+            claims.batch(place).lay_out(&plan, room);
             self.laid_out[place] = Some(LaidOut { seq, index, kept });
-            laid_out = Ok(true);
+            laid_out += plan.runs();
         }
         self.note_pending(claims);
-        laid_out
+        refused.map(|()| laid_out)
     }
 
     /// The tasks that have no place.

@@ -128,7 +128,7 @@ impl<I, R> ThreadTasks<I, R> {
 
     fn lay_out(&mut self) -> bool {
         let claims = Claims::over(&self.words, self.places);
-        self.tasks.lay_out(claims, 0, |_, _| Ok(Some(([0; 2], 0, Vec::new())))).unwrap_or(false)
+        self.tasks.lay_out(claims, 0, |_, _| Ok(Some(([0; 2], 0, Vec::new())))).is_ok_and(|runs| runs > 0)
     }
 }
 
