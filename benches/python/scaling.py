@@ -20,7 +20,7 @@ from .processes import ProcessFailedError, call_in_process
 from .report import figure, head, machine, write
 from .workloads import ENDLESS, PREFETCH_FACTOR
 
-WORKERS = (1, 2, 4, 8, 16, 32, 64)
+WORKERS = (1, 2, 4, 8, 16, 32, 64, 128)
 # Torch's loader with more takes long to start and to end, and says nothing new.
 MOST_OF_TORCH = 16
 # One worker makes a batch in this time, n of them n batches in n times as long.
