@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -331,3 +333,40 @@ def test_other_ways_in_take_it() -> None:
         assert max(max(batch.tolist()) for batch in loader) == 4
     converted = ringloader.convert(loader, worker_concurrency=3)
     assert max(max(batch.tolist()) for batch in converted) == 3
+
+
+PROGRAM = """
+import asyncio, torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset
+
+class Counting(Dataset):
+    under_way = 0
+
+    def __len__(self):
+        return 16
+
+    async def __getitem__(self, index):
+        self.under_way += 1
+        found = self.under_way
+        await asyncio.sleep(0.02)
+        self.under_way -= 1
+        return found
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(4))
+
+print(max(int(batch.max()) for batch in DataLoader(Counting(), batch_size=8)))
+loader = DataLoader(Stream(), batch_size=2)
+print(len(list(loader)))
+import ringloader
+assert "worker_concurrency=4 and an IterableDataset do not go together" in str(ringloader.report(loader))
+"""
+
+
+def test_the_command_line_takes_it_and_leaves_streams_as_they_are(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"
+    path.write_text(PROGRAM)
+    command = [sys.executable, "-m", "ringloader", "run", "--worker-concurrency", "4", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert (done.stdout.split(), done.stderr) == (["4", "2"], "")
