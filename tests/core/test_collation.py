@@ -186,7 +186,7 @@ def test_other_maps_are(port, fn_map):
 
 @pytest.mark.parametrize("length", [70_001, 4095, 4096])
 def test_rows_of_a_large_batch_may_begin_anywhere(port, length):
-    count = (4 << 20) // length + 1
+    count = (8 << 20) // length + 1
     values = np.arange(length + 7 * count).astype(np.uint8)
     samples = [values[7 * at : 7 * at + length] for at in range(count)]
     made = _native.Collate(port, refuse, [], [], FN_MAP)(samples, collate_fn_map=FN_MAP)

@@ -16,7 +16,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 import ringloader
-from faults.proc import mappings, wait_until
+from faults.proc import wait_until
 from parity.harness import assert_path
 from ringloader import DataLoader, WorkerPool
 from small_datasets import Made
@@ -227,13 +227,10 @@ def test_iterable_datasets_and_abandoned_epochs():
         assert len(pool._crew._processes) == 2
 
 
-def segments():
+def segments(pid="self"):
     gc.collect()
-    return {re.split(r"\s+", line)[4] for line in mappings() if "memfd:ringloader" in line}
-
-
-def has_segments(pid):
-    return "memfd:ringloader" in Path(f"/proc/{pid}/maps").read_text()
+    maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+    return {re.split(r"\s+", line)[4] for line in maps if "memfd:ringloader" in line}
 
 
 def test_the_next_epoch_has_the_same_memory():
@@ -247,7 +244,8 @@ def test_the_next_epoch_has_the_same_memory():
         del iterator
         assert segments() - before == {memory}
         workers = [process.process.pid for process in pool._crew._processes]
-        assert wait_until(lambda: not any(map(has_segments, workers)), 30), "the workers have left it"
+        has_left = lambda: not any(memory in segments(pid) for pid in workers)  # noqa: E731
+        assert wait_until(has_left, 30), "the workers have left it"
         for _ in range(3):
             iterator = iter(loader)
             assert segments() - before == {memory}

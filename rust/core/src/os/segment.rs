@@ -201,19 +201,6 @@ impl Segment {
         .map_err(|errno| Error::os("giving memory back by madvise", errno))
     }
 
-    /// Maps the pages of `offset .. offset + len`, many at a time, where each would be a page fault. Makes those that do
-    /// not exist.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] when the range does not lie in the segment, [`Error::Os`] when the system refuses.
-    pub fn map_pages(&self, offset: u64, len: u64) -> Result<()> {
-        let at = self.pointer(offset, len)?;
-        // SAFETY: the range lies in the mapping (I1); no byte changes.
-        let mapped =
-            unsafe { rustix::mm::madvise(at.as_ptr().cast(), len as usize, Advice::LinuxPopulateRead) };
-        mapped.map_err(|errno| Error::os("mapping pages by madvise", errno))
-    }
-
     /// Leaves the mapping in place until the process ends.
     pub(crate) fn keep_mapped(&mut self) {
         self.stays = true;
@@ -305,24 +292,6 @@ mod tests {
         let mut read = Vec::new();
         segment.copy_out(0, 1, &mut read).unwrap();
         assert_eq!(read, [0]);
-    }
-
-    #[test]
-    fn mapped_pages_are_written_without_faults() {
-        let faults = || {
-            let stat = std::fs::read_to_string("/proc/thread-self/stat").unwrap();
-            stat.rsplit(')').next().unwrap().split_whitespace().nth(7).unwrap().parse::<u64>().unwrap()
-        };
-        let (ours, fd) = Segment::create("test", 1 << 22).unwrap();
-        let bytes = vec![7; 1 << 22];
-        ours.copy_in(0, &bytes).unwrap();
-        let theirs = Segment::attach(fd.as_fd()).unwrap();
-        theirs.map_pages(0, 1 << 22).unwrap();
-        let before = faults();
-        theirs.copy_in(0, &bytes).unwrap();
-        let pages = (1 << 22) / page_size();
-        assert!(faults() - before < pages / 4, "{} faults for {pages} pages", faults() - before);
-        assert!(theirs.map_pages(1 << 22, 1).is_err());
     }
 
     #[test]

@@ -101,12 +101,6 @@ impl WorkerSlots {
         slots
     }
 
-    /// Free slots that have memory, and how many bytes each.
-    pub fn warm(&self) -> impl Iterator<Item = (SlotId, u64)> {
-        let touched = |&slot: &SlotId| (slot, self.touched[slot.index()]);
-        self.free.iter().map(touched).filter(|&(_, bytes)| bytes > 0)
-    }
-
     /// FREE -> FILLING: the most recently used free slot, which is the warmest, after all that came
     /// back is counted in; `None` when every slot is in use. Wait-free: one load for each 64 slots,
     /// one swap where something came back.

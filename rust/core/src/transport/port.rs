@@ -153,10 +153,6 @@ impl Port {
             fillings: 0,
             own: VecDeque::new(),
         };
-        for (slot, bytes) in state.slots.warm() {
-            // Refused, as by a Linux before 5.14, each page is mapped when it is written.
-            let _ = control.segment().map_pages(control.window(worker, slot).start, bytes);
-        }
         // It lends the worker's collated batches to the worker itself and to the processes that it forks. It always counts
         // as lending: to find out at a fork would cost more than to record the fork.
         process.count_lent();

@@ -230,7 +230,7 @@ impl<'a, 'py> Rows<'a, 'py> {
 
 /// A batch of so many bytes is more than a core's part of the last cache, which also has the batches before it: it goes
 /// past the caches.
-const STREAMED: usize = 4 << 20;
+const STREAMED: usize = 8 << 20;
 /// The shortest row for which that pays.
 const LONG: usize = 4 << 10;
 
