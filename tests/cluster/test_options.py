@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 import torch
 
@@ -25,6 +27,19 @@ class Bad(Told):
         if index == 5:
             raise ValueError(f"sample {index}")
         return super().__getitem__(index)
+
+
+class Waits(Told):
+    async def __getitem__(self, index):
+        await asyncio.sleep(0.05)
+        return super().__getitem__(index)
+
+
+def test_many_samples_of_a_worker_are_under_way(workers):
+    loader = DataLoader(Waits(48), batch_size=4, worker_pool=workers, worker_concurrency=8, stats=True)
+    assert numbers(loader) == list(range(48))
+    assert ringloader.report(loader).path == "ray"
+    assert max(worker.under_way for worker in loader.epoch_stats().workers) > 4
 
 
 def drawn(**arguments):

@@ -286,3 +286,22 @@ def test_the_two_files_name_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         assert len(called) == calls
     del sys.modules["ringloader_autoinstall"]
     shutil.rmtree(EXTRA / "__pycache__", ignore_errors=True)
+
+
+def test_a_number_of_samples_at_once(real_torch: Python, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text("""
+import asyncio, torch
+class Counting(torch.utils.data.Dataset):
+    under_way = 0
+    def __len__(self):
+        return 16
+    async def __getitem__(self, index):
+        self.under_way += 1
+        found = self.under_way
+        await asyncio.sleep(0.1)
+        self.under_way -= 1
+        return found
+print(max(int(batch.max()) for batch in torch.utils.data.DataLoader(Counting(), batch_size=8)))
+""")
+    done = real_torch.run("program.py", install="worker_concurrency=4", cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("4\n", "")

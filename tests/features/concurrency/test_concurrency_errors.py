@@ -352,6 +352,9 @@ WAYS: dict[str, dict[str, Any]] = {
     "fork server": {"num_workers": 2, "multiprocessing_context": "forkserver"},
     "shared batches": {"num_workers": 2, "worker_task": "sample"},
 }
+WAYS_IN_WORDS = {name: repr(way) for name, way in WAYS.items()} | {
+    "pool": "{'worker_pool': ringloader.WorkerPool(2)}"
+}
 
 
 def processes_of(group: int) -> list[int]:
@@ -368,14 +371,14 @@ def processes_of(group: int) -> list[int]:
 
 
 CASES = [(end, kind) for kind in KINDS for end in ENDS]
-CASES += [(end, kind) for kind in ("fork server", "shared batches") for end in ("program", "killed")]
+CASES += [(end, kind) for kind in ("fork server", "shared batches", "pool") for end in ("program", "killed")]
 
 
 @pytest.mark.parametrize(("end", "kind"), CASES)
 def test_nothing_is_left_at_the_end_and_nothing_complains(end: str, kind: str, tmp_path: Path) -> None:
     main = textwrap.indent(ENDS[end], "    ")
     path = tmp_path / "program.py"
-    path.write_text(f"{PROGRAM.replace('KINDS', repr(WAYS[kind]))}\nif __name__ == '__main__':\n{main}\n")
+    path.write_text(f"{PROGRAM.replace('KINDS', WAYS_IN_WORDS[kind])}\nif __name__ == '__main__':\n{main}\n")
     program = subprocess.Popen(
         [sys.executable, str(path)],
         stdout=subprocess.PIPE,

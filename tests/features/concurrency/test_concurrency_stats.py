@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -38,3 +40,14 @@ def test_the_most_samples_under_way_are_counted(kind: str) -> None:
         stats = loader.epoch_stats()
         assert [worker.under_way for worker in stats.workers] == [5] * len(stats.workers)
         assert stats.to_dict()["workers"][0]["under_way"] == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_trace_has_each_batch(kind: str, tmp_path: Path) -> None:
+    loader = DataLoader(Waiting(), batch_size=16, worker_concurrency=5, stats=True, **KINDS[kind])
+    assert len(list(loader)) == 4
+    loader.epoch_stats().save_trace(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    waits = [event["dur"] for event in events if event["ph"] == "X" and event["name"] == "dataset"]
+    assert len(waits) == 4
+    assert all(microseconds >= 30_000 for microseconds in waits)
