@@ -242,14 +242,14 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def set_epoch(self, epoch: int) -> None:
         """Sets the number of the epoch that begins next, in samplers and datasets that have ``set_epoch``.
 
-        In this process, ``set_epoch`` is called at once: of the loader's ``sampler``, its ``batch_sampler``,
+        In this process, it calls ``set_epoch`` at once: of the loader's ``sampler``, its ``batch_sampler``,
         the batch sampler's ``sampler``, the dataset, and datasets inside torch's ``Subset``,
         ``ConcatDataset``, ``ChainDataset`` or ``StackDataset``.
 
         Persistent workers, and workers of a ``worker_pool``, call the ``set_epoch`` of their dataset when
-        their next epoch begins; an error of it is the error of that epoch's batches. They get the epoch of
-        their own loader, whatever other loaders of the dataset have set. Other workers get the dataset as it
-        is when they start. ``Seeds`` are of that epoch, and count up from it in epochs without a call.
+        their next epoch begins; if that raises, so do that epoch's batches. They get the epoch of their own
+        loader, whatever other loaders of the dataset have set. Other workers get the dataset as it is when
+        they start. ``Seeds`` use this number, and add one in each later epoch without a call.
 
         Args:
             epoch: The epoch, from 0 on.
@@ -266,7 +266,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Needs ``stats=True``. For a loader of another class, ``ringloader.epoch_stats(loader)``.
 
         Returns:
-            The figures until the last call of ``next``. They do not change any more.
+            The figures as of the last call of ``next``: later batches do not change them.
 
         Raises:
             RuntimeError: If the loader's last epoch had no ``stats=True``, or it was not iterated yet.
@@ -279,8 +279,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         Waits for all of them. A worker calls ``fn`` in its main thread between two batches, after the
         batches that it was asked for before. So batches that ``next`` returns after the call may have been
         made before it.
-        ``get_worker_info()`` works in it, and its dataset is the one that is passed. Function, arguments and
-        results are pickled, and tensors copied, unless workers are threads. Without workers this process
+        ``fn`` may call ``get_worker_info()``, whose dataset is the one that ``fn`` gets. Function, arguments
+        and results are pickled, and tensors copied, unless workers are threads. Without workers this process
         calls ``fn``, with its dataset.
 
         Args:

@@ -26,8 +26,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
     It gives the same batches as ``ringloader.DataLoader``, and takes all its arguments. In addition it asks
     samplers and datasets for their own states, which costs time: a sampler with ``state_dict`` and
     ``load_state_dict`` after each batch, and a dataset, or its iterator, after ``snapshot_every_n_steps``
-    batches. An ``nn.Module`` is not asked: its weights are no position. The page *Resume from a checkpoint*
-    says what a state keeps.
+    batches. A dataset that is an ``nn.Module`` is not asked: its state is weights. The page *Resume from a
+    checkpoint* says what a state keeps.
 
     Args:
         snapshot_every_n_steps: Number of batches after which workers take the state of a dataset that has
@@ -115,8 +115,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
 
         A running iterator does not change. ``num_workers``, ``batch_size`` and other options may differ from
         those when the state was taken. The generators of the loader and its sampler are put back to where
-        they were when the epoch began. ``{}`` does nothing. The indices that are passed over must be those
-        that were returned, else ``iter`` or the first ``next`` raises a ``ValueError``.
+        they were when the epoch began. ``{}`` does nothing. The indices skipped now must be those that the
+        stopped run returned, else ``iter`` or the first ``next`` raises a ``ValueError``.
 
         Args:
             state_dict: The dict that ``state_dict`` has returned.
@@ -133,8 +133,8 @@ class StatefulDataLoader(DataLoader[_T_co]):
 
         It is the sum, modulo ``2**64``, of a hash of each sample's place in the epoch and its index. With a
         ``DistributedSampler`` the places are those of all ranks, so that the sums of the ranks add up to that
-        of one process. They do so across ``load_state_dict`` of each rank's own state too. After a
-        change of the number of ranks the sums begin again at 0: add them to those of the ranks before.
+        of one process. This also holds after each rank has loaded its own state. After a change of the
+        number of ranks, the sums begin again at 0: add the sums that the old ranks had reached.
 
         The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``:
 
