@@ -30,16 +30,25 @@ class Bad(Told):
 
 
 class Waits(Told):
+    """Each sample has its number, and how many of its worker are under way."""
+
+    under_way = 0
+
     async def __getitem__(self, index):
+        self.under_way += 1
+        found = self.under_way
         await asyncio.sleep(0.05)
-        return super().__getitem__(index)
+        self.under_way -= 1
+        return super().__getitem__(index)[0], found
 
 
 def test_many_samples_of_a_worker_are_under_way(workers):
     loader = DataLoader(Waits(48), batch_size=4, worker_pool=workers, worker_concurrency=8, stats=True)
-    assert numbers(loader) == list(range(48))
+    batches = list(loader)
+    assert numbers(batches) == list(range(48))
+    assert max(int(found.max()) for _, found in batches) > 4
     assert ringloader.report(loader).path == "ray"
-    assert max(worker.under_way for worker in loader.epoch_stats().workers) > 4
+    assert {worker.under_way for worker in loader.epoch_stats().workers} == {0}, "it is not known"
 
 
 def drawn(**arguments):

@@ -43,7 +43,7 @@ class Concurrency(Feature):
         self._last: list[int] = []
 
     def setup(self, setup: Setup) -> Setup:
-        return setup if self._words is None else setup._replace(under_way=self._under_way)
+        return setup._replace(under_way=self._under_way)
 
     def _under_way(self, worker: int) -> int:
         if self._last or self._words is None:

@@ -55,7 +55,7 @@ class WorkerStats:
         send: Encoded and copied batches.
         room: Waited for memory.
         cpu: Processor time of all that.
-        under_way: The most samples that were under way at once.
+        under_way: The most samples that were under way at once; 0 if it is not known, as of Ray's workers.
     """
 
     id: int
