@@ -39,7 +39,7 @@ class Concurrency(Feature):
         # Ends the workers where the program exits.
         self._at_exit: Any = None
         self._words = words
-        # The same, once the memory was given back.
+        # The most samples under way, by worker, read before the memory was given back.
         self._last: list[int] = []
 
     def setup(self, setup: Setup) -> Setup:

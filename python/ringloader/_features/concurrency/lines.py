@@ -135,7 +135,7 @@ class Lines:
 
     def has_room(self, waiter: queue.SimpleQueue[None]) -> bool:
         """True if a line would begin another call; else the waiter is given something once one would."""
-        # ORDERING: the waiter is there before the look, and `_next` looks for it after the change.
+        # ORDERING: sets the waiter before it reads the room; `_next` changes the room, then reads the waiter.
         self._waits_for_room = waiter
         if has_room := self._have_room:
             self._waits_for_room = None
@@ -146,7 +146,7 @@ class Lines:
         raise NotImplementedError
 
     def drop(self, calls: Iterable[Call]) -> None:
-        """Gives up calls that nobody wants: those that wait are not made, and coroutines are cancelled."""
+        """Gives up unwanted calls: waiting ones are not made, and coroutines are cancelled."""
         raise NotImplementedError
 
     def close(self) -> None:

@@ -32,7 +32,7 @@ class Begun(NamedTuple):
 
 
 class AheadChannel:
-    """A :class:`~ringloader._worker.loop.Channel` that has tasks begun as soon as they are there.
+    """A :class:`~ringloader._worker.loop.Channel` that begins tasks as soon as they arrive.
 
     Args:
         channel: The worker's channel.
@@ -53,7 +53,7 @@ class AheadChannel:
         return getattr(self._channel, name)
 
     def follow(self, fetcher: Fetcher, has_room: Callable[[], bool], close: Callable[[], object]) -> None:
-        """Begins the tasks of an epoch from now on, and those that were read before.
+        """Begins the tasks of an epoch from now on, and the tasks that were read before.
 
         Args:
             fetcher: The fetcher of the epoch.

@@ -120,7 +120,7 @@ class JointChannel(ProcessChannel):
         self._take = self._take_shared
         self._joint = joint
         self._shared = joint.port
-        # The epoch that the worker is in, and those that it was told to begin.
+        # The starts of the worker's epoch, and of the epochs that it was told to begin.
         self._starts = collections.deque([start])
         # The last claim, until its samples are sent, or kept for its batch.
         self._claimed: _native.Claimed | None = None

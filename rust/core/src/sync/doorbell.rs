@@ -89,7 +89,7 @@ pub fn take_any<const N: usize>(flags: [&WaitFlag; N]) -> bool {
     flags[..looked_at].iter().any(|flag| flag.lower())
 }
 
-/// As [`WaitFlag::take`], for many sleepers, of whom `most` are enough: gives those that must be notified.
+/// Lowers the flags of up to `most` sleepers, as [`WaitFlag::take`] does for one. Yields the sleepers to notify.
 pub fn take_some<'a, S>(
     sleepers: impl Iterator<Item = (&'a WaitFlag, S)>,
     most: usize,

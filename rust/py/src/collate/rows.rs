@@ -228,8 +228,8 @@ impl<'a, 'py> Rows<'a, 'py> {
     }
 }
 
-/// A batch of so many bytes is more than a core's part of the last cache, which also has the batches before it: it goes
-/// past the caches.
+/// Batches of this many bytes and more go past the caches: a batch would not fit into a core's part of the last cache,
+/// beside the batches before it.
 const STREAMED: usize = 8 << 20;
 /// The shortest row for which that pays.
 const LONG: usize = 4 << 10;

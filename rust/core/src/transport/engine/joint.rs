@@ -39,9 +39,9 @@ impl Engine {
         let _ = self.joint.0.set(windows);
     }
 
-    /// Wakes `most` workers that sleep, or all: so much is there that they share. A worker that is awake looks before it
-    /// sleeps. One that is woken while it waits for room takes nothing: then another finds it after
-    /// [`LONGEST_SLEEP`](crate::transport::LONGEST_SLEEP).
+    /// Wakes up to `most` sleeping workers: `most` runs wait for a worker. A worker that is awake looks for runs before it
+    /// sleeps. A worker that is woken while it waits for room takes no run; another worker then finds the run after at
+    /// most [`LONGEST_SLEEP`](crate::transport::LONGEST_SLEEP).
     pub fn wake_workers(&self, most: usize) {
         let sleepers = self
             .handles
