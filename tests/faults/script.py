@@ -66,4 +66,4 @@ def finish(process: subprocess.Popen[str], seconds: float) -> Ended:
 
 
 def run_script(loader_name: str, body: str, folder: Path) -> Ended:
-    return finish(start(loader_name, body, folder), 50)
+    return finish(start(loader_name, body, folder), 150)
