@@ -111,9 +111,9 @@ def wrapped(text: str, indent: int, hang: int = 4) -> str:
 
 def argument(name: str, texts: Any) -> str:
     """Returns the entry of an option in ``Args``."""
-    # Other types stand in the signature.
-    values = f"{texts.values}; " if '"' in texts.values else ""
-    line = f"{name}: {texts.line.removesuffix('.')} ({values}default: {texts.without})."
+    # Other types stand in the signature, other values in the line.
+    values = f" Values: {texts.values}." if '"' in texts.values and '"' not in texts.line else ""
+    line = f"{name}: {texts.line}{values} Default: {texts.without}."
     if texts.page is not None:
         line += f" More: {texts.page.partition('#')[0]}."
     return wrapped(rst(line), 8)

@@ -128,7 +128,7 @@ def main() -> None:
 
 def _help_of(about: Texts) -> str:
     """Returns a sentence, the values and the default of an option, in plain text."""
-    text = f"{about.line.removesuffix('.')} ({about.values}; default: {about.without})"
+    text = f"{about.line} Values: {about.values}. Default: {about.without}."
     return text.replace("`", "").replace("%", "%%")
 
 

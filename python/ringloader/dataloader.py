@@ -59,21 +59,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 train(images, labels)
 
     Takes torch's arguments, and returns the same batches in the same order, with the same random numbers.
-    Where the rings cannot replace torch's transport, torch's own loader runs, and
-    ``ringloader.report(loader)`` says why. You may read, write and keep a batch for as long as you like, also
-    after the epoch.
+    If a program needs something that the rings cannot do, torch's own loader runs, and
+    ``ringloader.report(loader)`` says why. You may write to a batch, and keep it after the epoch.
 
     ``More:`` names a page of the documentation. ``pip show --verbose ringloader`` prints its address.
 
     Args: torch's own
-        dataset: torch's: a dataset with indices, or an ``IterableDataset``.
+        dataset: torch's: a map-style dataset, or an ``IterableDataset``.
         batch_size: torch's: samples in a batch; ``None`` returns single samples (default: 1).
         shuffle: torch's: ``True`` for another order in each epoch (default: ``None``, no).
         sampler: torch's: indices of the samples, in place of ``shuffle``.
         batch_sampler: torch's: lists of indices, one for each batch.
-        num_workers: Number of workers; with ``"auto"`` the loader finds the number, and changes it while it
-            runs (``"auto"``, or a number as with torch; default: 0, the caller makes the batches). More:
-            tuning.md.
+        num_workers: Number of workers. With ``"auto"``, the loader finds the number, and changes it while it
+            runs. Default: 0 (the main process makes the batches). More: tuning.md.
         collate_fn: torch's: function that makes a batch of a list of samples.
         pin_memory: torch's: ``True`` for tensors in pinned memory (default: ``False``).
         drop_last: torch's: ``True`` to leave out an incomplete last batch (default: ``False``).
@@ -87,63 +85,64 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         in_order: torch's: ``False`` to return each batch as soon as it is made (default: ``True``).
 
     Args: speed
-        worker_pool: Pool of worker processes that several loaders share (default: ``None``, each iterator
+        worker_pool: Pool of worker processes that several loaders share. Default: ``None`` (each iterator
             starts its own workers). More: pools.md.
-        main_prefetch: Number of finished batches that a thread of the main process unpickles before their
-            turn (default: 0, ``next`` unpickles batches). More: iterators.md.
-        worker_method: Kind of workers: processes, or threads of this process (``"multiprocessing"``,
-            ``"thread"``; default: ``"multiprocessing"``). More: threads.md.
-        worker_task: Work of a worker: a whole batch, or some samples of the next batch, which all workers
-            make together (``"batch"``, ``"sample"``; default: ``"batch"``, as with torch). More: tuning.md.
-        worker_concurrency: Maximum number of samples that a worker asks for at once, for datasets that wait
-            for a store or a network (default: ``1``: one sample after another, as with torch). More:
+        main_prefetch: Number of finished batches that a thread of the main process unpickles ahead. Default:
+            0 (``next`` unpickles batches). More: iterators.md.
+        worker_method: Kind of workers. ``"multiprocessing"``: processes. ``"thread"``: threads of this
+            process. Default: ``"multiprocessing"``. More: threads.md.
+        worker_task: ``"batch"``: each worker makes whole batches. ``"sample"``: all workers make samples of
+            the same batch. Default: ``"batch"``, as with torch. More: tuning.md.
+        worker_concurrency: Maximum number of samples that a worker loads at the same time. For datasets that
+            wait for a store or a network. Default: ``1`` (one sample after another, as with torch). More:
             slow_stores.md.
-        prefetch_epochs: ``True`` to begin the next epoch before this one ends, so that ``iter`` finds its
-            first batches ready (default: ``False``, ``iter`` begins the epoch). More: prefetch_epochs.md.
+        prefetch_epochs: ``True`` begins the next epoch before the current one ends. ``iter`` then finds its
+            first batches ready. Default: ``False`` (``iter`` begins the epoch). More: prefetch_epochs.md.
 
     Args: order and randomness
-        last_batch: Use of the samples left over at the end of an epoch: keep, discard, or carry them over to
-            the next epoch (``"keep"``, ``"discard"``, ``"rollover"``, or ``None``; default: ``None``, torch's
-            ``drop_last`` decides). More: epochs.md.
-        worker_reset_fn: Function that each worker calls when an epoch begins, as
-            ``worker_reset_fn(dataset, worker_info, seeds)`` (default: ``None``). More: epochs.md.
-        seeding: Moment at which the generators of ``random``, ``numpy.random`` and torch are seeded: before
-            each epoch, batch or sample (``"torch"``, ``"epoch"``, ``"sample"``, ``"batch"``, or ``None``;
-            default: ``None``: ``"torch"``, which seeds when a worker starts; ``"sample"`` with
-            ``worker_task="sample"`` or ``num_workers="auto"``). More: seeds.md.
-        seed: Number from which ``seeding`` and ``ringloader.Seeds`` derive their numbers; pass the same one
-            on all ranks (default: ``None``, torch's base seed, which each process draws). More: seeds.md.
+        last_batch: Samples left over at the end of an epoch. ``"keep"``: they are a smaller batch.
+            ``"discard"``: they are dropped. ``"rollover"``: the next epoch begins with them. Default:
+            ``None`` (torch's ``drop_last`` decides). More: epochs.md.
+        worker_reset_fn: Function that each worker calls when an epoch begins:
+            ``worker_reset_fn(dataset, worker_info, seeds)``. Default: ``None``. More: epochs.md.
+        seeding: Time at which a worker seeds ``random``, ``numpy.random`` and torch. ``"torch"``: once, when
+            the worker starts. ``"epoch"``, ``"batch"``, ``"sample"``: before each epoch, batch or sample.
+            Default: ``None`` (``"torch"``, or ``"sample"`` with ``worker_task="sample"`` or
+            ``num_workers="auto"``). More: seeds.md.
+        seed: Number from which ``seeding`` and ``ringloader.Seeds`` derive their numbers. Pass the same
+            number on all ranks. Default: ``None`` (torch's base seed, which differs between ranks). More:
+            seeds.md.
 
     Args: errors
-        restart_workers: Maximum number of crashed workers to replace in an epoch (default: 0, a lost worker
-            raises torch's error). More: restarts.md.
-        on_error: Handling of a sample that raises: raise its error, skip it, try again, or replace it
-            (``"raise"``, ``"skip"``, ``"retry"``, a ``ringloader.Retry``, or a callable; default:
-            ``"raise"``, as torch does). More: bad_samples.md.
-        max_errors: Maximum number of samples that ``on_error`` may skip or replace in an epoch; the next bad
-            one raises (default: ``None``, any number). More: bad_samples.md.
-        sample_timeout: Seconds that a worker may take for one sample, or for ``collate_fn``; then the sample
-            raises ``TimeoutError`` (default: ``None``, no limit). More: watchdog.md.
+        restart_workers: Maximum number of crashed workers to replace in an epoch. Default: 0 (a crashed
+            worker raises torch's error). More: restarts.md.
+        on_error: Reaction to a sample that raises. ``"raise"``: raise its error. ``"skip"``: leave it out.
+            ``"retry"`` or a ``ringloader.Retry``: try again. A function: its result replaces the sample.
+            Default: ``"raise"``, as with torch. More: bad_samples.md.
+        max_errors: Maximum number of samples that ``on_error`` may skip or replace in an epoch. After that, a
+            bad sample raises. Default: ``None`` (any number). More: bad_samples.md.
+        sample_timeout: Maximum seconds for one sample, or for one call of ``collate_fn``. If it takes longer,
+            it raises ``TimeoutError``. Default: ``None`` (no limit). More: watchdog.md.
 
     Args: memory
-        max_shared_bytes: Maximum bytes of shared memory for batches under way, over all workers (default:
-            ``None``, a quarter of the memory that the machine and the control group have left, divided by
+        max_shared_bytes: Maximum bytes of shared memory for the batches that all workers make ahead. Default:
+            ``None`` (a quarter of the free memory of the machine or control group, divided by
             ``LOCAL_WORLD_SIZE``). More: tuning.md.
 
     Args: devices
-        device: Device on which batches arrive, copied on a separate stream (a ``torch.device`` of the current
-            accelerator, its name, an index, ``"auto"``, or ``None``; default: ``None``, batches stay on the
-            CPU). More: accelerators.md.
-        device_prefetch: Number of batches to copy to the device before their turn (default: 2). More:
+        device: Device to which the loader copies each batch, on a separate stream. Values: a ``torch.device``
+            of the current accelerator, its name, an index, ``"auto"``, or ``None``. Default: ``None``
+            (batches stay on the CPU). More: accelerators.md.
+        device_prefetch: Number of batches that the loader copies to the device ahead. Default: 2. More:
             accelerators.md.
-        device_transform: Function that gets each batch on the device; ``next`` returns its result (default:
-            ``None``). More: accelerators.md.
+        device_transform: Function that gets each batch on the device. ``next`` returns its result. Default:
+            ``None``. More: accelerators.md.
 
     Args: watching
-        watchdog: Seconds without a batch after which the log names each late worker, its batch and its Python
-            stack (default: ``None``, never). More: watchdog.md.
-        stats: ``True`` to measure where the time of each epoch goes, for ``epoch_stats()`` (default:
-            ``False``). More: guides/is_it_the_loader.md.
+        watchdog: Seconds that ``next`` waits before the log names each late worker, its batch and its Python
+            stack. Default: ``None`` (never). More: watchdog.md.
+        stats: ``True`` measures where the time of each epoch goes. ``epoch_stats()`` returns the figures.
+            Default: ``False``. More: guides/is_it_the_loader.md.
 
     Raises:
         ValueError: If torch refuses an argument, a value is out of range, ``device`` does not exist, or two
@@ -154,7 +153,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     # Make the features that are on in each iterator of a subclass.
     _ringloader_always: ClassVar[tuple[Any, ...]] = ()
 
-    #: The bad samples of the epoch that began last, from batches that were handed out, in their order.
+    #: The bad samples of the newest epoch, in the order of the batches that ``next`` has returned.
     errors = _Errors()
 
     def __init__(
@@ -240,16 +239,19 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return iterator
 
     def set_epoch(self, epoch: int) -> None:
-        """Sets the number of the epoch that begins next, in samplers and datasets that have ``set_epoch``.
+        """Sets the number of the next epoch, in samplers and datasets that have ``set_epoch``.
 
-        In this process, it calls ``set_epoch`` at once: of the loader's ``sampler``, its ``batch_sampler``,
-        the batch sampler's ``sampler``, the dataset, and datasets inside torch's ``Subset``,
-        ``ConcatDataset``, ``ChainDataset`` or ``StackDataset``.
+        In this process, the number reaches these objects at once:
 
-        Persistent workers, and workers of a ``worker_pool``, call the ``set_epoch`` of their dataset when
-        their next epoch begins; if that raises, so do that epoch's batches. They get the epoch of their own
-        loader, whatever other loaders of the dataset have set. Other workers get the dataset as it is when
-        they start. ``Seeds`` use this number, and add one in each later epoch without a call.
+        - the loader's ``sampler`` and ``batch_sampler``, and the batch sampler's ``sampler``;
+        - the dataset, and datasets inside torch's ``Subset``, ``ConcatDataset``, ``ChainDataset`` or
+          ``StackDataset``.
+
+        Workers that start later get the dataset with its number. Persistent workers, and workers of a
+        ``worker_pool``, call ``set_epoch`` of their dataset when the next epoch begins. If this call raises,
+        each batch of that epoch raises the error. If several loaders share a dataset, each worker gets the
+        number of its own loader. ``ringloader.Seeds`` use the number, and add one for each later epoch
+        without a call.
 
         Args:
             epoch: The epoch, from 0 on.
@@ -261,37 +263,39 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         epochs.set_next(self, epoch)
 
     def epoch_stats(self) -> EpochStats:
-        """Returns the figures of the epoch that runs or ran last: where its time went, and what to change.
+        """Returns the figures of the newest epoch: where its time went, and what to change.
 
-        Needs ``stats=True``. For a loader of another class, ``ringloader.epoch_stats(loader)``.
+        Needs ``stats=True``. For a loader of another class, call ``ringloader.epoch_stats(loader)``.
 
         Returns:
-            The figures as of the last call of ``next``: later batches do not change them.
+            The figures at the last call of ``next``. Later batches do not change them.
 
         Raises:
-            RuntimeError: If the loader's last epoch had no ``stats=True``, or it was not iterated yet.
+            RuntimeError: If the loader's last epoch had no ``stats=True``, or if there was no epoch yet.
         """
         return epoch_stats(self)
 
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
-        """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the workers' order.
+        """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the order of workers.
 
-        Waits for all of them. A worker calls ``fn`` in its main thread between two batches, after the
-        batches that it was asked for before. So batches that ``next`` returns after the call may have been
-        made before it.
-        ``fn`` may call ``get_worker_info()``, whose dataset is the one that ``fn`` gets. Function, arguments
-        and results are pickled, and tensors copied, unless workers are threads. Without workers this process
-        calls ``fn``, with its dataset.
+        The call waits for all workers. Each worker first makes the batches that it was already asked for.
+        Then its main thread calls ``fn``. So ``next`` may return some more batches from before the call.
+
+        Inside ``fn``, ``get_worker_info().dataset`` is the same dataset. The function, arguments and results
+        are pickled, and tensors copied, unless workers are threads. Without workers, this process calls
+        ``fn`` with its own dataset.
 
         Args:
             fn: The function. It is pickled by its name: its module must have had it when the worker started.
             *args: Further arguments of ``fn``.
-            timeout: Seconds to wait (default: the loader's ``timeout``, and if that is 0, no limit).
+            timeout: Seconds to wait (default: the loader's ``timeout``; if that is 0, no limit).
 
         Raises:
-            Exception: An error of ``fn``, as torch raises a worker's error; of several, the first worker's.
-            RuntimeError: If no worker is alive, a worker ends during the call or does not answer in time (it
-                may still call the function later), or batches travel by torch's own transport.
+            Exception: An error of ``fn``, as torch raises a worker's error. If several workers raise, the
+                error of the first worker.
+            RuntimeError: If no worker is alive, if a worker ends during the call or does not answer in time,
+                or if batches travel by torch's own transport. A worker that is too late may still call the
+                function.
             pickle.PicklingError: If the function, or an argument, cannot be sent to worker processes.
         """
         from ringloader._features import calls
@@ -301,13 +305,15 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def shutdown(self) -> None:
         """Ends this loader's iterators and workers now, and gives back the memory that it keeps.
 
-        Persistent workers end too, and workers of an iterator that you still hold: ``next`` on it raises a
-        ``RuntimeError`` from then on. Batches that were returned stay valid. The loader may be iterated
-        again, with new workers, and be shut down again. Any thread may call it: a ``next`` that waits in
-        another thread raises that error too. Busy workers have 5 seconds to end, all of them together; then
-        they are terminated. In a forked child, the parent's workers and memory are left alone.
+        Persistent workers end, too. If you still hold an iterator, its ``next`` raises ``RuntimeError`` from
+        then on, also in another thread that waits in it. Batches that were returned stay valid. All busy
+        workers together have 5 seconds to end; then they are terminated.
 
-        ``with DataLoader(...) as loader:`` calls it at the end of the block, however that ends.
+        You may iterate the loader again, with new workers, and shut it down again. Any thread may call this
+        method. In a forked child, it does not touch the parent's workers and memory.
+
+        ``with DataLoader(...) as loader:`` calls ``shutdown`` at the end of the block, also after an
+        exception.
         """
         shutdown.shut_down(self)
 

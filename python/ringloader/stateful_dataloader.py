@@ -23,20 +23,21 @@ _T_co = TypeVar("_T_co", covariant=True)
 class StatefulDataLoader(DataLoader[_T_co]):
     """A ``ringloader.DataLoader`` with torchdata's ``state_dict`` and ``load_state_dict``.
 
-    It gives the same batches as ``ringloader.DataLoader``, and takes all its arguments. In addition it asks
-    samplers and datasets for their own states, which costs time: a sampler with ``state_dict`` and
-    ``load_state_dict`` after each batch, and a dataset, or its iterator, after ``snapshot_every_n_steps``
-    batches. A dataset that is an ``nn.Module`` is not asked: its state is weights. The page *Resume from a
-    checkpoint* says what a state keeps.
+    Takes the arguments of ``ringloader.DataLoader``, and returns the same batches. Samplers and datasets may
+    have ``state_dict`` and ``load_state_dict``, too. The loader saves a sampler's state after each batch, and
+    a dataset's state after every ``snapshot_every_n_steps`` batches. This takes time. It does not save the
+    state of a dataset that is an ``nn.Module``, because that state is its weights.
+
+    The page *Resume from a checkpoint* (guides/resuming.md) says what a state contains.
 
     Args:
-        snapshot_every_n_steps: Number of batches after which workers take the state of a dataset that has
-            ``state_dict`` (default: 1). More: guides/resuming.md.
+        snapshot_every_n_steps: Number of batches after which a worker saves the state of a dataset that has
+            ``state_dict``. Default: 1. More: guides/resuming.md.
 
     Raises:
         ValueError: As ``ringloader.DataLoader``.
         TypeError: As ``ringloader.DataLoader``.
-        RuntimeError: On other systems than Linux.
+        RuntimeError: On macOS and Windows.
     """
 
     _ringloader_always = (tracked.feature_for,)
@@ -92,64 +93,65 @@ class StatefulDataLoader(DataLoader[_T_co]):
         make(self, locals())
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the position in the epoch: of the batches that ``next`` has returned, and no others.
+        """Returns the position in the epoch, after the last batch that ``next`` has returned.
 
-        Batches that workers have ready do not count. The dict is a copy, and JSON and
-        ``torch.load(weights_only=True)`` take it. Nothing is drawn, started or waited for. Of two iterators,
-        it is the state of the one that was made last; after ``load_state_dict``, the loaded state until the
-        next ``iter``.
+        Batches that workers have ready do not count. The call starts nothing, draws no random numbers and
+        never waits. If the loader has two iterators, the state belongs to the newer one. After
+        ``load_state_dict``, this method returns the loaded state until the next ``iter``.
 
         Returns:
-            The state. It is ``{}`` in some cases where torch's own loader runs, for example with
-            ``in_order=False``; the logger ``ringloader`` says so once.
+            A dict of its own, which JSON and ``torch.load(weights_only=True)`` can load. It is ``{}`` in some
+            cases where torch's own loader runs, for example with ``in_order=False``. The log then says so
+            once.
 
         Raises:
-            RuntimeError: If several threads share a dataset that has a state, or if an index that
-                ``last_batch="rollover"`` keeps is no int.
+            RuntimeError: If several threads share a dataset that has a state, or if ``last_batch="rollover"``
+                keeps an index that is no int.
             Exception: Without workers, an error of the dataset's own ``state_dict``.
         """
         return tracked.state_of(self)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Makes the next ``iter`` resume from a state: no sample is read again.
+        """Makes the next ``iter`` resume from a state, with the first sample that was not returned.
 
         A running iterator does not change. ``num_workers``, ``batch_size`` and other options may differ from
-        those when the state was taken. The generators of the loader and its sampler are put back to where
-        they were when the epoch began. ``{}`` does nothing. The indices skipped now must be those that the
-        stopped run returned, else ``iter`` or the first ``next`` raises a ``ValueError``.
+        the loader that saved the state. The generators of the loader and its sampler return to where they
+        were when the epoch began. ``{}`` does nothing.
+
+        The loader compares the indices that it skips with the indices that the saved run returned. If they
+        differ, ``iter`` or the first ``next`` raises ``ValueError``.
 
         Args:
             state_dict: The dict that ``state_dict`` has returned.
 
         Raises:
             TypeError: If it is no dict.
-            ValueError: If its version is unknown, a key is missing or has a bad value, or it is the state of
-                a loader with another kind of sampler.
+            ValueError: If its version is unknown, a key is missing or has a bad value, or the state is from a
+                loader with another kind of sampler.
         """
         tracked.load(self, state_dict)
 
     def fingerprint(self) -> int | None:
         """Returns a sum over the samples that ``next`` has returned in this epoch: equal sums, equal samples.
 
-        It is the sum, modulo ``2**64``, of a hash of each sample's place in the epoch and its index. With a
-        ``DistributedSampler`` the places are those of all ranks, so that the sums of the ranks add up to that
-        of one process. This also holds after each rank has loaded its own state. After a change of the
-        number of ranks, the sums begin again at 0: add the sums that the old ranks had reached.
+        Each sample adds a hash of its index and of its place in the epoch. The sum is modulo ``2**64``. With
+        a ``DistributedSampler``, places count over all ranks. So the sums of all ranks add up to the sum of a
+        single process, also after each rank has loaded its own state. If the number of ranks changes, the
+        sums begin again at 0: add the sums of the old ranks.
 
-        The hash ``z`` of an index at a place, both from 0 on, modulo ``2**64``:
+        The hash is ``z``, modulo ``2**64``. Places and indices begin at 0:
 
             z = (place + 1) * 0x9e3779b97f4a7c15 + index
             z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9
             z = (z ^ (z >> 27)) * 0x94d049bb133111eb
             z = z ^ (z >> 31)
 
-        A batch sampler that is not torch's has places of its own: ``batch * 2**32`` plus the place in the
-        batch.
-        With ``on_error`` all samples of a batch count, the bad ones too.
+        If the batch sampler is not torch's, the place is ``batch * 2**32`` plus the place in the batch. Bad
+        samples that ``on_error`` handles count, too.
 
         Returns:
-            The sum; 0 before the first epoch. None for an iterable dataset, if an index was no int, after the
-            state of another rank was loaded, and where ``state_dict`` returns ``{}``.
+            The sum; 0 before the first epoch. ``None`` for an iterable dataset, for indices that are no ints,
+            after the state of another rank was loaded, and where ``state_dict`` returns ``{}``.
         """
         return tracked.fingerprint_of(self)
 

@@ -197,7 +197,7 @@ def test_a_row_of_the_table_makes_an_option(tree):
     assert generate(tree).returncode == 0
     texts = {name: " ".join((tree / name).read_text().split()) for name in GENERATED}
     docstring = (
-        "worker_umask: Permissions that files of workers lack (default: 0, the umask stays). "
+        "worker_umask: Permissions that files of workers lack. Default: 0, the umask stays. "
         "More: tuning.md. Args: devices"
     )
     assert docstring in texts["python/ringloader/dataloader.py"]

@@ -141,10 +141,10 @@ def test_wrong_command_lines(fake_torch: Python, folder: Path, arguments: list[s
 
 def test_the_help_has_a_sentence_the_values_and_the_default_of_each_option(fake_torch: Python) -> None:
     text = " ".join(fake_torch.run("-m", "ringloader", "run", "-h").stdout.split())
-    assert "--watchdog VALUE Seconds without a batch after which" in text
-    assert "(a number of seconds, more than 0, or None; default: None, never)" in text
+    assert "--watchdog VALUE Seconds that next waits before the log names" in text
+    assert "Values: a number of seconds, more than 0, or None. Default: None (never)." in text
     assert "--stateful VALUE puts ringloader.StatefulDataLoader in the place" in text
-    assert text.count("; default: ") == text.count(" VALUE ")
+    assert text.count(". Default: ") == text.count(" VALUE ")
     assert "`" not in text
 
 
