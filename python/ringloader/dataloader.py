@@ -276,7 +276,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return epoch_stats(self)
 
     def call_workers(self, fn: Callable[..., _T], *args: Any, timeout: float | None = None) -> list[_T]:
-        """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in the order of workers.
+        """Calls ``fn(dataset, *args)`` in each living worker, and returns the results in order of workers.
 
         The call waits for all workers. Each worker first makes the batches that it was already asked for.
         Then its main thread calls ``fn``. So ``next`` may return some more batches from before the call.
