@@ -77,7 +77,7 @@ def main() -> None:
         type=by_name.value_of,
         default=argparse.SUPPRESS,
         metavar="VALUE",
-        help="Replaces torchdata's loader by ringloader.StatefulDataLoader. Values: True, False. Default: False.",
+        help="Replaces torchdata's loader by StatefulDataLoader. Values: True, False. Default: False.",
     )
     command.add_argument(
         "--report",

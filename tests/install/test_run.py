@@ -143,7 +143,7 @@ def test_the_help_has_a_sentence_the_values_and_the_default_of_each_option(fake_
     text = " ".join(fake_torch.run("-m", "ringloader", "run", "-h").stdout.split())
     assert "--watchdog VALUE Seconds that next waits before the log names" in text
     assert "Values: a number of seconds, more than 0, or None. Default: None (never)." in text
-    assert "--stateful VALUE Replaces torchdata's loader by ringloader.StatefulDataLoader" in text
+    assert "--stateful VALUE Replaces torchdata's loader by StatefulDataLoader" in text
     assert text.count(". Default: ") == text.count(" VALUE ")
     assert "`" not in text
 
