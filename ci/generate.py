@@ -248,13 +248,12 @@ def stateful_dataloader(text: str, options: Options) -> str:
 
 def install(text: str, options: Options) -> str:
     """``install``: which options do not reach which loaders."""
-    begin = "that it does not go with, and ``ringloader.report`` says so:\n\n"
-    end = "\n    Forked children inherit it."
+    begin = "``ringloader.report`` then says so:\n\n"
+    end = "\n    Forked children inherit the change."
     device, others = in_worker(options, "is left out"), in_worker(options, "is left out by install")
     loaders = (
-        f"Loaders in worker processes, which datasets may have, are without {device}: the main process "
-        f"moves what the worker sends. They are without {others} too, which are for loaders of the main "
-        "process."
+        f"A loader that a dataset makes in a worker process ignores {device}, because the main process "
+        f"moves the worker's batches. It also ignores {others}, which are for loaders of the main process."
     )
     names = [name for name, about in options.table.items() if about.instead is None]
     aside = all_excluded(options, 4, names, lambda rule: bool(rule.is_left_aside))

@@ -19,16 +19,17 @@ Replace = Callable[[Any, Exception], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """A value of ``on_error``: the worker asks again for a sample that raises, after a pause.
+    """A value of ``on_error``: the worker tries a sample that raises again, after a pause.
 
     Args:
-        times: How many more times to ask.
-        backoff: Seconds before the first of them. Each pause is twice the one before, and 30 seconds at most.
+        times: The largest number of further tries.
+        backoff: Seconds before the first further try. Each pause is twice the one before, and 30 seconds at
+            most.
         then: For a sample that still raises: ``"raise"``, ``"skip"``, or a function, as for ``on_error``.
 
     Raises:
         TypeError: If a value has the wrong type.
-        ValueError: If one is out of range.
+        ValueError: If a value is out of range.
     """
 
     times: int = 3
@@ -58,13 +59,13 @@ class BadSample:
     """A sample that raised, and what was done: an entry of ``DataLoader.errors``.
 
     Attributes:
-        index: The index of the dataset. For an ``IterableDataset``, the number of samples that the worker
-            had asked for before. If ``collate_fn`` raised, the batch's indices.
+        index: The index of the dataset. For an ``IterableDataset``, the number of samples before it in this
+            worker. If ``collate_fn`` raised, the batch's indices.
         worker_id: The worker's number; None without workers.
-        error: The exception, without its traceback. If it cannot be pickled or unpickled, a
-            ``RuntimeError`` with its text.
+        error: The exception, without its traceback. If it cannot be pickled or unpickled, a ``RuntimeError``
+            with its text.
         traceback: The text of the traceback.
-        handling: ``"skipped"``, ``"replaced"``, ``"retried"`` (asked for again, it was good), or ``"raised"``
+        handling: ``"skipped"``, ``"replaced"``, ``"retried"`` (a later try was good), or ``"raised"``
             (``max_errors`` was exceeded).
     """
 

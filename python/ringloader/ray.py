@@ -27,28 +27,27 @@ _OWN = ("max_restarts", "max_task_retries", "max_concurrency", "lifetime", "name
 class Workers(WorkerPool):
     """Workers on the machines of a Ray cluster, for several loaders. Pass them as ``worker_pool``.
 
-    Each worker is an actor. Ray chooses its machine. The actor runs the same loop as a local worker, and
-    sends its batches over a TCP connection. Actors start with the first iterator, and stay for later
-    iterators and other loaders. Two iterators at once have separate actors. All end with ``shutdown()``, the
-    ``with`` block, the last reference, or the program.
+    Each worker is an actor on a machine that Ray chooses. It runs the same loop as a local worker, and sends
+    its batches over a TCP connection. Actors start with the first iterator, and stay for later iterators and
+    other loaders. Two iterators at the same time have separate actors. All actors end with ``shutdown()``,
+    the ``with`` block, the last reference, or the program.
 
-    Batches, their order, random numbers, ``get_worker_info()`` and errors are the same as with as many local
-    workers. You may write to a batch, and keep it.
+    Batches, their order, random numbers, ``get_worker_info()`` and errors are the same as with local workers
+    of the same number. You may write to a batch, and keep it.
 
     If an actor or its machine is lost, another actor makes the batches that have not arrived.
 
     Args:
-        num_workers: The number of workers of a loader that sets none, and the most that a loader may set.
+        num_workers: The largest number of workers for one loader. A loader that sets none has this number.
         num_cpus: CPUs that each worker asks Ray for.
         resources: Other resources that each worker asks for, by their names.
-        max_bytes: The most bytes of batches under way: being made, or made and not yet taken by the loader. A
-            batch's size is not known before it is made, so each counts as the largest recent batch. Until the
-            first batch has arrived, each worker makes one. One batch may always be made. None: the loader's
-            ``max_shared_bytes`` is the limit.
+        max_bytes: The most bytes of batches that workers make ahead. The size of a batch is not known before
+            it is made, so it counts as the largest recent batch. Until the first batch has arrived, each
+            worker makes one. One batch may always be made. Default: the loader's ``max_shared_bytes``.
         retries: How often a batch is tried again after its worker was lost.
         start_timeout: Seconds to wait for room in the cluster, at ``iter`` and when a lost worker is
             replaced.
-        host: Address of this machine that the cluster's nodes can reach. None: the address that Ray knows.
+        host: Address of this machine that the cluster's nodes can reach. Default: the address that Ray knows.
         **actor_options: Other options for Ray's actors, such as ``runtime_env``.
 
     Raises:

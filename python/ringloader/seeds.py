@@ -15,9 +15,9 @@ _MOST = 1 << 32
 class Seeds:
     """Seeds for one epoch: shared by all ranks and workers, or unique to each.
 
-    All follow from ``seed``, the epoch, the rank and the worker, by counter-based generators (Philox). No
-    global generator is read or changed. Each seed is an int from 0 to ``2**63 - 1``, so ``random``,
-    ``torch.manual_seed`` and ``numpy.random.default_rng`` accept it.
+    All seeds are computed from ``seed``, the epoch, the rank and the worker, by counter-based generators
+    (Philox). No global generator is read or changed. Each seed is an int from 0 to ``2**63 - 1``, so
+    ``random``, ``torch.manual_seed`` and ``numpy.random.default_rng`` accept it.
 
     Args:
         seed: An int from 0 to ``2**64 - 1``.
@@ -64,8 +64,8 @@ class Seeds:
     def spawn(self, worker_id: int) -> Seeds:
         """Returns the seeds of a worker of this process.
 
-        The worker's shared seeds continue from this object's position. Its unique seeds are its own, and each
-        call of ``spawn`` gives the same ones.
+        The worker's shared seeds continue from this object's position. Its unique seeds are its own. Each
+        call of ``spawn`` with the same number gives the same unique seeds.
 
         Args:
             worker_id: The worker's number.

@@ -201,7 +201,7 @@ def test_a_row_of_the_table_makes_an_option(tree):
         "More: tuning.md. Args: devices"
     )
     assert docstring in texts["python/ringloader/dataloader.py"]
-    assert "``seeding``, ``seed`` and ``worker_umask`` too" in texts["python/ringloader/_patch/install.py"]
+    assert "``seeding``, ``seed`` and ``worker_umask``, which" in texts["python/ringloader/_patch/install.py"]
     page = (
         "### `worker_umask` Permissions that files of workers lack. A number. [More](tuning.md). "
         "```python loader = DataLoader(dataset, worker_umask=3) ``` "

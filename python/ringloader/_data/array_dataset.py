@@ -16,22 +16,21 @@ from torch.utils.data import Dataset
 class ArrayDataset(Dataset[Any]):
     """A dataset of arrays of one length: item ``i`` is row ``i`` of each.
 
-    With ringloader's loader and torch's ``default_collate``, native code copies the rows of a batch from the
-    arrays straight into the batch, without a Python object for any row. The batches equal those of torch's
-    loader.
+    With ringloader's loader and torch's ``default_collate``, native code copies the rows of a batch straight
+    into the batch. No Python object is made for a row. The batches equal those of torch's loader.
 
-    ``ArrayDataset(x)[i]`` is ``x[i]``, ``ArrayDataset(x, y)[i]`` is ``(x[i], y[i])``, and
-    ``ArrayDataset(image=x, label=y)[i]`` is ``{"image": x[i], "label": y[i]}``. With both kinds,
-    ``ArrayDataset(x, y, weight=w)[i]`` is ``(x[i], y[i], {"weight": w[i]})``.
+    - ``ArrayDataset(x)[i]`` is ``x[i]``.
+    - ``ArrayDataset(x, y)[i]`` is ``(x[i], y[i])``.
+    - ``ArrayDataset(image=x, label=y)[i]`` is ``{"image": x[i], "label": y[i]}``.
+    - ``ArrayDataset(x, y, weight=w)[i]`` is ``(x[i], y[i], {"weight": w[i]})``.
 
-    The dataset holds the arrays, and copies nothing. If you change an array later, batches show the change
-    where workers share its memory: forked workers share tensors in shared memory, and memory maps except in
-    mode ``"c"``.
+    The dataset copies no array. If you change an array later, batches show the change where workers share its
+    memory. Forked workers share tensors in shared memory. They also share memory maps, except in mode
+    ``"c"``.
 
-    A pickle of the dataset, which workers get unless they are forked, holds a ``numpy.memmap`` as the name of
-    its file and its position in the file. Nothing of its content is read. The file must exist, unchanged,
-    where the dataset is unpickled. A map in mode ``"c"``, or a map whose file has been deleted, is pickled
-    with its content.
+    Workers that are not forked get a pickle of the dataset. For a ``numpy.memmap``, the pickle has only the
+    name of its file and its position in the file. The file must exist, unchanged, where the dataset is
+    unpickled. A map in mode ``"c"``, or a map whose file has been deleted, is pickled with its content.
 
     Args:
         *arrays: Arrays, tensors, memory maps, or other sequences with indices from 0. All have the same

@@ -53,30 +53,30 @@ class _Memory:
 class SharedArray(_NDArray):
     """A numpy array in shared memory: all processes that have it see each other's changes.
 
-    It is a ``numpy.ndarray``. Indices, slices, computations and copies (``copy()``, ``astype()``) give plain
-    ``numpy.ndarray``; views keep the memory. A new process, by any start method, gets only a descriptor. A
-    copy, and any other pickle, contains the elements, in separate memory.
+    A ``SharedArray`` is a ``numpy.ndarray``. Indices, slices, computations and copies (``copy()``,
+    ``astype()``) return a plain ``numpy.ndarray``; views keep the memory. A new process gets only a
+    descriptor, with any start method. Any other pickle, and a copy, contains the elements, in separate
+    memory.
 
-    Every process that has the array may write to it, and nothing is locked: processes that write to the same
-    elements at the same time must agree by other means. Set ``array.flags.writeable = False`` before the
-    loader starts its workers, and those that get the array then cannot write to it.
+    Every process that has the array may write to it. There are no locks: if several processes write to the
+    same elements, your program must coordinate them. To protect the array, set
+    ``array.flags.writeable = False`` before the loader starts its workers.
 
-    On other systems than Linux it is an array of its process: a new process gets a copy, and the log says so
-    once.
+    On macOS and Windows, each process has its own array. A new process gets a copy, and the log says so once.
 
-    The memory goes with the last array and view in the last process. A forked child has it until it ends.
-    Each process keeps two file descriptors for it.
+    The memory is freed with the last array and view in the last process. A forked child keeps it until it
+    ends. Each process keeps two file descriptors for it.
 
     Args:
         array_or_shape: An integer or a tuple is the shape of an array of zeros. Anything else is copied, as
             ``numpy.asarray`` reads it.
-        dtype: The type of the elements (default: that of what is copied; ``float64`` for zeros).
+        dtype: The type of the elements. Default: the type of the copied elements; ``float64`` for zeros.
 
     Raises:
         TypeError: If the elements are Python objects: use ``SharedList``.
         ValueError: If a dimension is negative.
-        MemoryError: If the machine or a control group has too little left for what is copied, or the system
-            refuses memory of that size. An array of zeros takes memory when it is written to, as any array.
+        MemoryError: If the machine or a control group has too little memory for the copied elements, or if
+            the system refuses memory of that size. An array of zeros takes memory only when it is written to.
         OSError: If the system refuses memory or a descriptor.
     """
 
@@ -98,16 +98,16 @@ class SharedArray(_NDArray):
 
     @classmethod
     def from_rows(cls, rows: Iterable[Any], dtype: npt.DTypeLike | None = None) -> Self:
-        """An array of rows that are taken one by one, with no more private memory than a row and 1 MiB.
+        """Returns an array of rows that are read one by one, with private memory for only a row and 1 MiB.
 
         Args:
-            rows: Arrays of one shape. Without any, the array has the shape ``(0,)``.
-            dtype: The type of the elements (default: that of the first row).
+            rows: Arrays of one shape. Without rows, the array has the shape ``(0,)``.
+            dtype: The type of the elements. Default: the type of the first row.
 
         Raises:
             ValueError: If a row has another shape than the first.
             TypeError: If the elements are Python objects, or a row cannot be cast safely.
-            MemoryError: If the machine or a control group has too little left; the message has the figures.
+            MemoryError: If the machine or a control group has too little memory; the message has the figures.
         """
         fd = _new()
         count = unseen = 0

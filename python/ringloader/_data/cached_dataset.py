@@ -34,39 +34,40 @@ _OWN = frozenset({"dataset", "then"})
 
 
 class CachedDataset(Dataset[_T], Generic[_T]):
-    """A map-style dataset that makes each sample of another one once, for all processes, loaders and epochs.
+    """A map-style dataset that makes each sample of another dataset once, for all processes and epochs.
 
-    ``cached[i]`` is ``dataset[i]``. The first worker, thread or main process that needs it makes it. All
-    others read it from shared memory, or from a file. Each caller gets its own copy, with the types, dtypes
-    and shapes of ``dataset[i]``, and with its strides, except those of numpy arrays with gaps. A sample may
-    be any object that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are
-    read fastest. The tensors and arrays of a sample lie in one block of memory, which stays while you hold
-    one of them. Attributes that you set on a plain tensor are lost.
+    ``cached[i]`` is ``dataset[i]``. The first process or thread that needs a sample makes it. All others read
+    it from shared memory, or from a file. Each caller gets its own copy, with the types, dtypes, shapes and
+    strides of ``dataset[i]`` (a numpy array with gaps gets other strides). A sample may be any object that
+    can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are read fastest. The
+    tensors and arrays of a sample share one block of memory, which stays while you hold one of them.
+    Attributes that you set on a plain tensor are lost.
 
-    Samples are kept until there is no room. The others are made at each access. No kept sample is replaced.
+    The cache keeps samples until it is full, and replaces none. Other samples are made at each access.
 
     - If ``dataset[i]`` raises, the error is not kept.
     - A sample that cannot be pickled is returned, but not kept. The log says so once in each process.
     - A sample in a file that can no longer be unpickled is made again. The log says so, too.
 
-    If ``dataset[i]`` draws random numbers, the first draw is kept. Move random augmentation into ``then``.
+    If ``dataset[i]`` uses random numbers, its first result is kept. Move random augmentation into ``then``.
 
-    On other systems than Linux each process keeps its own samples, up to 1 GiB unless you pass ``max_bytes``.
-    A new process starts without samples, and ``path`` raises an error.
+    On macOS and Windows, each process keeps its own samples, up to 1 GiB unless you pass ``max_bytes``. A new
+    process starts without samples, and ``path`` raises an error.
 
-    New processes get the cache as a descriptor, with any start method. A copy shares the samples. A pickle
-    for anything but a new process (``torch.save``, a queue) has no samples: it has an empty cache, or the
-    path. Attributes of ``dataset`` can be read and set through this object, for example by a
-    ``worker_init_fn``. Not passed on are ``set_epoch``, ``state_dict``, ``load_state_dict``, names that begin
-    with an underscore, and attributes that a subclass sets. If ``dataset`` begins to make other samples, call
-    ``clear``: kept samples do not change.
+    New processes get the cache as a descriptor, with any start method. A copy shares the samples. Any other
+    pickle (``torch.save``, a queue) has no samples: it has the path, or an empty cache.
+
+    Attributes of ``dataset`` can be read and set through this object, for example by a ``worker_init_fn``.
+    Exceptions are ``set_epoch``, ``state_dict``, ``load_state_dict``, names that begin with an underscore,
+    and attributes that a subclass sets. If ``dataset`` begins to make other samples, call ``clear``: kept
+    samples do not change.
 
     Args:
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
         max_bytes: The most bytes of samples, over all processes. The cache also takes up to 8 bytes for each
-            sample of ``dataset``. Default: half of the memory of the machine and its control group, divided
-            by ``LOCAL_WORLD_SIZE``; with ``path``, half of the free space of the file system. The cache
-            checks again as it grows, and takes no more than it leaves free.
+            sample of ``dataset``. Default: half of the memory of the machine or its control group, divided by
+            ``LOCAL_WORLD_SIZE``; with ``path``, half of the free space of the file system. The cache checks
+            again as it grows, and takes no more than it leaves free.
         path: A file for the samples. It is created if it does not exist. Processes of one machine may use it
             at the same time, and the next run reads it again. If the file is cut off or damaged, samples are
             made again. It holds pickles: use only files that you trust.
@@ -76,8 +77,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     Raises:
         TypeError: If ``dataset`` is iterable-style, or has no length.
-        ValueError: If the file holds samples of another version, or of a dataset of another length, or is
-            not ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
+        ValueError: If the file holds samples of another version, or of a dataset of another length, or is not
+            ringloader's; if ``max_bytes`` is negative, or ``version`` has more than 2,048 bytes.
         OSError: If the file cannot be opened or made.
     """
 
@@ -158,7 +159,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
     def clear(self) -> None:
         """Forgets all samples, and gives their memory back.
 
-        Other processes may read meanwhile: they get the sample that they began to read, or make it again.
+        If another process reads a sample at this moment, it gets that sample, or makes it again.
 
         Raises:
             OSError: If the disk fails. After a crash of the machine the samples may then exist again.

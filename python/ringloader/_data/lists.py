@@ -23,27 +23,28 @@ _T = TypeVar("_T")
 class SharedList(SharedItems, Sequence[_T]):
     """An immutable list in shared memory, for worker processes that read a large list.
 
-    Workers that read a plain list write to it: reading counts a reference, and the system copies the page.
-    Each read of a ``SharedList`` builds a new object from the item's bytes, and writes nothing. A change to
-    an item changes nothing in the list.
+    Reading a plain list writes reference counts, so the system copies its pages into each worker. Reading a
+    ``SharedList`` makes a new object from the item's bytes, and writes nothing. If you change the object, the
+    list does not change.
 
-    Building a list takes no more private memory than its largest item and a few MiB. The memory goes with the
-    last process that has it. It keeps one file descriptor in each process. A slice is a list over the same
-    memory. A new process, by any start method, gets only the descriptor. Any other pickle has the bytes. A
-    copy is the list itself, because nothing can change it.
+    Building a list takes no more private memory than its largest item and a few MiB. The memory is freed with
+    the last process that has the list. Each process keeps one file descriptor for it. A slice is a list over
+    the same memory, and a copy is the same object. A new process gets only the descriptor, with any start
+    method. Any other pickle has the bytes.
 
-    On other systems than Linux the items lie in the process as pickles, and each new process gets its own.
+    On macOS and Windows, the items are pickles in the memory of the process, and each new process gets its
+    own copy.
 
-    Strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists and dicts of
-    these are read natively. Any other item is pickled as a whole, and unpickled each time it is read.
+    Native code reads strings, bytes, booleans, ``None``, floats, integers of 64 bits, and plain tuples, lists
+    and dicts of these. Any other item is pickled as a whole, and unpickled each time it is read.
 
     Args:
         iterable: The items, read one by one. If it is a ``SharedList``, the new list shares its memory.
 
     Raises:
         pickle.PicklingError: If an item cannot be pickled; the message has its position.
-        MemoryError: If the machine or a control group has too little left; the message has the figures.
-        RuntimeError: In a child that was forked while the list is built, and continues to build it.
+        MemoryError: If the machine or a control group has too little memory; the message has the figures.
+        RuntimeError: If a child is forked while the list is built, and continues to build it.
         OSError: If the system refuses memory or a descriptor.
     """
 

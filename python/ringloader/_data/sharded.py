@@ -17,11 +17,14 @@ _UNEVEN = ("keep", "drop", "pad")
 class Sharded(torch.utils.data.IterableDataset[Any]):
     """An ``IterableDataset`` that gives each rank and worker its own part of a source.
 
-    Item ``k`` goes to shard ``k % (num_replicas * num_workers)``. Worker ``w`` of rank ``r`` reads shard
-    ``w * num_replicas + r``. So the items of a rank do not depend on its number of workers, and are those
-    of ``DistributedSampler`` without ``shuffle``. Each worker reads the whole source, and drops the items of
-    other shards. If the source has a method ``shard(n, i)``, each worker iterates only its result, and the
-    source decides which items belong to a shard. The source must give the same items in each process.
+    The source is divided into ``num_replicas * num_workers`` shards, in turns: item ``k`` belongs to shard
+    ``k % (num_replicas * num_workers)``. Worker ``w`` of rank ``r`` reads shard ``w * num_replicas + r``. So
+    the items of a rank do not depend on its number of workers. They are the same as with
+    ``DistributedSampler`` without ``shuffle``.
+
+    Each worker reads the whole source, and drops the items of other shards. If the source has a method
+    ``shard(n, i)``, each worker iterates only its result, and the source decides which items belong to a
+    shard. The source must return the same items in each process.
 
     Any loader can read it, torch's too, with and without workers. It may be inside another dataset.
 
@@ -39,7 +42,7 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
             With ``"drop"`` and ``"pad"``, all ranks have the same number of batches.
         num_replicas: The number of ranks. Default: the number of ``torch.distributed``, if it is initialized
             when the dataset is read or pickled; otherwise 1.
-        rank: This rank. Default: the same as for ``num_replicas``; otherwise 0.
+        rank: This rank. Default: the rank of ``torch.distributed``, as for ``num_replicas``; otherwise 0.
 
     Raises:
         TypeError: If ``iterable`` is not iterable.

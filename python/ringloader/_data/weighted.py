@@ -17,16 +17,16 @@ _CHUNK = 1 << 16
 class WeightedRandomSampler(torch_sampler.WeightedRandomSampler):
     """``torch.utils.data.WeightedRandomSampler`` for more than 2**24 weights too.
 
-    Up to 2**24 weights it is torch's, draw for draw. Beyond, where torch raises, it draws from the same
-    distribution, to the precision of ``float64``:
+    With up to 2**24 weights, it returns the same indices as torch's class. With more, torch raises an error.
+    This class then draws from the same distribution, to the precision of ``float64``:
 
-    - With replacement, ``torch.rand(num_samples, dtype=torch.float64)`` is drawn once, and each number is
-      looked up in the cumulative sum of the weights.
-    - Without replacement, one exponential number for each weight is drawn (``exponential_`` over a
-      ``float64`` tensor), and the ``num_samples`` largest quotients of weight and number are taken, as
-      torch does for fewer.
+    - With replacement, it calls ``torch.rand(num_samples, dtype=torch.float64)`` once, and looks up each
+      number in the cumulative sum of the weights.
+    - Without replacement, it draws one exponential number for each weight (``exponential_`` of a ``float64``
+      tensor). Then it takes the ``num_samples`` largest quotients of weight and number, as torch does.
 
-    Each takes the numbers from ``generator``, or torch's default one, when the first index is asked for.
+    The random numbers come from ``generator``, or torch's default one. They are drawn when the first index is
+    asked for.
 
     Args:
         weights: As torch's.
@@ -36,8 +36,8 @@ class WeightedRandomSampler(torch_sampler.WeightedRandomSampler):
 
     Raises:
         ValueError: If torch refuses an argument.
-        RuntimeError: In ``iter``, if weights are negative, infinite or NaN, if their sum is not positive and
-            finite, or without replacement, if fewer than ``num_samples`` are positive.
+        RuntimeError: In ``iter``, if weights are negative, infinite or NaN, or if their sum is not positive
+            and finite. Without replacement, also if fewer than ``num_samples`` weights are positive.
     """
 
     if TYPE_CHECKING:

@@ -26,27 +26,26 @@ def convert(loader: _Ours, **options: Unpack[GivenOptions]) -> _Ours: ...
 @overload
 def convert(loader: internals.Loader[_T], **options: Unpack[GivenOptions]) -> DataLoader[_T]: ...
 def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
-    """Makes a loader that exists use ringloader, and returns the same object.
+    """Makes an existing loader use ringloader, and returns the same object.
 
-    Dataset, sampler, generator and all other attributes stay; the class changes. A plain
-    ``torch.utils.data.DataLoader`` becomes a ``ringloader.DataLoader``. A loader of another class gets a
-    subclass of that class, with the same name, that is a ``ringloader.DataLoader`` too. Copies and pickles
-    of it are like it. A running iterator does not change.
+    The class changes. Dataset, sampler, generator and all other attributes stay. A plain
+    ``torch.utils.data.DataLoader`` becomes a ``ringloader.DataLoader``. A loader of another class gets a new
+    class with the same name, a subclass of its class and of ``ringloader.DataLoader``. Copies and pickles
+    have the new class, too. A running iterator does not change.
 
-    To type checkers the result is a ``ringloader.DataLoader``. For the attributes of another class, use the
+    For type checkers, the result is a ``ringloader.DataLoader``. To use attributes of another class, use the
     variable that has the loader: it is the same object.
 
     Args:
         loader: A ``torch.utils.data.DataLoader``. For a ``ringloader.DataLoader`` only options change.
-        **options: The keyword-only arguments of ``ringloader.DataLoader``. Options that are not given stay
-            as they are.
+        **options: The keyword-only arguments of ``ringloader.DataLoader``. Options that are not given stay as
+            they are.
 
     Raises:
         TypeError: If ``loader`` is not a loader, or makes its iterator without torch's ``_get_iterator``
             (torchdata's ``StatefulDataLoader``); if an option is unknown, or has the wrong type.
         ValueError: If an option is out of range, or its device does not exist.
-        RuntimeError: If the loader's persistent workers run already. They belong to an iterator of torch's,
-            and to end them here would change its random numbers.
+        RuntimeError: If the loader's persistent workers already run: convert it before its first ``iter``.
     """
     by_name.check_names("convert()", options, ())
     # Not isinstance: accelerate's loaders name another class as theirs.

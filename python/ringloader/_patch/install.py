@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
     """Makes every ``torch.utils.data.DataLoader`` of this process use ringloader.
 
-    This includes subclasses, and loaders that libraries create: all that use torch's own ``_get_iterator``.
-    A class whose ``_get_iterator`` does not call torch's, such as torchdata's ``StatefulDataLoader``, is left
-    alone, unless ``stateful`` replaces it. Existing iterators do not change. ``ringloader.report`` says
-    which path a loader took, and why.
+    This includes subclasses, and loaders that libraries make, if they use torch's own ``_get_iterator``. A
+    class whose ``_get_iterator`` does not call torch's does not change. torchdata's ``StatefulDataLoader`` is
+    such a class: ``stateful`` replaces it. Existing iterators do not change. ``ringloader.report`` says which
+    path a loader took, and why.
 
-    An option is left aside for a loader that it does not go with, and ``ringloader.report`` says so:
+    An option is ignored for a loader with which it cannot be combined. ``ringloader.report`` then says so:
 
     - ``worker_pool`` with ``multiprocessing_context`` or a ``Dispatch``, or with ``persistent_workers``,
       unless with ``prefetch_epochs``;
@@ -43,23 +43,21 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
     - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads over a
       dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
 
-    Loaders in worker processes, which datasets may have, are without ``device``, ``device_transform`` and
-    ``num_workers``: the main process moves what the worker sends. They are without ``worker_reset_fn``,
-    ``seeding`` and ``seed`` too, which are for loaders of the main process.
+    A loader that a dataset makes in a worker process ignores ``device``, ``device_transform`` and
+    ``num_workers``, because the main process moves the worker's batches. It also ignores ``worker_reset_fn``,
+    ``seeding`` and ``seed``, which are for loaders of the main process.
 
-    Forked children inherit it. Children that start a Python of their own do not, unless their environment
-    says so (see ``docs/without-changing-code.md``). A second call replaces the options of the first.
+    Forked children inherit the change. Other child processes do not, unless their environment says so (see
+    without-changing-code.md). A second call replaces the options of the first.
 
-    If other code replaces ``DataLoader._get_iterator``, the replacement takes effect: one that was there
-    before keeps loaders on torch's path; one that comes later gets ringloader's iterators from the method
-    that it replaced.
+    If other code has replaced ``DataLoader._get_iterator`` before, loaders use that replacement, on torch's
+    path. Code that replaces it later gets ringloader's iterators from the method that it replaced.
 
     Args:
-        stateful: True to put ``ringloader.StatefulDataLoader`` in the place of torchdata's class:
-            all modules that have torchdata's class by a name get ringloader's by that name, now and when
-            they import it later. Objects and subclasses that exist stay torchdata's, and a warning of the
-            logger ``ringloader`` names the subclasses. ``**options`` do not reach the class. torch's class
-            gets no new method.
+        stateful: True to replace torchdata's ``StatefulDataLoader`` by ``ringloader.StatefulDataLoader``, in
+            all modules that have imported it by name or import it later. Existing objects and subclasses do
+            not change, and the log names the subclasses. ``**options`` do not apply to the class. torch's
+            class gets no new method.
         **options: The keyword-only arguments of ``ringloader.DataLoader``, for loaders of any other class.
             Options that are not given have their defaults.
 
@@ -67,7 +65,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device does not exist.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
-        RuntimeError: For ``stateful=True`` on other systems than Linux.
+        RuntimeError: For ``stateful=True`` on macOS and Windows.
     """
     _put(_wanted("install()", stateful, options))
 
@@ -75,10 +73,9 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
 def uninstall() -> None:
     """Undoes ``ringloader.install``: loaders that are not ringloader's own iterate as before.
 
-    A loader that was made of ringloader's class in the place of torchdata's stays one.
-
-    Works at any time, also after other code has wrapped ``DataLoader._get_iterator``. Existing iterators
-    continue. Without an ``install`` it does nothing.
+    You may call it at any time, also after other code has wrapped ``DataLoader._get_iterator``. Existing
+    iterators continue. A ``StatefulDataLoader`` of ringloader that was made in place of torchdata's stays
+    one. Without an ``install``, the call does nothing.
     """
     _put(_Wanted(None, stateful=False))
 
@@ -86,9 +83,9 @@ def uninstall() -> None:
 def installed(
     *, stateful: bool = False, **options: Unpack[GivenOptions]
 ) -> contextlib.AbstractContextManager[None]:
-    """Calls ``ringloader.install`` for a ``with`` block, and restores the former state and options after it.
+    """Calls ``ringloader.install`` for a ``with`` block, and restores the earlier state and options after it.
 
-    The change is for the process, not only for the thread.
+    The change affects all threads of the process.
 
     Args:
         stateful: As ``ringloader.install`` takes it.
@@ -98,7 +95,7 @@ def installed(
         TypeError: If an option is unknown, or has the wrong type.
         ValueError: If a value is out of range, or its device does not exist.
         ModuleNotFoundError: For ``stateful=True`` without torchdata.
-        RuntimeError: For ``stateful=True`` on other systems than Linux.
+        RuntimeError: For ``stateful=True`` on macOS and Windows.
     """
     return _installed(_wanted("installed()", stateful, options))
 

@@ -9,13 +9,13 @@ from torch.utils.data import BatchSampler, Sampler
 
 
 class RolloverBatchSampler(BatchSampler):
-    """A ``BatchSampler`` whose remainder opens its next epoch, as Gluon's ``last_batch="rollover"``.
+    """A ``BatchSampler`` whose leftover samples begin its next epoch, as Gluon's ``last_batch="rollover"``.
 
-    Of 10 samples in batches of 3, the first epoch has ``0-2``, ``3-5`` and ``6-8``, and the second begins
+    With 10 samples in batches of 3, the first epoch has ``0-2``, ``3-5`` and ``6-8``. The second epoch begins
     with ``9, 0, 1``. All batches are whole.
 
-    An epoch takes the remainder when its first batch is read, and leaves one when its sampler has been read
-    to the end. An epoch that is given up earlier leaves none, and the remainder that it took is gone, as with
+    The leftover samples are the *remainder*. An epoch takes the remainder with its first batch. It leaves a
+    new remainder when its sampler has ended. If you break out of an epoch, its remainder is lost, as with
     Gluon. Copies and pickles have the remainder.
 
     Args:

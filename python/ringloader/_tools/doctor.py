@@ -45,9 +45,10 @@ class Finding:
     """One check of ``doctor()``.
 
     Attributes:
-        subject: The name of the check, as ``"open files"``.
+        subject: The name of the check, such as ``"open files"``.
         value: The result, as text.
-        verdict: ``"ok"``; ``"note"``: worth knowing; ``"problem"``: loaders fail, or leave the native path.
+        verdict: ``"ok"``; ``"note"``: worth knowing; ``"problem"``: loaders fail, or cannot use shared
+            memory.
         meaning: The consequence, and what to change; empty if there is none.
     """
 
@@ -91,15 +92,15 @@ def _lines(finding: Finding, widest: int) -> Iterator[str]:
 def doctor(*, rate: bool = True) -> Diagnosis:
     """Checks this machine, this Python and this torch for anything that would stop or slow down a loader.
 
-    Looks at versions, at reasons that keep loaders off the native path, and at the limits on processes,
-    descriptors and memory, and runs a test loader and torch's. ``python -m ringloader doctor`` prints the
-    same. Changes nothing, and draws no random numbers of this process.
+    Checks versions, the limits on processes, descriptors and memory, and each reason why a loader cannot use
+    shared memory. Then it compares a test loader with torch's. ``python -m ringloader doctor`` prints the
+    same. Nothing changes, and this process draws no random numbers.
 
     Args:
         rate: True to run the test loader, which starts worker processes and takes a few seconds.
 
     Returns:
-        The findings. Their ``str`` belongs into a bug report.
+        The findings. Paste their ``str`` into a bug report.
     """
     found = [*findings()]
     if rate:

@@ -20,27 +20,26 @@ _Pass = Callable[[Iterator[Any]], Iterator[Any]]
 class Dispatch(torch.utils.data.IterableDataset[Any]):
     """An ``IterableDataset`` over a source that cannot be split, such as a socket, a queue or one large file.
 
-    With workers, one more process reads the source: the dispatching process. It sends each item to exactly
-    one worker: item ``k`` to worker ``k % num_workers``. Tensors and arrays travel through shared memory;
-    other objects are pickled. The workers apply ``map``, ``filter`` and ``batch`` in the order in which they
-    were called, and collate. Without workers all of that happens in the main process.
+    With workers, an additional process reads the source: the dispatching process. It sends each item to
+    exactly one worker: item ``k`` to worker ``k % num_workers``. Tensors and arrays travel through shared
+    memory; other objects are pickled. The workers apply ``map``, ``filter`` and ``batch`` in the order of the
+    calls, and then collate. Without workers, the main process does everything.
 
     Without ``filter`` and ``batch``, and with ``batch_size=None``, batches have the order of the source.
     Otherwise, runs with the same number of workers have the same order.
 
-    ``iter(iterable)`` is called at the start of each epoch, in the dispatching process. If the source raises
-    an error, ``next`` raises it in place of that item's batch, and the dispatching process asks the source
-    for the next item. The dispatching process starts and ends with the workers. Its random numbers are seeded
-    like those of one more worker, and its ``get_worker_info()`` is None.
+    The dispatching process starts and ends with the workers. It calls ``iter(iterable)`` at the start of each
+    epoch. If the source raises an error, ``next`` raises it in place of that item's batch, and the
+    dispatching process asks the source for the next item. Its random numbers are seeded like those of one
+    more worker, and its ``get_worker_info()`` is None.
 
-    Pass it to the loader as ``dataset``, not inside another dataset. torch's own loader raises an error with
-    workers: use
-    ``ringloader.DataLoader``, ``install`` or ``convert``.
+    Pass the ``Dispatch`` itself to the loader as ``dataset``, not inside another dataset. With workers,
+    torch's own loader raises an error: use ``ringloader.DataLoader``, ``install`` or ``convert``.
 
     Args:
         iterable: The source. It must be picklable, unless workers are forked. Workers get no copy of it.
-        prefetch: The most items that wait for each worker, read but not yet taken (default: 16).
-            ``max_shared_bytes`` bounds their memory, as it does for batches.
+        prefetch: The most items that wait for each worker (default: 16). Their memory is at most
+            ``max_shared_bytes``, in addition to the memory of batches.
 
     Raises:
         TypeError: If ``iterable`` is not iterable, or ``prefetch`` is not an integer.
@@ -72,7 +71,7 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
     def filter(self, fn: Callable[[Any], Any]) -> Self:
         """Returns a `Dispatch` whose workers drop each item for which ``fn`` returns false.
 
-        With several workers the loader needs ``in_order=False``. To keep the order, filter in the source.
+        With several workers, the loader needs ``in_order=False``. To keep the order, filter in the source.
         """
         _check_callable("filter", fn)
         one = functools.partial(filter, functools.partial(_called, "filter", fn))

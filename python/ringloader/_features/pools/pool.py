@@ -22,25 +22,24 @@ class WorkerPool:
     """Worker processes that several loaders share: started once, and lent to one iterator after another.
 
     Pass the pool to loaders as ``worker_pool``. Its processes start with the first iterator. Each loader
-    pickles its dataset and functions once, at its first iterator, also with ``fork``. Each process that works
-    for the loader unpickles them, and drops them when the loader goes.
+    pickles its dataset and functions once, at its first iterator, even with ``fork``. Each process that works
+    for the loader unpickles them, and keeps them until the loader is dropped.
 
-    An iterator never waits for another one. It gets idle processes, and starts the missing ones. The pool
-    keeps at most twice ``num_workers``. If a process is lost, the next iterator replaces it. Several threads
-    may use one pool with ``spawn`` or ``forkserver``. With ``fork`` they may not: a process that is
-    forked while another thread works may wait forever for a lock. A forked child has its own pool, without
-    processes.
+    An iterator never waits for another iterator. It gets idle processes, and the pool starts the missing
+    ones. The pool keeps at most twice ``num_workers`` idle processes. If a process is lost, the next iterator
+    replaces it. Several threads may use one pool with ``spawn`` or ``forkserver``, but not with ``fork``: a
+    process that is forked while another thread works may wait forever for a lock. A forked child has its own
+    pool, without processes.
 
     As with ``persistent_workers``, workers do not see later changes of a dataset. Attributes that an epoch
     sets on a dataset in a worker are reset for the next epoch. ``worker_init_fn``, seeds and
     ``get_worker_info()`` are new for each iterator, as without ``persistent_workers``.
 
-    Copies of a loader in the same process share its pool. A pickled loader has no pool.
-
-    On other systems than Linux a pool has no processes: it only says how many workers a loader has.
+    Copies of a loader in the same process share its pool. A pickled loader has no pool. On macOS and Windows,
+    a pool has no processes: it only sets a loader's number of workers.
 
     Args:
-        num_workers: The number of workers of a loader that sets none, and the most that a loader may set.
+        num_workers: The largest number of workers for one loader. A loader that sets none has this number.
         start_method: ``"fork"``, ``"spawn"`` or ``"forkserver"`` (default: the default of
             ``multiprocessing``).
 
@@ -77,7 +76,7 @@ class WorkerPool:
 
     @property
     def num_workers(self) -> int:
-        """The number of workers of a loader that sets none, and the most that a loader may set."""
+        """The largest number of workers for one loader. A loader that sets none has this number."""
         return self._num_workers
 
     @property

@@ -41,21 +41,17 @@ class PathReport:
     """The path of the batches of one iterator.
 
     Attributes:
-        path: ``"native"``: ringloader schedules, over shared-memory rings; ``"threads"``: the workers are
-            threads, and batches are handed over as they are; ``"single-process"``: without workers, the
-            caller makes the batches; ``"ray"``: the workers are actors of a Ray cluster; ``"torch"``: torch's
-            own loader.
+        path: One of these words:
+
+            - ``"native"``: ringloader schedules, and batches travel over shared-memory rings.
+            - ``"threads"``: workers are threads, and nothing is copied.
+            - ``"single-process"``: there are no workers.
+            - ``"ray"``: workers are actors of a Ray cluster.
+            - ``"torch"``: torch's own loader runs.
         reason: The reason, in a sentence.
-        counters: Counts of the epoch that runs or ran last. With ``num_workers="auto"``, the ``workers`` that
-            get tasks now; ``batches`` that workers have made; storages that
-            collation wrote ``in_place``, and storages that were ``copied`` into shared memory once; batches
-            whose tree was ``pickled``; ``oversize`` batches, in shared memory of their own; batches
-            ``copied_out`` because the caller held too many. Threads have ``batches`` only. On the paths
-            ``"single-process"`` and ``"torch"`` there are none of these. On the path ``"ray"`` there are
-            ``received_bytes`` too, and ``replaced_workers``. With ``device``: ``device_batches``
-            that were moved, ``device_copies`` that this took, ``device_staged_bytes`` that were copied to
-            pinned memory before, and ``device_registered_bytes`` of shared memory that the device's driver
-            has now.
+        counters: Counts of the newest epoch, by name. The pages tuning.md and ray_workers.md explain them.
+            Threads have ``batches`` only. The paths ``"single-process"`` and ``"torch"`` have none. With
+            ``num_workers="auto"``, ``workers`` is the number that get tasks now.
     """
 
     path: PathName
@@ -74,23 +70,22 @@ class LoaderReport(PathReport):
     """The report of one loader of the process. Its text is one line.
 
     Attributes:
-        path: The path of its last iterator, as in a ``PathReport``.
+        path: The path of the loader's last iterator, as in a ``PathReport``.
         reason: The reason, in a sentence.
-        counters: Counts of the epoch that runs or ran last; once the loader is gone, only if a report at exit
-            was asked for.
+        counters: Counts of the newest epoch. Once the loader is gone, they exist only with a report at exit.
         loader: The name of the loader's class.
         is_alive: False once the loader is gone.
-        batches: Batches that ``next`` has returned, in all epochs. None where they are not counted: for
-            torch's own iterators, unless a report at exit was asked for.
-        waited: Seconds that the program has waited for them in ``next``. On the paths ``"native"`` and
-            ``"threads"``, the time in which workers had no batch ready. On the other two paths, all of the
-            time in ``next``, which is measured only if a report at exit was asked for; else None.
-        starting: Seconds in ``iter``, where workers start. None unless a report at exit was asked for, as
-            the attributes that follow.
-        seconds: Seconds from the beginning of ``iter`` to the last batch, over all epochs.
-        used_at: File and line of the program where the loader was iterated first. None, too, where that
-            cannot be told.
-        dataset: Class and length of its dataset.
+        batches: Batches that ``next`` has returned, in all epochs. None for torch's own iterators, except
+            with a report at exit.
+        waited: Seconds that the program has waited in ``next``. On the paths ``"native"`` and ``"threads"``,
+            time in which workers had no batch ready. On other paths, all time in ``next``, which only a
+            report at exit measures; otherwise None.
+        starting: Seconds in ``iter``, where workers start. None without a report at exit.
+        seconds: Seconds from the beginning of ``iter`` to the last batch, over all epochs. None without a
+            report at exit.
+        used_at: File and line of the program that first iterated the loader. None without a report at exit,
+            or if it is not known.
+        dataset: Class and length of the loader's dataset.
     """
 
     loader: str
@@ -181,9 +176,9 @@ def report(iterator_or_loader: object) -> PathReport:
     """Returns the path of an iterator, or of the last iterator of a loader, its reason, and counters.
 
     Args:
-        iterator_or_loader: A ``ringloader.DataLoader``, or any torch loader while ``ringloader.install`` is
-            in effect, or what ``iter`` returned for one of them. A loader whose class makes its iterators
-            itself, which ``install`` does not reach, has the path ``torch``.
+        iterator_or_loader: A ``ringloader.DataLoader``, or the iterator that ``iter`` returned for it. After
+            ``ringloader.install``, also any torch loader. A loader whose class makes its iterators itself has
+            the path ``torch``.
 
     Raises:
         ValueError: If the loader was not iterated yet, or is not one of ringloader's.
@@ -212,12 +207,12 @@ def report(iterator_or_loader: object) -> PathReport:
 def reports() -> list[LoaderReport]:
     """Returns a report of each loader that this process has iterated, in the order of first use.
 
-    For programs whose framework keeps its loaders to itself. The list keeps no loader, iterator or dataset
-    alive. It includes loaders of the path ``"torch"``: of ringloader's class, and of any class while
-    ``ringloader.install`` is in effect. It includes no loader whose class makes its iterators without torch's
-    method; ``ringloader.report`` of such a loader has the reason.
+    Useful if a framework makes the loaders. The list keeps no loader, iterator or dataset alive. It includes
+    loaders of the path ``"torch"``. After ``ringloader.install``, it includes loaders of any class, except
+    those whose class makes its iterators without torch's method. For such a loader, ``ringloader.report`` has
+    the reason.
 
-    At most 1,000 loaders are remembered: of those that are gone, the oldest are forgotten first.
+    At most 1,000 loaders are remembered. The oldest loader that is gone is forgotten first.
     """
     return [report_of(one) for one in notes.all_loaders()]
 

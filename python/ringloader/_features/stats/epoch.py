@@ -25,15 +25,19 @@ class Verdict:
     """The limit of an epoch, and the change that helps.
 
     Attributes:
-        kind: ``"caller"``: the training step; the loader keeps up. ``"dataset"``, ``"collate"`` or
-            ``"send"``: that part of the workers' work. ``"main"``: the main process reads the sampler,
-            decodes or moves batches. ``"memory"``: workers wait for room while the caller waits.
-            ``"order"``: a worker or a sample is slow, and others wait for it. ``"startup"``: the start
-            took most of the epoch. ``"unknown"``: too few batches, or nothing stands out.
+        kind: One of these words:
+
+            - ``"caller"``: the training step is the limit, and the loader keeps up.
+            - ``"dataset"``, ``"collate"``, ``"send"``: this part of the workers' work is the limit.
+            - ``"main"``: the main process is the limit: it reads the sampler, and decodes or moves batches.
+            - ``"memory"``: workers wait for memory while the caller waits.
+            - ``"order"``: a worker or a sample is slow, and others wait for it.
+            - ``"startup"``: the start took most of the epoch.
+            - ``"unknown"``: there were too few batches, or no clear cause.
         text: One or two sentences, with the figures and what to change.
-        gain: The factor by which such an epoch would be shorter with another number of workers, by the model
-            that the page "Is it the loader?" states; None for any other change: try it.
-        change: The same as arguments of the loader.
+        gain: The factor by which the epoch would be shorter with another number of workers, by the model of
+            the page guides/is_it_the_loader.md. None for any other change: try it.
+        change: The change as arguments of the loader.
     """
 
     kind: Kind
@@ -48,14 +52,14 @@ class WorkerStats:
 
     Attributes:
         id: The worker's number.
-        batches: Batches that it has made.
-        idle: Waited for tasks.
-        dataset: In the dataset: ``dataset[i]``, ``__getitems__``, or the iterator's ``next``.
-        collate: In ``collate_fn``.
-        send: Encoded and copied batches.
-        room: Waited for memory.
-        cpu: Processor time of all that.
-        under_way: The most samples that were under way at once; 0 if it is not known, as of Ray's workers.
+        batches: Batches that the worker has made.
+        idle: Time without a task.
+        dataset: Time in the dataset: ``dataset[i]``, ``__getitems__``, or the iterator's ``next``.
+        collate: Time in ``collate_fn``.
+        send: Time for encoding and copying batches.
+        room: Time of waiting for memory.
+        cpu: Processor time of all this.
+        under_way: The largest number of samples at the same time; 0 if it is not known, as for Ray's workers.
     """
 
     id: int
@@ -71,13 +75,13 @@ class WorkerStats:
 
 @dataclasses.dataclass(frozen=True)
 class SlowFetch:
-    """One of the longest fetches of an epoch.
+    """One of the slowest batches of an epoch.
 
     Attributes:
         seconds: The time in the dataset.
         worker: The worker's number.
         batch: The batch's number in the epoch, from 0 on.
-        indices: The index of the batch as the worker got it; None for an iterable dataset.
+        indices: The indices of the batch; None for an iterable dataset.
     """
 
     seconds: float
@@ -92,8 +96,8 @@ class WorkersChange:
 
     Attributes:
         seconds: The time since ``iter``.
-        num_workers: The number from then on.
-        why: The reason, with what was measured.
+        num_workers: The new number.
+        why: The reason, with the measurements.
     """
 
     seconds: float
@@ -110,18 +114,18 @@ class EpochStats:
     Attributes:
         path: The path of the batches, as ``ringloader.report`` names it.
         num_workers: The number of workers; with ``num_workers="auto"`` the last one.
-        batches: Batches that were returned.
-        seconds: From ``iter`` on.
-        startup: Until the first batch was returned.
-        waiting: In ``next``, after that.
-        caller: Between the calls of ``next``: the training step. It is the host's time: work of a
-            device after that is not seen.
+        batches: Batches that ``next`` has returned.
+        seconds: Time since ``iter``.
+        startup: Time until the first batch was returned.
+        waiting: Time in ``next`` after the first batch.
+        caller: Time between the calls of ``next``: the training step. It does not include work of a device
+            that continues after the step.
         main: Work of the main process: ``"decode"``, ``"place"`` (pinning, copies to a device,
-            ``device_transform``) and ``"index"`` (the sampler). Most of it lies in the time in ``next``.
-        workers: The workers. Without workers one, with ``id`` 0, which is the main process. On torch's own
-            path there is none.
-        slowest: The ten longest fetches, the longest first.
-        verdict: What limits the epoch, and what to change.
+            ``device_transform``) and ``"index"`` (the sampler). Most of it is part of the time in ``next``.
+        workers: The workers. Without workers, one entry with ``id`` 0, for the main process. On torch's own
+            path, none.
+        slowest: The ten slowest batches, the slowest first.
+        verdict: The limit of the epoch, and what to change.
         changes: Changes of the number of workers in the epoch, with ``num_workers="auto"``.
     """
 
@@ -140,7 +144,7 @@ class EpochStats:
     _trace: Any = dataclasses.field(default=None, repr=False, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the figures as JSON has them. An index that JSON does not know becomes text."""
+        """Returns the figures as a dict for JSON. An index that JSON does not know becomes text."""
         # `asdict` would copy indices of any kind.
         found = dataclasses.asdict(dataclasses.replace(self, slowest=(), _trace=None))
         del found["_trace"]
@@ -151,8 +155,8 @@ class EpochStats:
     def save_trace(self, path: Any) -> None:
         """Writes the last 10,000 batches as Chrome trace events, for Perfetto and ``chrome://tracing``.
 
-        There is a track for the main process and one for each worker. Times are of the same base as those of
-        ``torch.profiler``, whose file can be merged with it.
+        The trace has a track for the main process and one for each worker. It uses the same clock as
+        ``torch.profiler``, so you can merge both files.
 
         Args:
             path: The file, as ``open`` takes it.

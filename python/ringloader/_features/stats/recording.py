@@ -285,15 +285,15 @@ def _pins(loader: TorchLoader) -> bool:
 
 
 def epoch_stats(loader: object) -> EpochStats:
-    """Returns the figures of the epoch of ``loader`` that runs or ran last, as ``loader.epoch_stats()``.
+    """Returns the figures of the newest epoch of ``loader``, as ``loader.epoch_stats()`` does.
 
     Args:
-        loader: A ``ringloader.DataLoader`` with ``stats=True``, or any torch loader while
-            ``ringloader.install(stats=True)`` is in effect.
+        loader: A ``ringloader.DataLoader`` with ``stats=True``. After ``ringloader.install(stats=True)``,
+            also any torch loader.
 
     Raises:
-        RuntimeError: If the loader's last epoch had no ``stats=True``, or may have been one that was not
-            seen, after ``ringloader.uninstall``; if the loader was not iterated yet.
+        RuntimeError: If the loader's last epoch had no ``stats=True``; if it may have run after
+            ``ringloader.uninstall``; if there was no epoch yet.
     """
     note = notes.of_or_behind(loader)
     recording: Recording | None = None if note is None else note.more.get("recording")
