@@ -215,7 +215,8 @@ def where(options: Options) -> str:
         threads = about.in_threads if isinstance(about.in_threads, str) else f"raises: {about.in_threads.why}"
         worker = about.in_worker.replace("install", "`install`")
         rows.append(f"| `{name}` | {threads} | {about.on_torchs} | {worker} | {_off_linux(about)} |")
-    return "\n".join(rows).replace("is an error", "raises") + "\n"
+    text = "\n".join(rows).replace("is left out by `install`", "no effect with `install`")
+    return text.replace("is left out", "no effect").replace("is an error", "raises") + "\n"
 
 
 def between(text: str, begin: str, end: str, new: str) -> str:
