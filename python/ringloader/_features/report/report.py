@@ -69,10 +69,12 @@ class PathReport:
 class LoaderReport(PathReport):
     """The report of one loader of the process. Its text is one line.
 
+    Some attributes need a report at exit: a process with ``RINGLOADER_REPORT=1``, or ``run --report``.
+
     Attributes:
         path: The path of the loader's last iterator, as in a ``PathReport``.
         reason: The reason, in a sentence.
-        counters: Counts of the newest epoch. Once the loader is gone, they exist only with a report at exit.
+        counters: Counts of the newest epoch. Once the loader is gone, only a report at exit has them.
         loader: The name of the loader's class.
         is_alive: False once the loader is gone.
         batches: Batches that ``next`` has returned, in all epochs. None for torch's own iterators, except

@@ -36,7 +36,7 @@ class Verdict:
             - ``"unknown"``: there were too few batches, or no clear cause.
         text: One or two sentences, with the figures and what to change.
         gain: The factor by which the epoch would be shorter with another number of workers, by the model of
-            the page guides/is_it_the_loader.md. None for any other change: try it.
+            the page guides/is_it_the_loader.md. None for other changes, which the model does not predict.
         change: The change as arguments of the loader.
     """
 

@@ -292,8 +292,8 @@ def epoch_stats(loader: object) -> EpochStats:
             also any torch loader.
 
     Raises:
-        RuntimeError: If the loader's last epoch had no ``stats=True``; if it may have run after
-            ``ringloader.uninstall``; if there was no epoch yet.
+        RuntimeError: If the loader's last epoch had no ``stats=True``; if ``ringloader.uninstall`` was called
+            since; if there was no epoch yet.
     """
     note = notes.of_or_behind(loader)
     recording: Recording | None = None if note is None else note.more.get("recording")
