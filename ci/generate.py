@@ -286,7 +286,7 @@ GENERATED: dict[str, Callable[[str, Options], str]] = {
     f"{PACKAGE}/dataloader.py": dataloader,
     f"{PACKAGE}/stateful_dataloader.py": stateful_dataloader,
     f"{PACKAGE}/_patch/install.py": install,
-    f"{PACKAGE}/_patch/given.py": given,
+    f"{PACKAGE}/_patch/by_name.py": given,
     "docs/options.md": page_of_options,
 }
 

@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 RAISE: Final = "raise"
 SKIP: Final = "skip"
 RETRY: Final = "retry"
-_WORDS = (RAISE, SKIP, RETRY)
+WORDS = (RAISE, SKIP, RETRY)
 
 # Called in the worker with the index and the error; returns the sample to have instead.
 Replace = Callable[[Any, Exception], Any]
@@ -46,7 +46,7 @@ class Retry:
         if not 0 <= self.backoff < math.inf:
             raise ValueError(f"Retry: backoff must be 0 or more seconds, not {self.backoff}")
         if callable(self.then):
-            _check_replaces("Retry: then", self.then)
+            check_replaces("Retry: then", self.then)
         elif self.then not in (RAISE, SKIP):
             raise ValueError(f"Retry: then must be 'raise', 'skip' or a callable, not {self.then!r}")
 
@@ -76,35 +76,13 @@ class BadSample:
     handling: str
 
 
-def check_on_error(name: str, on_error: object) -> None:
-    """Raises for a value of the option ``on_error`` that means nothing.
-
-    Raises:
-        TypeError: If it has the wrong type.
-        ValueError: If it is another word.
-    """
-    if isinstance(on_error, str):
-        if on_error not in _WORDS:
-            raise ValueError(
-                f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, not {on_error!r}"
-            )
-    elif on_error is Retry:
-        raise TypeError("on_error must be a ringloader.Retry, not the class: pass ringloader.Retry()")
-    elif callable(on_error):
-        _check_replaces(name, on_error)
-    elif not isinstance(on_error, Retry):
-        raise TypeError(
-            f"on_error must be one of {_WORDS}, a ringloader.Retry or a callable, not {on_error!r}"
-        )
-
-
 def forget_limit(before: dict[str, Any], given: Mapping[str, Any]) -> None:
     """Drops a ``max_errors`` from the options ``before`` if it means nothing with the given ones."""
     if given.get("on_error") == RAISE:
         before.pop("max_errors", None)
 
 
-def _check_replaces(name: str, function: Callable[..., Any]) -> None:
+def check_replaces(name: str, function: Callable[..., Any]) -> None:
     """Raises for a function that cannot be called with an index and an error."""
     try:
         signature = inspect.signature(function)
@@ -117,16 +95,3 @@ def _check_replaces(name: str, function: Callable[..., Any]) -> None:
         raise TypeError(
             f"{name} is called with an index and an error, which {function!r} does not take: {error}"
         ) from None
-
-
-def retries(on_error: object) -> Retry | None:
-    """Returns how ``on_error`` has samples asked for again, or None if it does not."""
-    if on_error == RETRY:
-        return Retry()
-    return on_error if isinstance(on_error, Retry) else None
-
-
-def raises_first(on_error: object) -> bool:
-    """True if the first error that remains is raised."""
-    again = retries(on_error)
-    return RAISE in (on_error, again and again.then)

@@ -8,7 +8,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
 from ringloader import DataLoader, Dispatch, WorkerPool
-from ringloader._start import spawn
+from ringloader._features import spawn_server
 from ringloader._torch import select_path
 from small_datasets import Made
 
@@ -63,8 +63,8 @@ def test_torchs_loader_runs_whole(way, workers):
 
 def test_no_server_starts_for_workers_that_torch_spawns(monkeypatch):
     made = []
-    monkeypatch.setattr(spawn, "_Server", lambda: made.append(None))
-    monkeypatch.setattr(spawn, "_running", lambda: None)
+    monkeypatch.setattr(spawn_server, "_Server", lambda: made.append(None))
+    monkeypatch.setattr(spawn_server, "_running", lambda: None)
     DataLoader(Made(drawn, 6), num_workers=1, multiprocessing_context="spawn")
     assert made == []
     monkeypatch.delenv("RINGLOADER")

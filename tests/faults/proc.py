@@ -70,7 +70,8 @@ def _is_helper(pid: int) -> bool:
     if "resource_tracker" in line or "torch_shm_manager" in line:
         return True
     # What a server forks has the server's command line: the server is the one with us as parent.
-    is_server = ("forkserver" in line and "ringloader._start.spawn" not in line) or "programs.server" in line
+    is_fork_server = "forkserver" in line and "ringloader._features.spawn_server" not in line
+    is_server = is_fork_server or "programs.server" in line
     return is_server and _parent_of(pid) == os.getpid()
 
 

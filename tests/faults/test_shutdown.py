@@ -18,7 +18,7 @@ from faults.failing_datasets import Hangs, Numbers, Pauses
 from faults.proc import Snapshot, descendants, descriptors, mappings, wait_until
 from faults.script import run_script
 from ringloader import DataLoader
-from ringloader._start import spawn
+from ringloader._features import spawn_server
 from ringloader._torch import select_path
 
 pytestmark = pytest.mark.rings_only
@@ -350,14 +350,14 @@ def test_without_workers_the_datasets_iterator_is_closed():
 
 def test_the_server_of_spawned_workers_ends_and_comes_back():
     gc.collect()
-    if spawn._servers_of:
+    if spawn_server._servers_of:
         pytest.skip("a loader of another test needs it")
     loader = DataLoader(Numbers(4), batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    assert spawn._running() is not None
+    assert spawn_server._running() is not None
     for _ in range(2):
         assert first_elements(loader) == [0, 1, 2, 3]
         loader.shutdown()
-        assert spawn._running() is None
+        assert spawn_server._running() is None
         assert not descendants()
 
 

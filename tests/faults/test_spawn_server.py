@@ -21,24 +21,24 @@ from faults.failing_datasets import Numbers
 from faults.proc import Snapshot, command_line, descendants, is_running, wait_until
 from faults.script import finish, run_script, start
 from parity.datasets import identity
-from ringloader._start import spawn
+from ringloader._features import spawn_server
 from ringloader._transport.processes import ProcessTransport
 from small_datasets import Made
 
 pytestmark = pytest.mark.limit(300)
 
-SERVER = spawn.__name__
+SERVER = spawn_server.__name__
 
 
 def servers():
     """Returns the process ids of this process's servers that are running."""
-    return {server._forkserver_pid for server in list(spawn._servers)} & descendants()
+    return {server._forkserver_pid for server in list(spawn_server._servers)} & descendants()
 
 
 @pytest.fixture(autouse=True)
 def _begin_anew(monkeypatch):
     """Without what other tests have left."""
-    monkeypatch.setattr(spawn, "_failures", [])
+    monkeypatch.setattr(spawn_server, "_failures", [])
     gc.collect()
 
 
@@ -141,11 +141,11 @@ SENT_TO_GROUP = """
 
     if __name__ == "__main__":
         from faults.proc import is_running
-        from ringloader._start import spawn
+        from ringloader._features import spawn_server
         def loader(data=Numbers):
             return DataLoader(data(8), num_workers=1, multiprocessing_context="spawn")
         kept = loader()
-        (server,) = [one._forkserver_pid for one in spawn._servers]
+        (server,) = [one._forkserver_pid for one in spawn_server._servers]
         # torch's handler ends a worker by this one.
         os.killpg(0, sent[0])
         iterator = iter(kept)
@@ -155,7 +155,7 @@ SENT_TO_GROUP = """
             time.sleep(0.05)
         (worker,) = iterator._workers
         print(worker.is_alive(), len(list(iterator)), len(list(loader())))
-        print([one._forkserver_pid for one in spawn._servers] == [server], is_running(server))
+        print([one._forkserver_pid for one in spawn_server._servers] == [server], is_running(server))
         # No worker has what the server has blocked.
         print({text for (text,) in loader(Blocked)})
         iterator = iter(loader())
@@ -352,7 +352,7 @@ class OwnPopen(popen_spawn_posix.Popen):
 def test_where_workers_are_spawned(loader_class, monkeypatch, tmp_path, case):
     method = "spawn"
     if case == "switch":
-        monkeypatch.setenv(spawn.SWITCH, "0")
+        monkeypatch.setenv(spawn_server.SWITCH, "0")
     elif case == "process":
         method = OwnContext()
     elif case == "popen":
@@ -380,7 +380,7 @@ def test_the_default_context(tmp_path):
             multiprocessing.set_start_method("spawn", force=True)
             iterator = iter(DataLoader(Numbers(4), num_workers=1))
             worker = iterator._workers[0]
-            print(type(worker).__name__, "_start.spawn" in command_line(worker.pid))
+            print(type(worker).__name__, "_features.spawn_server" in command_line(worker.pid))
             print(len(list(iterator)))
     """
     ended = run_script("ringloader", body, tmp_path)
@@ -429,7 +429,7 @@ def test_what_a_backend_of_torchs_starts(tmp_path, monkeypatch, starts):
                 Started(2), num_workers=1, batch_size=None, collate_fn=tuple, multiprocessing_context="spawn"
             )
             iterator = iter(loader)
-            print("_start.spawn" in command_line(iterator._workers[0].pid), list(iterator))
+            print("_features.spawn_server" in command_line(iterator._workers[0].pid), list(iterator))
     """
     said = []
     for name in ("torch", "ringloader"):
@@ -503,16 +503,16 @@ def test_an_interrupt_is_for_the_main_process(tmp_path):
 def test_an_interrupt_while_the_server_starts(tmp_path, after):
     """It is the main process's alone. The server imports for two seconds, and would print where it was."""
     body = f"""
-        from ringloader._start import spawn
+        from ringloader._features import spawn_server
         if __name__ == "__main__":
             loader = DataLoader(Numbers(4), num_workers=1, multiprocessing_context="spawn")
-            (server,) = [one._forkserver_pid for one in spawn._servers]
+            (server,) = [one._forkserver_pid for one in spawn_server._servers]
             try:
                 time.sleep({after})
                 os.killpg(0, signal.SIGINT)
                 time.sleep(600)
             except KeyboardInterrupt:
-                print(len(list(loader)), [one._forkserver_pid for one in spawn._servers] == [server])
+                print(len(list(loader)), [one._forkserver_pid for one in spawn_server._servers] == [server])
     """
     ended = run_script("ringloader", body, tmp_path)
     assert (ended.code, ended.out, ended.err) == (0, "4 True\n", "")
@@ -545,10 +545,10 @@ def test_forked_children_leave_the_server_alone(loader_class):
     loader = spawned(loader_class)
     assert from_server(loader)
     forked = loader_class(Numbers(4), batch_size=None, num_workers=1, multiprocessing_context="fork")
-    (alive,) = [server._forkserver_alive_fd for server in list(spawn._servers)]
+    (alive,) = [server._forkserver_alive_fd for server in list(spawn_server._servers)]
     child = os.fork()
     if child == 0:
-        kept = Path(f"/proc/self/fd/{alive}").exists() or bool(spawn._servers)
+        kept = Path(f"/proc/self/fd/{alive}").exists() or bool(spawn_server._servers)
         del loader
         gc.collect()
         os._exit(kept)

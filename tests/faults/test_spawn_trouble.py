@@ -16,7 +16,7 @@ from faults.failing_datasets import Numbers
 from faults.proc import command_line, descendants, wait_until
 from faults.script import finish, run_script, start
 from faults.test_spawn_server import SERVER, from_server, servers, spawned
-from ringloader._start import spawn
+from ringloader._features import spawn_server
 
 pytestmark = [pytest.mark.limit(300), pytest.mark.rings_only, pytest.mark.slow]
 
@@ -34,7 +34,7 @@ class Many(Numbers):
 
 def test_more_descriptors_than_a_message_takes(loader_class, monkeypatch):
     """Such a worker is spawned, and all that start later."""
-    monkeypatch.setattr(spawn, "_failures", [])
+    monkeypatch.setattr(spawn_server, "_failures", [])
     loader = spawned(loader_class, Many())
     assert not from_server(loader)
     assert list(loader) == [True, True]
@@ -139,8 +139,8 @@ def test_many_descriptors(tmp_path, loader_name):
             for _ in range(2):
                 iterator = iter(loader)
                 if tell:
-                    from ringloader._start import spawn
-                    pids.update(server._forkserver_pid for server in spawn._servers)
+                    from ringloader._features import spawn_server
+                    pids.update(server._forkserver_pid for server in spawn_server._servers)
                     assert all("{SERVER}" in command_line(worker.pid) for worker in iterator._workers)
                 print([int(batch[0, 0]) for batch in iterator])
             assert not tell or (len(pids) == 1 and None not in pids), pids

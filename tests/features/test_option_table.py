@@ -23,7 +23,7 @@ GENERATED = {
     ),
     "python/ringloader/stateful_dataloader.py": ("device_prefetch: int = 2", "device_prefetch: int = 3"),
     "python/ringloader/_patch/install.py": ("- ``restart_workers`` with", "- ``restart_workers`` without"),
-    "python/ringloader/_patch/given.py": ("restart_workers: int", "restart_workers: str"),
+    "python/ringloader/_patch/by_name.py": ("restart_workers: int", "restart_workers: str"),
     "docs/options.md": ("| `stats` | works |", "| `stats` | works well |"),
 }
 # A row for the table, and a program that looks for the option wherever options are.
@@ -54,7 +54,7 @@ import os
 import torch
 
 import ringloader
-from ringloader._features import conflicts
+import ringloader._features.all as features
 from ringloader._features.table import Options
 from ringloader._patch import by_name
 
@@ -88,8 +88,8 @@ refuses("restart_workers, worker_umask, on_error", ringloader.install, umask=3)
 assert by_name.to_text(by_name.from_text("worker_umask=3")[0]) == "worker_umask=3"
 assert ringloader.convert(loader, worker_umask=3).worker_umask == 3
 refuses("AttributeError: worker_umask of a loader cannot be set", setattr, loader, "worker_umask", 4)
-assert conflicts.in_worker(Options(worker_umask=3)) == Options(worker_umask=3)
-assert conflicts.in_worker(Options(worker_umask=3), is_installed=True) == Options()
+assert features.in_worker(Options(worker_umask=3)) == Options(worker_umask=3)
+assert features.in_worker(Options(worker_umask=3), is_installed=True) == Options()
 os.environ["RINGLOADER"] = "off"
 refuses("RuntimeError: worker_umask cannot take effect where torch's own loader runs", iter, loader)
 print("all there")
@@ -192,7 +192,7 @@ def test_a_row_of_the_table_makes_an_option(tree):
     names = {line.split(": ")[1] for line in [generate(tree, "--check").stderr.strip()]}
     assert names == {
         "python/ringloader/dataloader.py, python/ringloader/stateful_dataloader.py, "
-        "python/ringloader/_patch/install.py, python/ringloader/_patch/given.py, docs/options.md"
+        "python/ringloader/_patch/install.py, python/ringloader/_patch/by_name.py, docs/options.md"
     }
     assert generate(tree).returncode == 0
     texts = {name: " ".join((tree / name).read_text().split()) for name in GENERATED}

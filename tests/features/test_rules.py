@@ -12,8 +12,9 @@ from torch.utils.data import BatchSampler, SequentialSampler
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import ringloader
-from ringloader._features import conflicts, table
-from ringloader._features.rules import broken
+import ringloader._features.all as features
+from ringloader._features import table
+from ringloader._features.rules import Facts, broken
 from ringloader._features.table import DEFAULTS, RULES, TABLE, Options
 from ringloader._patch import by_name
 from ringloader._torch import select_path
@@ -372,7 +373,7 @@ def test_a_case_breaks_its_rule_and_no_earlier_one(rule):
     case, arguments, _ = case_of(rule)
     options = types.SimpleNamespace(**{**DEFAULTS, **case.options})
     changed = [name for name, value in vars(options).items() if value != DEFAULTS[name]]
-    facts = conflicts._Facts(loader_class(case)(**arguments))
+    facts = Facts(loader_class(case)(**arguments))
     same = [other for other in RULES if other.when == rule.when]
     assert next(broken(same, options, changed, facts)) is rule
 
@@ -408,7 +409,7 @@ def test_install_and_a_text_refuse_options_that_go_with_no_loader(rule):
 def test_install_leaves_the_option_aside_and_the_report_says_so(rule):
     case, arguments, text = case_of(rule)
     loader = loader_class(case)(**arguments)
-    found, texts = conflicts.fitting(loader, Options(**case.options))
+    found, texts = features.fitting(loader, Options(**case.options))
     assert getattr(found, rule.option) == DEFAULTS[rule.option]
     assert len(texts) == 1 and re.search(text, texts[0])
     # A stateful one has options of its own.
@@ -438,7 +439,7 @@ def test_without_threads_the_rules_of_threads_ask_nothing():
 def test_options_that_are_nothing_without_one_that_is_left_aside_go_with_it(monkeypatch):
     monkeypatch.setattr(select_path, "log_once", lambda _: None)
     options = Options(device="cpu", device_transform=told, seeding="epoch", seed=3, stats=True)
-    assert conflicts.without(options, ["device"]) == Options(seeding="epoch", seed=3, stats=True)
-    assert conflicts.without(options, ["device", "seeding"]) == Options(stats=True)
-    assert conflicts.in_worker(options) == Options(seeding="epoch", seed=3, stats=True)
-    assert conflicts.in_worker(options, is_installed=True) == Options(stats=True)
+    assert table.without(options, ["device"]) == Options(seeding="epoch", seed=3, stats=True)
+    assert table.without(options, ["device", "seeding"]) == Options(stats=True)
+    assert features.in_worker(options) == Options(seeding="epoch", seed=3, stats=True)
+    assert features.in_worker(options, is_installed=True) == Options(stats=True)

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ringloader._features import conflicts, table
+import ringloader._features.all as features
+from ringloader._features import table
 from ringloader._features.table import Options
 
 
@@ -33,12 +34,12 @@ def of_loader(loader: Any, names: dict[str, Any]) -> dict[str, Any]:
 def of_iterators() -> Iterator[list[Options]]:
     """The options of each iterator that ``install`` makes meanwhile, in order."""
     found = []
-    fitting = conflicts.fitting
+    fitting = features.fitting
 
     def noted(loader: Any, options: Options) -> Any:
         found.append(options)
         return fitting(loader, options)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(conflicts, "fitting", noted)
+        patch.setattr(features, "fitting", noted)
         yield found

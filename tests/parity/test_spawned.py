@@ -21,7 +21,7 @@ pytestmark = pytest.mark.limit(300)
 
 
 def is_from_server(process):
-    return "_start.spawn" in command_line(process.pid)
+    return "_features.spawn_server" in command_line(process.pid)
 
 
 BESIDE = """

@@ -58,7 +58,7 @@ def test_each_argument_has_a_line_in_the_help() -> None:
 
 
 def test_the_types_of_given_options_are_those_that_install_takes() -> None:
-    from ringloader._patch.given import GivenOptions
+    from ringloader._patch.by_name import GivenOptions
 
     names = [name for name, about in TABLE.items() if about.instead is None]
     assert [*GivenOptions.__annotations__] == names

@@ -20,7 +20,7 @@ GENERATED = (
     "python/ringloader/dataloader.py",
     "python/ringloader/stateful_dataloader.py",
     "python/ringloader/_patch/install.py",
-    "python/ringloader/_patch/given.py",
+    "python/ringloader/_patch/by_name.py",
     "docs/options.md",
 )
 # Tests of the diff, and tests that fail for an option without its rows.

@@ -105,7 +105,6 @@ PYTHON_MAY_USE = {
         "_features.arrays",
         "_features.auto",
         "_features.concurrency",
-        "_features.conflicts",
         "_features.device",
         "_features.devices",
         "_features.dispatch",
@@ -117,12 +116,13 @@ PYTHON_MAY_USE = {
         "_features.options",
         "_features.pools",
         "_features.report",
+        "_features.rules",
         "_features.seeding",
+        "_features.spawn_server",
         "_features.stats",
         "_features.table",
         "_features.threads",
         "_native",
-        "_start",
         "_torch",
     },
     "_features.arrays": {"_core", "_data", "_native", "_torch", "_worker"},
@@ -150,7 +150,6 @@ PYTHON_MAY_USE = {
         "_torch",
         "_worker",
     },
-    "_features.conflicts": {"_core", "_features.rules", "_features.table", "_native", "_torch", "_worker"},
     "_features.cores": set(),
     "_features.device": {
         "_common",
@@ -164,7 +163,15 @@ PYTHON_MAY_USE = {
         "_worker",
     },
     "_features.devices": {"_torch"},
-    "_features.dispatch": {"_common", "_core", "_native", "_start", "_torch", "_worker"},
+    "_features.dispatch": {
+        "_common",
+        "_core",
+        "_features.spawn_server",
+        "_native",
+        "_start",
+        "_torch",
+        "_worker",
+    },
     "_features.joint": {"_core", "_features.table", "_log", "_native", "_torch", "_transport", "_worker"},
     "_features.losses": {
         "_common",
@@ -182,6 +189,7 @@ PYTHON_MAY_USE = {
     "_features.on_error": {
         "_common",
         "_core",
+        "_features.options",
         "_features.rules",
         "_features.table",
         "_log",
@@ -193,6 +201,7 @@ PYTHON_MAY_USE = {
     "_features.pools": {
         "_core",
         "_features.rules",
+        "_features.spawn_server",
         "_features.table",
         "_native",
         "_start",
@@ -201,7 +210,7 @@ PYTHON_MAY_USE = {
         "_worker",
     },
     "_features.report": {"_common", "_core", "_log", "_torch"},
-    "_features.rules": {"_torch"},
+    "_features.rules": {"_core", "_torch", "_worker"},
     "_features.seeding": {
         "_common",
         "_core",
@@ -214,7 +223,8 @@ PYTHON_MAY_USE = {
         "seeds",
     },
     "_features.shared_words": {"_common", "_native"},
-    "_features.shutdown": {"_core", "_native", "_start", "_torch", "_transport"},
+    "_features.shutdown": {"_core", "_features.spawn_server", "_native", "_torch", "_transport"},
+    "_features.spawn_server": {"_common", "_core", "_log", "_start", "_torch", "_worker"},
     "_features.state": {
         "_common",
         "_core",
@@ -229,7 +239,6 @@ PYTHON_MAY_USE = {
     "_features.stats": {
         "_common",
         "_core",
-        "_features.conflicts",
         "_features.cores",
         "_features.devices",
         "_features.rules",
@@ -238,7 +247,7 @@ PYTHON_MAY_USE = {
         "_torch",
         "_worker",
     },
-    "_features.table": {"_features.options", "_features.rules", "bad_samples", "seeds"},
+    "_features.table": {"_features.options", "_features.rules", "_torch", "bad_samples", "seeds"},
     "_features.threads": {
         "_common",
         "_core",
@@ -256,7 +265,6 @@ PYTHON_MAY_USE = {
     "_patch": {
         "_core",
         "_features.all",
-        "_features.conflicts",
         "_features.devices",
         "_features.pools",
         "_features.report",
@@ -548,7 +556,7 @@ def test_the_package_depends_one_way() -> None:
     assert ("_start.processes", "_worker.entry") in edges
     assert ("_native", "_common.pickling") in edges
     assert ("_core.make", "_core.make_transport") in edges
-    assert ("_start.spawn", "_worker.entry") in edges
+    assert ("_features.spawn_server", "_worker.entry") in edges
     between = {(room(one), room(other)) for one, other in edges if room(one) != room(other)}
     between = {pair for pair in between if not all(map(is_feature, pair))}
     between = {(one, other) for one, other in between if one not in CORE_ROOMS or is_of_the_core(other)}

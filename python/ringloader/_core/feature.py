@@ -244,9 +244,6 @@ class Feature:
     def raised(self, iterator: OurIterator, error: BaseException) -> None:
         """Notes that ``next`` has raised."""
 
-    def has_begun(self) -> None:
-        """Notes the end of the ``iter`` of another epoch."""
-
     def lost(self, lost: LostWorker) -> Any:  # noqa: ARG002
         """Starts a successor of a lost worker, and returns its handle; None if there may be none."""
         return None
@@ -323,7 +320,7 @@ class FeatureList(Protocol):
         """Returns the features that are on, in their order."""
 
     def kind_of(self, loader: TorchLoader, options: Any, /) -> Any:
-        """Returns the ``WorkerKind`` of a loader with workers that an option gives; None if none does."""
+        """Returns the ``WorkerKind`` of a loader with workers, if it is another one than the core's."""
 
 
 class Hook(NamedTuple):

@@ -48,7 +48,7 @@ def _make(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     elif reason is None and not _native.SUPPORTED:
         reason = select_path.reason_for_torch(loader, hook.get_iterator)
     elif reason is None:
-        kind = hook.features.kind_of(loader, options) if options.changed else None
+        kind = hook.features.kind_of(loader, options)
         if kind is None:
             from ringloader._core.make_transport import WorkerKind
 

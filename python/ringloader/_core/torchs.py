@@ -83,7 +83,6 @@ class TorchsIterator(Pausing):
         self._put_stages()
         for feature in self._features:
             feature.begun(loader, self)
-            feature.has_begun()
 
     def _stop(self, message: str) -> None:
         """Makes torch's iterator raise an error with this message, also in a thread that waits in it.

@@ -157,8 +157,6 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
             self._scheduler.reset(source)
         self._begin_tasks(loader, are_sent=source is None)
         epochs.log_if_forgotten(loader)
-        for feature in self._features:
-            feature.has_begun()
 
     def _begin_tasks(self, loader: TorchLoader, are_sent: bool = False) -> None:
         """Sends the first tasks of an epoch, unless they have been sent: the last steps of ``iter``."""

@@ -1,7 +1,7 @@
 """Rows and rules of options: the columns of the table, checks of values, and what an option does not go with.
 
 Each feature has its own rows and rules, and `table.py` the list of all. The constructor, ``convert``,
-``install`` and the environment know no other. Imports no torch: a rule asks for ``Facts`` of a loader.
+``install`` and the environment know no other. Imports no torch, until a rule asks for ``Facts`` of a loader.
 
 A check is called with the option's name and its value. It raises ``TypeError`` for a wrong type, and
 ``ValueError`` for a value that is out of range.
@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -181,39 +181,67 @@ Seeds = Literal["torch", "epoch", "sample", "batch"]
 When = Literal["given", "made", "begun"]
 
 
-class Facts(Protocol):
-    """The properties of a loader that rules ask for, in addition to its attributes."""
+class Facts:
+    """The properties of a loader that rules ask for. Each is looked up when a rule asks for it.
 
-    # The loader itself, for the attributes that torch documents.
-    loader: TorchLoader
+    Args:
+        loader: The loader itself, for the attributes that torch documents.
+    """
+
+    def __init__(self, loader: TorchLoader) -> None:
+        self.loader = loader
 
     @property
     def start_method(self) -> Any:
         """The name of its ``multiprocessing_context``, or the context if it has none; None without."""
+        context = self.loader.multiprocessing_context
+        return getattr(context, "_name", context)
 
     @property
     def is_iterable(self) -> bool:
         """True for an ``IterableDataset``."""
+        import ringloader._torch.internals as internals
+
+        return bool(self.loader._dataset_kind == internals.ITERABLE)
 
     @property
     def is_data_pipe(self) -> bool:
         """True for a DataPipe."""
+        import ringloader._torch.internals as internals
+
+        return issubclass(type(self.loader.dataset), internals.DATA_PIPES)
 
     @property
     def is_dispatch(self) -> bool:
         """True for a ``Dispatch``."""
+        from ringloader._core.make import needed_by
+
+        return needed_by(self.loader.dataset) == "Dispatch"
 
     @property
     def is_asked_for_states(self) -> bool:
         """True if its dataset has, or may have, a part in the loader's state."""
+        from ringloader._core.feature import asks_dataset
+
+        return asks_dataset(self.loader)
 
     @property
     def has_set_epoch(self) -> bool:
         """True if its dataset, or one inside, has a ``set_epoch``."""
+        from ringloader._worker.options import epoch_listeners
+
+        return bool(epoch_listeners(self.loader.dataset))
 
     @property
     def last_batch(self) -> str | None:
         """Returns the value of ``last_batch`` that describes its batch sampler; None: unknown."""
+        from torch.utils.data import BatchSampler
+
+        sampler = self.loader.batch_sampler
+        does: str | None = getattr(sampler, "last_batch", None)
+        if does is None and isinstance(sampler, BatchSampler):
+            return "discard" if sampler.drop_last else "keep"
+        return does
 
 
 @dataclasses.dataclass(frozen=True)
@@ -301,6 +329,37 @@ def raise_first(
 def with_dispatch(option: str, why: str) -> Conflict:
     return of_loader(
         option, "with a `Dispatch`", lambda _, facts: facts.is_dispatch, "a Dispatch as dataset", why
+    )
+
+
+def with_streams_and_states(
+    option: str, why_stream: str, why_state: str, value: str | None = None
+) -> tuple[Conflict, Conflict]:
+    """Returns the rules of an option that begins samples by their indices, before their turn.
+
+    Args:
+        option: The option.
+        why_stream: The reason against an iterable dataset.
+        why_state: The reason against a dataset with a state.
+        value: The value that the option must have for it, for the pages.
+    """
+    return (
+        of_loader(
+            option,
+            "with an `IterableDataset`",
+            lambda _, facts: facts.is_iterable,
+            "an IterableDataset",
+            f"{why_stream}; leave {option} out",
+            value,
+        ),
+        of_loader(
+            option,
+            "with a dataset that has a `state_dict`",
+            lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
+            "a dataset with a state_dict",
+            f"{why_state}; leave {option} out, or pass snapshot_every_n_steps=None",
+            value,
+        ),
     )
 
 

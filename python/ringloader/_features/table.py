@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import operator
+import types
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -40,7 +41,7 @@ from ringloader._features.next_epoch import PREFETCH_EPOCHS
 from ringloader._features.on_error import MAX_ERRORS, ON_ERROR
 from ringloader._features.pools import WORKER_POOL
 from ringloader._features.rollover import LAST_BATCH
-from ringloader._features.rules import About, Never, checked_when, option, raise_first
+from ringloader._features.rules import About, Facts, Never, broken, checked_when, option, raise_first
 from ringloader._features.seeding import SEED, SEEDING, WORKER_RESET_FN
 from ringloader._features.state import SNAPSHOT_EVERY_N_STEPS
 from ringloader._features.stats import STATS
@@ -49,6 +50,7 @@ from ringloader._features.threads import WORKER_METHOD
 if TYPE_CHECKING:
     import torch
 
+    from ringloader._torch.protocols import TorchLoader
     from ringloader.seeds import Seeds
 
 
@@ -139,6 +141,23 @@ _FEATURES = (
 )
 RULES = (*threads.rules_of(TABLE, DEFAULTS), *(rule for feature in _FEATURES for rule in feature.RULES))
 _GIVEN = checked_when("given", RULES)
+_BEGUN = checked_when("begun", RULES)
+
+
+def check(loader: TorchLoader, options: Options) -> None:
+    """Raises a ``ValueError`` for options that do not go with ``loader``, whose epoch begins."""
+    raise_first(_BEGUN, options, options.changed, Facts(loader))
+
+
+def without(options: Options, names: Iterable[str]) -> Options:
+    """Returns ``options`` with some set to their defaults, and with them the options that need them."""
+    values = {**{name: getattr(options, name) for name in TABLE}, **{name: DEFAULTS[name] for name in names}}
+    while True:
+        changed = [name for name, value in values.items() if value != DEFAULTS[name]]
+        rule = next(broken(_GIVEN, types.SimpleNamespace(**values), changed), None)
+        if rule is None:
+            return Options(**values)
+        values[rule.option] = DEFAULTS[rule.option]
 
 
 # The attribute of a loader that has its options.

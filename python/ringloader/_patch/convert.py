@@ -9,11 +9,10 @@ from typing import Any, TypeVar, Unpack, overload
 
 import ringloader._features.all as features
 import ringloader.bad_samples as bad_samples
-from ringloader._features import conflicts
 from ringloader._features.devices import resolve
 from ringloader._features.table import TABLE, Options, values_of
 from ringloader._patch import by_name
-from ringloader._patch.given import GivenOptions
+from ringloader._patch.by_name import GivenOptions
 from ringloader._torch import hook, internals
 from ringloader.dataloader import DataLoader
 
@@ -70,7 +69,7 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
     now = Options(**{**before, **options})
     resolve(now.device)
     at: Any = loader
-    conflicts.check_made(at, now, options)
+    features.check_made(at, now, options)
     vars(at).update(features.arguments_for(at, now, options, at.num_workers))
     if at.num_workers:
         at.prefetch_factor = at.prefetch_factor or _TORCHS_PREFETCH

@@ -12,7 +12,7 @@ from ringloader._features.report import at_exit
 from ringloader._features.table import Options, options_of
 from ringloader._patch import by_name
 from ringloader._patch import stateful as stateful_class
-from ringloader._patch.given import GivenOptions
+from ringloader._patch.by_name import GivenOptions
 from ringloader._torch import hook
 
 if TYPE_CHECKING:
@@ -146,7 +146,6 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     from ringloader._core import notes
     from ringloader._core.feature import Hook
     from ringloader._core.make import make_iterator as make
-    from ringloader._features import conflicts
     from ringloader._torch import internals
 
     always = getattr(type(loader), "_ringloader_always", ())
@@ -159,10 +158,10 @@ def make_iterator(options: Options, loader: TorchLoader, previous: Callable[[Any
     if internals.is_in_worker():
         # A loader inside a dataset: the options that work when epochs begin are meant for loaders of the
         # main process.
-        options = conflicts.in_worker(options, is_installed=True)
+        options = features.in_worker(options, is_installed=True)
     # The program's choice for this loader wins: options that conflict with it are left out, and the report
     # says so.
-    options, aside = conflicts.fitting(loader, options)
+    options, aside = features.fitting(loader, options)
     made = make(loader, options, hook_at)
     for text in aside:
         notes.add(loader, text)

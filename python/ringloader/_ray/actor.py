@@ -16,7 +16,7 @@ import platform
 import sys
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -32,7 +32,6 @@ from ringloader._torch import internals
 from ringloader._transport import budget
 from ringloader._worker import entry
 from ringloader._worker.channel import ProcessChannel
-from ringloader._worker.options import WorkerOption
 
 # Seconds in which an actor must reach the main process.
 _REACHES_WITHIN = 30.0
@@ -171,14 +170,6 @@ def _pickled(things: Mapping[str, Any]) -> bytes:
         ) from error
 
 
-class RelayEndpoint:
-    """A worker's end, as ``entry.run_at`` takes it."""
-
-    def __init__(self, share: int, options: Sequence[WorkerOption]) -> None:
-        self.share = share
-        self.options = options
-
-
 class RelayChannel(ProcessChannel):
     """The channel of a worker whose rings a relay connects with the main process."""
 
@@ -229,7 +220,7 @@ class Worker:
             port = relay.attach()
             channel = functools.partial(RelayChannel, relay)
             with warnings.catch_warnings():
-                entry.run_at(port, RelayEndpoint(assignment.share, options), work, channel)
+                entry.run_at(port, assignment.share, options, work, channel)
         finally:
             # Committed batches are still sent.
             relay.finish()

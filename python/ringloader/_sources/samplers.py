@@ -96,14 +96,12 @@ class Resumed(NamedTuple):
     Attributes:
         drawn: What it has drawn from the program's generator: a seed, or the state before the first draw.
         draws: The number of draws since that state; None for all draws of the epoch.
-        epoch: The epoch of a sampler that has one, in place of its own.
         start: Samples that all ranks have passed before, when there were more or fewer of them.
         begin: Called with the stream, once it is made.
     """
 
     drawn: int | torch.Tensor | None = None
     draws: int | None = None
-    epoch: int | None = None
     start: int = 0
     begin: Callable[[_native.Stream], None] | None = None
 
@@ -331,8 +329,7 @@ class _Distributed(TorchDraws):
 
     def _drawing(self) -> tuple[torch.Generator, bool]:
         generator = torch.Generator()
-        epoch = self.sampler.epoch if self.resumed.epoch is None else self.resumed.epoch
-        generator.manual_seed(self.sampler.seed + epoch)
+        generator.manual_seed(self.sampler.seed + self.sampler.epoch)
         return generator, True
 
 

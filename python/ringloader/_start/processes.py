@@ -21,7 +21,7 @@ import torch.multiprocessing
 
 from ringloader._common import proc
 from ringloader._log import logger
-from ringloader._start import fallback, guard, spawn
+from ringloader._start import fallback, guard
 from ringloader._start.pickled import ForOne, NotForAllError, Pickled, for_all
 from ringloader._worker import entry
 
@@ -97,9 +97,17 @@ def kill(process: Any) -> None:
     process.join()
 
 
-def record_start(process: Any) -> None:
-    """Continues a process at exit, where ``multiprocessing`` waits for its end without a limit."""
+def start(process: Any, context: Any, fork: str = guard.FORK) -> None:
+    """Starts a process, which is continued at exit: ``multiprocessing`` waits for its end without a limit.
+
+    Args:
+        process: The process.
+        context: The ``multiprocessing`` context that starts it.
+        fork: The argument by which it would be forked.
+    """
     global _started_by
+    with guard.explaining_missing_guard(context, fork):
+        process.start()
     if _started_by != os.getpid():
         _started_by = os.getpid()
         _started.clear()
@@ -261,7 +269,6 @@ class NewProcesses:
         self.context = loader.multiprocessing_context or torch.multiprocessing
         guard.refuse_in_import(self.context)
         preload_fork_server(self.context)
-        spawn.prepare(loader)
         # A forked process is sent nothing.
         self._shared = None if self.context.get_start_method() == "fork" else Shared()
 
@@ -272,13 +279,11 @@ class NewProcesses:
             args = self._shared.for_one(worker_end), SharedWork(self._shared, work)
         made = self.context.Process(target=entry.run_worker, args=args)
         made.daemon = True
-        return spawn.by_server(made)
+        return made
 
     def start(self, handle: Any) -> None:
         """Starts the process of a worker."""
-        with guard.explaining_missing_guard(self.context):
-            handle.start()
-        record_start(handle)
+        start(handle, self.context)
 
     def lives_on(self, _handle: Handle) -> bool:
         """False: it has ended."""

@@ -12,7 +12,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -43,7 +43,7 @@ def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -
     port = attach(worker_end)
     # The main process raises it.
     with contextlib.suppress(KeyboardInterrupt):
-        run_at(port, worker_end, work)
+        run_at(port, worker_end.share, worker_end.options, work)
 
 
 def attach(worker_end: WorkerEndpoint | SentEndpoint) -> _native.Port:
@@ -72,38 +72,34 @@ def _pipe_of_parent() -> int | None:
     return None if parent is None or parent.pid == os.getppid() else parent.sentinel
 
 
-class End(Protocol):
-    """A worker's end of the transport, as it arrives there."""
-
-    @property
-    def share(self) -> int:
-        """Bytes of shared memory that are this worker's."""
-
-    @property
-    def options(self) -> Sequence[WorkerOption]:
-        """The options of the iterator."""
-
-
 def run_at(
     port: _native.Port,
-    worker_end: End,
+    share: int,
+    options: Sequence[WorkerOption],
     fields: Iterable[Any],
     make_channel: ChannelMaker = ProcessChannel,
 ) -> malloc.Trimming:
     """Runs the worker loop at a port, and returns what gives back the memory that the allocator keeps.
 
     The process keeps the parts that are replaced here: see :class:`ringloader._torch.stand_ins.WorkerParts`.
+
+    Args:
+        port: The worker's end of the transport.
+        share: Bytes of shared memory that are this worker's.
+        options: The options of the iterator.
+        fields: The fields of a :class:`~ringloader._worker.loop.Work`, without its options.
+        make_channel: Makes the channel of the worker.
     """
     work = loop.Work(*fields)
-    trimming = malloc.Trimming(malloc.keep_freed(worker_end.share))
+    trimming = malloc.Trimming(malloc.keep_freed(share))
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
     stand_ins.port = port
-    for option in worker_end.options:
+    for option in options:
         replace = option.join(work.worker, port, work.start)
         make_channel = make_channel if replace is None else replace(make_channel)
     channel = make_channel(port, work.worker, trimming)
-    work = work._replace(collate_fn=collate.native(work.collate_fn), options=worker_end.options)
+    work = work._replace(collate_fn=collate.native(work.collate_fn), options=options)
     _run_as_torchs(channel, work)
     return trimming
 

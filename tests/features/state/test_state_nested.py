@@ -5,6 +5,7 @@ import itertools
 import pytest
 import torch
 from torch.utils.data import BatchSampler, RandomSampler, Sampler
+from torch.utils.data.distributed import DistributedSampler
 
 import ringloader
 from features.state.test_state import Numbers, flat, seeded, through_json
@@ -101,6 +102,27 @@ def test_the_epoch_of_a_sampler_inside_is_set(nested, caplog):
         resumed.batch_sampler.batch_sampler.sampler.set_epoch(other)
     assert list(resumed) == rest
     assert f"set_epoch({other}) does not count for it" in caplog.text
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_distributed_sampler_has_the_epoch_that_resumes(workers):
+    def made(epoch):
+        sampler = DistributedSampler(range(N), num_replicas=1, rank=0)
+        sampler.set_epoch(epoch)
+        return ringloader.StatefulDataLoader(
+            Numbers(), batch_size=4, sampler=sampler, collate_fn=list, num_workers=workers
+        )
+
+    loader = made(3)
+    iterator = iter(loader)
+    next(iterator)
+    state, rest = loader.state_dict(), list(iterator)
+    resumed = made(0)
+    resumed.load_state_dict(state)
+    # Does not count for the rest.
+    resumed.sampler.set_epoch(9)
+    assert list(resumed) == rest
+    assert resumed.sampler.epoch == 3
 
 
 @pytest.mark.parametrize("nested", [False, True])

@@ -167,7 +167,8 @@ def test_torch_is_changed_by_the_first_such_iterator_only():
 
 def test_no_server_for_spawn_is_started(monkeypatch):
     asked = []
-    monkeypatch.setattr("ringloader._start.spawn.prepare", asked.append)
+    monkeypatch.setattr("ringloader._features.all.get_start_method", lambda **_: "spawn")
+    monkeypatch.setattr("ringloader._features.spawn_server.prepare", asked.append)
     DataLoader(NUMBERS, num_workers=1, worker_method="thread")
     assert asked == []
     DataLoader(NUMBERS, num_workers=1)

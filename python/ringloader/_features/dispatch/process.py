@@ -22,9 +22,9 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._core.feature import Feature, Setup
-from ringloader._features import dispatch
+from ringloader._features import dispatch, spawn_server
 from ringloader._features.dispatch import stream
-from ringloader._start import fallback, guard, pickled, processes, spawn
+from ringloader._start import fallback, pickled, processes
 from ringloader._torch import internals
 from ringloader._worker import channel, entry
 
@@ -62,10 +62,8 @@ class Dispatching:
                 arguments = sent, *arguments[1:]
             made = context.Process(target=run_dispatcher, args=arguments)
             made.daemon = True
-            self._process = spawn.by_server(made)
-            with guard.explaining_missing_guard(context):
-                self._process.start()
-            processes.record_start(self._process)
+            self._process = spawn_server.by_server(made)
+            processes.start(self._process, context)
             del made, arguments
         except BaseException:
             self._requests.close()

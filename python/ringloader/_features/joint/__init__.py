@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringloader._features import rules
-from ringloader._features.rules import has_remote_pool, of_loader, of_options, option, shares
+from ringloader._features.rules import has_remote_pool, of_options, option, shares, with_streams_and_states
 
 _AS_SAMPLES = '"sample"'
 
@@ -26,21 +26,10 @@ RULES = (
         "machines cannot have parts of one batch in a memory that they share; leave worker_task out",
         _AS_SAMPLES,
     ),
-    of_loader(
+    *with_streams_and_states(
         "worker_task",
-        "with an `IterableDataset`",
-        lambda _, facts: facts.is_iterable,
-        "an IterableDataset",
-        "each worker has an iterator of its own, whose samples no other can make; leave worker_task out",
-        _AS_SAMPLES,
-    ),
-    of_loader(
-        "worker_task",
-        "with a dataset that has a `state_dict`",
-        lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
-        "a dataset with a state_dict",
-        "which samples a worker has made depends on timing, and so would its dataset's state; leave "
-        "worker_task out, or pass snapshot_every_n_steps=None",
+        "each worker has an iterator of its own, whose samples no other can make",
+        "which samples a worker has made depends on timing, and so would its dataset's state",
         _AS_SAMPLES,
     ),
 )

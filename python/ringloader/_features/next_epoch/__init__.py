@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ringloader._features import rules
-from ringloader._features.rules import THREAD, of_loader, option
+from ringloader._features.rules import THREAD, of_loader, option, with_streams_and_states
 
 PREFETCH_EPOCHS = option(False, check=rules.boolean, on_torchs="is left out")
 
@@ -16,21 +16,10 @@ RULES = (
         "workers that end with their epoch begin no other; pass persistent_workers=True, a worker_pool "
         "to ringloader.DataLoader, or leave prefetch_epochs out",
     ),
-    of_loader(
+    *with_streams_and_states(
         "prefetch_epochs",
-        "with an `IterableDataset`",
-        lambda _, facts: facts.is_iterable,
-        "an IterableDataset",
-        "its iterator would begin before iter(), and a dropped epoch would lose its items; leave "
-        "prefetch_epochs out",
-    ),
-    of_loader(
-        "prefetch_epochs",
-        "with a dataset that has a `state_dict`",
-        lambda options, facts: options.snapshot_every_n_steps is not None and facts.is_asked_for_states,
-        "a dataset with a state_dict",
-        "its state between two epochs would be that of the next; leave prefetch_epochs out, or pass "
-        "snapshot_every_n_steps=None",
+        "its iterator would begin before iter(), and a dropped epoch would lose its items",
+        "its state between two epochs would be that of the next",
     ),
     of_loader(
         "prefetch_epochs",

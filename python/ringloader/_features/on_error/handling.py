@@ -22,13 +22,13 @@ from torch.utils.data import get_worker_info
 
 from ringloader._common.attributes import shown
 from ringloader._core.feature import Setup
-from ringloader._features.on_error import collecting
+from ringloader._features.on_error import collecting, retries
 from ringloader._features.rules import THREAD
 from ringloader._features.table import Options
 from ringloader._worker.fetch import EMPTY, Parts, SampleFetcher
 from ringloader._worker.options import Fetcher, InFront, Position, WorkerOption
 from ringloader._worker.result import Result
-from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError, retries
+from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader

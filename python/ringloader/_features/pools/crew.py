@@ -14,9 +14,10 @@ import torch.multiprocessing
 import ringloader._native as _native
 from ringloader._core import epochs
 from ringloader._core.make_transport import WorkerKind
+from ringloader._features import spawn_server
 from ringloader._features.pools.objects import LoaderObjects, PoolRecord
 from ringloader._features.pools.process import Assigned, LostError, PoolProcess
-from ringloader._start import fallback, guard, spawn
+from ringloader._start import fallback, guard
 from ringloader._start.processes import Group, preload_fork_server
 from ringloader._transport import budget
 
@@ -230,7 +231,7 @@ class Crew:
         context = self.context
         guard.refuse_in_import(context, Lease.fork)
         preload_fork_server(context)
-        spawn.start_server(self, context)
+        spawn_server.start_server(self, context)
         _look_up_torch()
         with self._held():
             self._check_open()

@@ -337,7 +337,7 @@ def _work(assignments: Assignments, held: Held) -> None:
         try:
             # Another error that the worker loop does not catch ends the process, as it ends torch's worker.
             with warnings.catch_warnings():
-                trim = entry.run_at(port, worker_end, work).trim
+                trim = entry.run_at(port, worker_end.share, worker_end.options, work).trim
         except KeyboardInterrupt:
             # The main process raises it.
             return

@@ -13,9 +13,10 @@ from multiprocessing import connection, context, reduction
 from typing import Any
 
 import ringloader._native as _native
+from ringloader._features import spawn_server
 from ringloader._features.pools import main as pooled
 from ringloader._features.pools.objects import Key, PoolRecord, moments
-from ringloader._start import guard, pickled, processes, spawn
+from ringloader._start import guard, pickled, processes
 
 # Seconds between two looks whether a process that is waited for has left or ended.
 _POLL_SECONDS = 0.05
@@ -49,10 +50,8 @@ class PoolProcess:
             try:
                 end = pooled.Assignments(theirs, parent, [*others, self.channel])
                 made = context.Process(target=pooled.main, args=(end,), daemon=True)
-                self.process = spawn.by_server(made)
-                with guard.explaining_missing_guard(context, fork):
-                    self.process.start()
-                processes.record_start(self.process)
+                self.process = spawn_server.by_server(made)
+                processes.start(self.process, context, fork)
             except BaseException:
                 self.channel.close()
                 raise

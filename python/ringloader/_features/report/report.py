@@ -145,13 +145,12 @@ class Clock(Feature):
     def noted(self, note: notes.Note) -> None:
         note.of_loader.more, self._times.note = self._times, note
         asked.note_rank()
-        self.has_begun()
 
     def begin_times(self) -> None:
         """Notes the beginning of the ``iter`` of another epoch."""
         self._last = time.monotonic()
 
-    def has_begun(self) -> None:
+    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:  # noqa: ARG002
         """Notes the end of an ``iter``."""
         self._times.starting += self._passed()
 

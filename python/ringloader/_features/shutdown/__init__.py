@@ -36,11 +36,11 @@ def shut_down(loader: TorchLoader) -> None:
     if (kept := notes.beyond_iterators.pop(loader)) is not None:
         kept.close()
     if _native.SUPPORTED:
-        from ringloader._start import spawn
+        from ringloader._features import spawn_server
         from ringloader._transport import segment_cache
 
         segment_cache.forget(loader)
-        spawn.forget(loader)
+        spawn_server.forget(loader)
     if errors:
         raise errors[0]
 

@@ -129,7 +129,7 @@ class Objects:
         """
         torchs = self.torchs
         index = [None] * self._size if torchs.auto_collation else None
-        collate, torchs.collate_fn = torchs.collate_fn, _nothing
+        collate, torchs.collate_fn = torchs.collate_fn, lambda _samples: None
         try:
             for number in range(self._to_pass):
                 try:
@@ -145,7 +145,3 @@ class Objects:
                     pass
         finally:
             torchs.collate_fn = collate
-
-
-def _nothing(_data: Any) -> None:
-    return None

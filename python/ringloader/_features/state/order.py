@@ -76,10 +76,10 @@ class Order:
         """Returns the indices that ``rollover`` had kept before the epoch, which makes its own again."""
         return self._saved.rest
 
-    def set_epoch(self, epoch: int) -> None:
-        """Sets the sampler's epoch to the one of a state."""
+    def set_epoch(self, epoch: int | None) -> None:
+        """Sets the sampler's epoch to the one of a state, if that has one."""
         sampler = inside.with_epoch(self._sampler)
-        if sampler is not None and sampler.epoch != epoch:
+        if sampler is not None and epoch is not None and sampler.epoch != epoch:
             sampler.set_epoch(epoch)
 
     def named_epoch(self) -> int | None:
@@ -93,7 +93,12 @@ class Order:
         del self._generator
 
     def restore(self, saved: Saved) -> None:
-        """Puts the sampler's generator, and the indices that ``rollover`` kept, to where the epoch began."""
+        """Puts the sampler to where the epoch began: its generator, and the indices that ``rollover`` kept.
+
+        The epoch of a sampler is that of a state in its midst.
+        """
+        if saved.has_begun and not saved.is_finished:
+            self.set_epoch(saved.epoch)
         own, state = self._own_generator(), getattr(saved, self._key)
         if own is not None and state is not None:
             own.set_state(state)
@@ -130,12 +135,15 @@ class NativeOrder(Order):
         draws = self._draws
         if self._generator is None and self._own_generator() is None and draws.rolling is None:
             return
-        draws.resumed = samplers.Resumed(saved.drawn, epoch=saved.epoch)
+        draws.resumed = samplers.Resumed(saved.drawn)
+        named = self.named_epoch()
+        self.set_epoch(saved.epoch)
         stream = _opened(draws)
         if draws.rolling is None:
             stream.skip(_native.Passing([(0, _ALL)]))
         while stream.next(draws) is not None:
             pass
+        self.set_epoch(named)
 
     def resumed(self, saved: Saved) -> Saved:
         """Returns the state from which this rank resumes, of the state of any rank."""
@@ -173,7 +181,7 @@ class NativeOrder(Order):
             if saved.ranges:
                 passing = _native.Passing(saved.ranges, saved.passed, other_indices(saved, self.kind))
                 skip = functools.partial(_native.Stream.skip, passing=passing, place=place, step=step)
-            self._draws.resumed = samplers.Resumed(saved.drawn, saved.draws, saved.epoch, saved.start, skip)
+            self._draws.resumed = samplers.Resumed(saved.drawn, saved.draws, saved.start, skip)
         self._ledger = _native.Ledger(
             saved.ranges, saved.batches, saved.passed, saved.fingerprint, place, step
         )

@@ -60,9 +60,7 @@ class ReadOrder(Order):
         return super().beginning().but(sampler_begun=state, sampler_state=state)
 
     def restore(self, saved: Saved) -> None:
-        """Gives the sampler its state, and puts its generator to where the epoch began."""
-        if saved.epoch is not None and saved.has_begun and not saved.is_finished:
-            self.set_epoch(saved.epoch)
+        """Puts the sampler to where the epoch began, and gives it its state."""
         super().restore(saved)
         if self.has_state:
             state = saved.sampler_begun if saved.is_edited else saved.sampler_state
@@ -89,10 +87,9 @@ class ReadOrder(Order):
         counts = named is not None and named == saved.epoch
         if self.has_state or not (draws or counts or self._rolling is not None):
             return
-        if saved.epoch is not None:
-            self.set_epoch(saved.epoch)
+        self.set_epoch(saved.epoch)
         collections.deque(self.index_sampler, maxlen=0)
-        if named is not None and not counts:
+        if not counts:
             self.set_epoch(named)
 
     def resumed(self, saved: Saved) -> Saved:

@@ -68,7 +68,7 @@ def load(loader: TorchLoader, state: object) -> None:
     order = _order_of(loader)
     _check_alike(found, _beginning(loader, order))
     dataset_state.check(loader, found.workers)
-    if found.epoch is not None and order is not None:
+    if order is not None:
         order.set_epoch(found.epoch)
     epochs.count_from(loader, found.number + found.is_finished)
     epochs.forget_shuffled(loader)

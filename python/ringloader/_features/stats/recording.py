@@ -14,13 +14,12 @@ import ringloader._native as _native
 from ringloader._core import notes
 from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
 from ringloader._core.make import needed_by
-from ringloader._features import conflicts
 from ringloader._features.cores import cores
 from ringloader._features.devices import resolve
 from ringloader._features.rules import THREAD
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
-from ringloader._features.table import Options, has_options
+from ringloader._features.table import Options, check, has_options
 from ringloader._torch import hook, internals
 from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
@@ -274,7 +273,7 @@ def _one_at_a_time(_worker: int) -> int:
 def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:
     """True if the loader takes the change of an option."""
     try:
-        conflicts.check(loader, dataclasses.replace(options, **change))
+        check(loader, dataclasses.replace(options, **change))
     except ValueError:
         return False
     return True

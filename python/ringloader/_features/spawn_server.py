@@ -36,9 +36,12 @@ import numpy
 import torch
 
 from ringloader._common.weak_registry import WeakRegistry
+from ringloader._core.make_transport import WorkerKind
 from ringloader._log import logger
+from ringloader._start.processes import NewProcesses
 
 if TYPE_CHECKING:
+    from ringloader._start.processes import Starter
     from ringloader._torch.protocols import TorchLoader
 
 SWITCH = "RINGLOADER_SPAWN_SERVER"
@@ -310,3 +313,26 @@ def by_server(process_obj: Any) -> Any:
     if _is_served(type(process_obj)) and (server := _running()) is not None:
         process_obj._Popen = functools.partial(_popen, server)
     return process_obj
+
+
+class _Served(NewProcesses):
+    """Starts a process for each worker, by the server if there is one."""
+
+    def __init__(self, loader: TorchLoader) -> None:
+        super().__init__(loader)
+        prepare(loader)
+
+    def worker(self, worker_end: Any, work: Any) -> Any:
+        return by_server(super().worker(worker_end, work))
+
+
+class ServedKind(WorkerKind):
+    """The workers of an iterator that the server forks, if there is one."""
+
+    def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:  # noqa: ARG002
+        return _Served(loader)
+
+
+def kind_for(_loader: TorchLoader, _options: object) -> ServedKind:
+    """Returns the kind of the workers that would be spawned."""
+    return ServedKind()
