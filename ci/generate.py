@@ -249,7 +249,7 @@ def stateful_dataloader(text: str, options: Options) -> str:
 
 def install(text: str, options: Options) -> str:
     """``install``: which options do not reach which loaders."""
-    begin = "``ringloader.report`` then says so:\n\n"
+    begin = "These options are ignored:\n\n"
     end = "\n    Forked children inherit the change."
     device, others = in_worker(options, "is left out"), in_worker(options, "is left out by install")
     loaders = (

@@ -47,7 +47,7 @@ class _Errors:
 
 
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
-    """``torch.utils.data.DataLoader`` whose batches travel over shared-memory rings.
+    """A ``torch.utils.data.DataLoader`` that sends batches through shared memory.
 
     Example:
         The import changes, and nothing else:
@@ -59,8 +59,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
                 train(images, labels)
 
     Takes torch's arguments, and returns the same batches in the same order, with the same random numbers.
-    If a program needs something that the rings cannot do, torch's own loader runs, and
-    ``ringloader.report(loader)`` says why. You may write to a batch, and keep it after the epoch.
+    You may write to a batch, and keep it after the epoch. In some cases torch's own loader runs:
+    ``ringloader.report(loader)`` names the reason.
 
     ``More:`` names a page of the documentation. ``pip show --verbose ringloader`` prints its address.
 
@@ -121,8 +121,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             Default: ``"raise"``, as with torch. More: bad_samples.md.
         max_errors: Maximum number of samples that ``on_error`` may skip or replace in an epoch. After that, a
             bad sample raises. Default: ``None`` (any number). More: bad_samples.md.
-        sample_timeout: Maximum seconds for one sample, or for one call of ``collate_fn``. If it takes longer,
-            it raises ``TimeoutError``. Default: ``None`` (no limit). More: watchdog.md.
+        sample_timeout: Maximum seconds for one sample, or for one call of ``collate_fn``. A sample that takes
+            longer raises ``TimeoutError``. Default: ``None`` (no limit). More: watchdog.md.
 
     Args: memory
         max_shared_bytes: Maximum bytes of shared memory for the batches that all workers make ahead. Default:

@@ -22,12 +22,13 @@ if TYPE_CHECKING:
 def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
     """Makes every ``torch.utils.data.DataLoader`` of this process use ringloader.
 
-    This includes subclasses, and loaders that libraries make, if they use torch's own ``_get_iterator``. A
-    class whose ``_get_iterator`` does not call torch's does not change. torchdata's ``StatefulDataLoader`` is
-    such a class: ``stateful`` replaces it. Existing iterators do not change. ``ringloader.report`` says which
-    path a loader took, and why.
+    This includes existing loaders, subclasses, and loaders that libraries make. ``ringloader.report`` says
+    which path a loader took, and why. Existing iterators do not change. A class with its own
+    ``_get_iterator`` that does not call torch's keeps its iterators. torchdata's ``StatefulDataLoader`` is
+    such a class: ``stateful`` replaces it.
 
-    An option is ignored for a loader with which it cannot be combined. ``ringloader.report`` then says so:
+    A loader ignores an option that it cannot combine with its arguments or its dataset, and
+    ``ringloader.report`` says so. These options are ignored:
 
     - ``worker_pool`` with ``multiprocessing_context`` or a ``Dispatch``, or with ``persistent_workers``,
       unless with ``prefetch_epochs``;
@@ -50,8 +51,8 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
     Forked children inherit the change. Other child processes do not, unless their environment says so (see
     without-changing-code.md). A second call replaces the options of the first.
 
-    If other code has replaced ``DataLoader._get_iterator`` before, loaders use that replacement, on torch's
-    path. Code that replaces it later gets ringloader's iterators from the method that it replaced.
+    If other code replaced ``DataLoader._get_iterator`` before, loaders call that method, and take torch's
+    path. If other code replaces it later and calls the old method, that call returns ringloader's iterators.
 
     Args:
         stateful: True to replace torchdata's ``StatefulDataLoader`` by ``ringloader.StatefulDataLoader``, in
