@@ -144,7 +144,7 @@ class Pinned:
 
 @final
 class SlotMemory:
-    """The slots of an engine as memory that a driver may register."""
+    """Memory of an engine that a driver may register: slots, and the windows that its workers share."""
 
     def is_inherited(self) -> bool: ...
     def window_of(self, address: int) -> tuple[int, int] | None: ...

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import gc
 import os
 import signal
 import time
@@ -13,9 +15,13 @@ import torch
 from torch.utils.data import Dataset
 
 from accelerator import pretend
-from accelerator.moved import DEVICE
+from accelerator.moved import DEVICE, Registrar, registrar
 from accelerator.pinned import IS_NAMED, PIN
-from ringloader import DataLoader
+from faults.proc import mappings
+from ringloader import DataLoader, report
+from ringloader._features.device import registration
+
+__all__ = ["registrar"]
 
 pytestmark = [
     pytest.mark.rings_only,
@@ -32,12 +38,14 @@ WAYS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=["pinned", "moved", "moved late"])
-def options(request):
+@pytest.fixture(params=["pinned", "moved", "moved late", "registered late"])
+def options(request, monkeypatch):
     if request.param == "pinned":
         yield PIN
         return
-    with pretend.delayed(5_000 if request.param == "moved late" else 0):
+    if request.param == "registered late":
+        monkeypatch.setitem(registration.registrars, pretend.NAME, Registrar())
+    with pretend.delayed(5_000 if request.param.endswith("late") else 0):
         yield {"device": DEVICE}
     assert not pretend.violations()
 
@@ -45,11 +53,11 @@ def options(request):
 class Rows(Dataset[Any]):
     """Rows of random numbers, that take long enough for batches to be cut; one may kill its worker."""
 
-    def __init__(self, size: int, died: Path | None = None) -> None:
-        self.size, self.died = size, died
+    def __init__(self, size: int, died: Path | None = None, length: int = N) -> None:
+        self.size, self.died, self.length = size, died, length
 
     def __len__(self) -> int:
-        return N
+        return self.length
 
     def __getitem__(self, index: int) -> Any:
         time.sleep(0.002)
@@ -104,3 +112,58 @@ def test_batches_are_there_whole_after_deaths(size, tmp_path, options):
     loader = DataLoader(dataset, BATCH, worker_task="sample", num_workers=3, restart_workers=5, **options)
     assert_whole(loader, size, options)
     assert len(list(tmp_path.iterdir())) == 3
+
+
+class Alone(Rows):
+    """The rows without their numbers, which are small."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index)["row"]
+
+
+def alone(**options: Any) -> DataLoader[torch.Tensor]:
+    """Sixteen batches, more than there are windows."""
+    dataset = Alone(SIZES[1], length=16 * BATCH)
+    return DataLoader(dataset, BATCH, worker_task="sample", num_workers=3, device=DEVICE, **options)
+
+
+def assert_numbered(loader: DataLoader[torch.Tensor]) -> None:
+    for number, batch in enumerate(loader):
+        factors = torch.arange(number * BATCH, (number + 1) * BATCH, dtype=torch.float64) + 1
+        assert torch.equal(batch.cpu(), factors[:, None] * torch.arange(SIZES[1]))
+
+
+@pytest.mark.usefixtures("registrar")
+def test_a_batch_is_staged_where_its_window_is_used_for_the_first_time(monkeypatch):
+    """Copies are late: in a window that was written again too early there would be rows of another batch."""
+    uses = collections.defaultdict(list)
+    register = registration.Registrations.register
+
+    def noted(registrations: Any, address: int, nbytes: int) -> bool:
+        uses[address].append(register(registrations, address, nbytes))
+        return uses[address][-1]
+
+    monkeypatch.setattr(registration.Registrations, "register", noted)
+    loader, staged = alone(persistent_workers=True), 0
+    with loader, pretend.delayed(20_000):
+        for _ in range(3):
+            assert_numbered(loader)
+            staged += report(loader).counters["device_staged_bytes"]
+        windows = [line.partition(" ")[0].split("-") for line in mappings() if "ringloader-parts" in line]
+        assert any(int(low, 16) <= at < int(high, 16) for low, high in windows for at in uses)
+    assert sum(map(len, uses.values())) == 3 * 16 > 2 * len(uses)
+    assert all(in_place == [False] + [True] * (len(in_place) - 1) for in_place in uses.values())
+    assert staged == len(uses) * BATCH * SIZES[1] * torch.float64.itemsize
+    assert not pretend.violations()
+
+
+@pytest.mark.usefixtures("registrar")
+def test_what_is_registered_of_windows_goes_with_their_iterator():
+    loader = alone()
+    for epoch in range(1, 3):
+        assert_numbered(loader)
+        gc.collect()
+        counted = pretend.counters()
+        assert (counted["registrations"], counted["registered_bytes"]) == (0, 0)
+        assert counted["registrations_ever"] >= epoch
+    assert not pretend.violations()

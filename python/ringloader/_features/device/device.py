@@ -27,7 +27,7 @@ from ringloader._features.device.device_tree import (
     memory_of,
     with_leaves,
 )
-from ringloader._features.device.registration import Registrations
+from ringloader._features.device.registration import Registrations, registrations_of
 from ringloader._torch import internals, modes
 from ringloader._transport.lookahead import Prepared, Ready
 from ringloader._transport.overdue import is_failed, once, reraise
@@ -114,8 +114,7 @@ class Moving:
 
     Attributes:
         device: The device.
-        find_registrations: Returns what is registered of the memory that arrivals lie in, for a device type;
-            None where nothing can be.
+        transport: The transport whose memory arrivals lie in; None where none of it can be registered.
         depth: ``prefetch``.
         ahead: Batches that were not handed out.
         counts: Counts of what was moved in this epoch.
@@ -138,9 +137,8 @@ class Moving:
         self._lock = threading.RLock()
         self.depth = prefetch
         self.ahead: set[Moved] = set()
-        self.find_registrations: Callable[[str], Registrations | None] | None = None
+        self.transport: Any = None
         self.is_short = False
-        self._registrations: Registrations | None = None
         # Batches that torch's iterator has handed out and that could not be moved.
         self._kept: list[Any] = []
 
@@ -149,9 +147,8 @@ class Moving:
         """The stream of the copies, made with the first batch: workers have forked by then."""
         if self._copies is None:
             self._copies = CopyStream(self.device)
-            if self.find_registrations is not None:
-                self._registrations = self.find_registrations(self.device.type)
-                self.counts.registrations = self._registrations
+            if self.transport is not None:
+                self.counts.registrations = registrations_of(self.transport, self.device.type)
         return self._copies
 
     def begin_epoch(self) -> None:
@@ -185,10 +182,9 @@ class Moving:
         return data
 
     def _placed(self, batch: Any) -> Any:
-        if self.device.type in _WITHOUT_STREAMS:
-            with self._lock, no_inference_mode():
-                return self._moved_here(batch) if self._transform is None else self._transformed(batch, True)
         with self._lock, no_inference_mode():
+            if self.device.type in _WITHOUT_STREAMS:
+                return self._moved_here(batch) if self._transform is None else self._transformed(batch, True)
             self.copies.drop_sources(self.depth + 2)
             return self._issue_tree(batch).result()
 
@@ -219,8 +215,7 @@ class Moving:
         if torch.is_inference_mode_enabled():
             with no_inference_mode():
                 return self._issue(arrival)
-        layout = arrival.layout()
-        if layout is not None:
+        if (layout := arrival.layout()) is not None:
             return self._issue_plain(arrival, layout)
         return self._issue_tree(arrival.unpack())
 
@@ -261,8 +256,9 @@ class Moving:
 
     def _large_sources(self, arrival: _native.Arrival) -> list[torch.Tensor]:
         """Returns a batch's large tensors in page-locked memory: where they are, if the driver has that."""
-        window = None if self._registrations is None else arrival.window()
-        if window is not None and self._registrations is not None and self._registrations.register(*window):
+        registrations = self.counts.registrations
+        window = None if registrations is None else arrival.window()
+        if window is not None and registrations is not None and registrations.register(*window):
             found = arrival.large()
             if found is not None:
                 return found
@@ -368,7 +364,9 @@ class Moving:
             return found
         others = []
         for leaf in found:
-            other = once(self._moved_by_torch, leaf, lasting=_lasting_errors(leaf))
+            # What the move of such a leaf raises, it would raise in every call.
+            lasting = NotImplementedError if type(leaf) is torch.Tensor else Exception
+            other = once(self._moved_by_torch, leaf, lasting=lasting)
             if is_failed(other):
                 return other
             others.append(other)
@@ -384,8 +382,3 @@ class Moving:
         except TypeError:
             # An object whose method takes no such argument.
             return data.to(device)
-
-
-def _lasting_errors(leaf: Any) -> type[Exception]:
-    """Errors of a leaf's move that would be raised in every call."""
-    return NotImplementedError if type(leaf) is torch.Tensor else Exception

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import copy
 import gc
+import operator
 import types
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from typing import Any
@@ -90,12 +91,8 @@ def _rebuilt(data: Any, others: collections.deque[Any]) -> Any:
     if isinstance(data, Sequence):
         before = list(data)
         items = [_rebuilt(item, others) for item in before]
-        return data if all(map(_is, items, before)) else _sequence(data, items)
+        return data if all(map(operator.is_, items, before)) else _sequence(data, items)
     return data
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
 
 
 def _mapping(data: Mapping[Any, Any], pairs: dict[Any, Any]) -> Any:

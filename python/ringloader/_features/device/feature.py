@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ringloader._core.feature import Feature, MemoryPlan, Setup, Stage, StagePosition, Take
 from ringloader._features.device.device import Moving
-from ringloader._features.device.registration import registrations_of
 from ringloader._features.devices import resolve
 from ringloader._features.table import Options
 from ringloader._worker import result
@@ -50,7 +49,14 @@ class Device(Feature):
     def attach(self, transport: Any) -> None:
         # Threads have no memory to register.
         if hasattr(transport, "beside"):
-            self._moving.find_registrations = functools.partial(registrations_of, transport)
+            self._moving.transport = transport
+
+    def close(self) -> None:
+        transport = self._moving.transport
+        if transport is not None and transport.joint_tasks is not None and transport.beside is not None:
+            # Windows that workers share go with the iterator, and what is registered of them goes before.
+            transport.beside.close()
+            transport.beside = None
 
     def stages(self) -> Iterable[Stage]:
         return super().stages() if self._is_here else ()

@@ -1,4 +1,4 @@
-"""Memory of slots that a device's driver has registered: page-locked, so that the device copies out of it."""
+"""Memory of batches that a driver has registered: page-locked, so that the device copies out of it."""
 
 from __future__ import annotations
 
@@ -60,11 +60,12 @@ registrars: dict[str, Cudart] = {"cuda": Cudart()}
 class Registrations:
     """The windows of one engine's memory that are registered, and how much of each.
 
-    This object goes with the memory, from one epoch to the next. When it is dropped, all is unregistered:
-    before the engine is closed or after, because closing leaves registered memory where it is.
+    This object goes with the memory: from one epoch to the next, unless workers share windows. When it is
+    dropped, all is unregistered: before the engine is closed or after, because closing leaves registered
+    memory where it is.
 
     Args:
-        memory: The engine's slots.
+        memory: The engine's slots, and the windows that its workers share.
         device_type: Of the devices that copy out of them.
         registrar: Their driver.
 
@@ -92,10 +93,10 @@ class Registrations:
     def register(self, address: int, nbytes: int) -> bool:
         """Says whether a batch can be copied in place, after registering its window if that is worth while.
 
-        The caller holds the batch's slot, and no copy out of it is under way.
+        The caller holds the batch's window, and no copy out of it is under way.
 
         Args:
-            address: Where the window of the slot begins.
+            address: Where the window begins.
             nbytes: Bytes of the batch, from there.
         """
         window = self._windows.get(address)
@@ -187,8 +188,9 @@ class _Window:
     def is_due(self, touched: int) -> bool:
         """True if it should be registered now. A batch has come that is larger than what is registered.
 
-        Registering costs about what a few copies do. So a slot that is used once is not registered. One that
-        has grown to twice the size is registered at once; and the more often it grew by little, the later.
+        Registering costs about what a few copies do. So a window that is used once is not registered. One
+        that has grown to twice the size is registered at once; and the more often it grew by little, the
+        later.
         """
         if self.nbytes and touched >= 2 * self.nbytes:
             return True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -56,9 +57,6 @@ def keeps_whole(loader: TorchLoader) -> bool:
     )
 
 
-_PAGE = 1 << 12
-
-
 def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> JointTasks | None:
     """Returns the feature of tasks that all workers share; None without workers."""
     return JointTasks(loader, setup, options.stats) if setup.workers else None
@@ -102,8 +100,8 @@ class JointTasks(Feature):
         workers, engine = self._setup.workers, transport.engine
         places = self._most_tasks(workers)
         # All windows have as many bytes as the slots: those of the batches under way, of as many that the
-        # caller keeps, and of the one on its way to him.
-        window = max(self._sharers * engine.share // (2 * places + 1) // _PAGE, 1) * _PAGE
+        # caller keeps, and of the one on its way to him. No two share a page.
+        window = max(self._sharers * engine.share // (2 * places + 1) // mmap.PAGESIZE, 1) * mmap.PAGESIZE
         with budget.asking(OSError, ValueError):
             self._engine = joint = _native.JointEngine(
                 engine, workers, places, window, self._whole, self._timed

@@ -140,10 +140,10 @@ impl Engine {
         &self.control
     }
 
-    /// Returns the slots as memory that a driver can register.
+    /// Returns the slots, and the windows that workers share by now, as memory that a driver can register.
     #[must_use]
     pub fn slot_memory(&self) -> SlotMemory {
-        SlotMemory::new(&self.handles)
+        SlotMemory::new(&self.handles, self.windows())
     }
 
     /// Bytes of shared memory that each worker may take.

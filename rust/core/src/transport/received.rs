@@ -65,12 +65,13 @@ impl Backing {
         matches!(self, Self::Shared(_))
     }
 
-    /// The window of the slot that the batch lies in; `None` of a batch that lies in none.
+    /// The window that the batch lies in; `None` of a batch that lies in none.
     #[must_use]
     pub fn window(&self) -> Option<SlotWindow> {
         match self {
             Self::Slot(HeldSlot { handle, slot, .. }) => Some(SlotWindow::of(handle, *slot)),
-            Self::Shared(_) | Self::Own(_) => None,
+            Self::Shared(held) => Some(SlotWindow::of_joint(held.number())),
+            Self::Own(_) => None,
         }
     }
 }

@@ -1,9 +1,10 @@
-//! The slots of an engine, as a Python class, for a driver.
+//! The slots of an engine, and the windows that its workers share, as a Python class, for a driver.
 
 use pyo3::prelude::*;
 use ringloader_core::transport::slot_memory::{SlotMemory as CoreMemory, SlotWindow};
 
-/// The slots of an engine, and of later engines that take over its memory, by their addresses.
+/// The slots of an engine, and of later engines that take over its memory, and the windows that the engine's workers
+/// share, by their addresses.
 ///
 /// Registered memory stays mapped, also when the engine is closed, until the caller says that nothing is registered.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -22,7 +23,7 @@ impl SlotMemory {
     }
 
     /// Notes that a driver is about to register `nbytes` bytes from a window's start, or has unregistered them (0).
-    /// False where the driver must not: the slot is not held, is smaller, or its worker would have too little left.
+    /// False where the driver must not: the window is not held, is smaller, or its worker would have too little left.
     fn set_registered(&self, address: usize, nbytes: u64) -> bool {
         self.0.set_registered(address, nbytes)
     }

@@ -29,7 +29,7 @@ impl JointBatches {
         let ResultDescriptor { used, meta_offset, meta_len, .. } = *descriptor;
         windows.copy_out(window, used, meta_offset, meta_len, meta)?;
         // Last: on an error the window is still that of the task.
-        Ok(Backing::Shared(HeldJointWindow::new(windows.clone(), window)?))
+        Ok(Backing::Shared(HeldJointWindow::new(windows.clone(), window, used)?))
     }
 }
 
@@ -37,6 +37,11 @@ impl Engine {
     /// Takes the windows in which workers may send batches that they have made together. Later calls change nothing.
     pub fn share_windows(&self, windows: Arc<JointWindows>) {
         let _ = self.joint.0.set(windows);
+    }
+
+    /// Returns the windows, if workers share tasks.
+    pub(super) fn windows(&self) -> Option<&Arc<JointWindows>> {
+        self.joint.0.get()
     }
 
     /// Wakes up to `most` sleeping workers: `most` runs wait for a worker. A worker that is awake looks for runs before it

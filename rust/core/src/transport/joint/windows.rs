@@ -24,10 +24,18 @@
 //! `JointWindows::close` takes what is free out of the set for good, and gives its pages back; whoever releases a window
 //! later does the same for that one. Both change the same word, so one of them sees the other, and each bit is taken by
 //! one of them.
+//!
+//! # Memory that a driver has
+//!
+//! The main process may register the front of a window that it holds with a driver
+//! ([`SlotMemory`](crate::transport::slot_memory::SlotMemory)). A window keeps its pages until the loader closes, and nothing
+//! is written there after, so a device that copies out of it never reads pages that are not the window's any more. Only
+//! the mapping must outlive the registration.
 
 use crate::error::{Error, Result};
 use crate::forks::Moment;
 use crate::os::Segment;
+use crate::os::page::page_size;
 use crate::process::{self, Process};
 use crate::sync::{Arc, AtomicBool, AtomicU64, Ordering};
 
@@ -40,10 +48,21 @@ pub struct JointWindows {
     len: u64,
     /// One bit for each that is free.
     free: Box<[AtomicU64]>,
+    fronts: Box<[Front]>,
     leased: AtomicU64,
     most_leased: u64,
     closed: AtomicBool,
     process: &'static Process,
+}
+
+/// Counts bytes of a window, from its start. Relaxed: only threads of the main process count, and with the count they
+/// publish nothing.
+#[derive(Debug, Default)]
+struct Front {
+    /// Bytes that are backed by memory, in whole pages.
+    touched: AtomicU64,
+    /// Bytes that a driver has.
+    registered: AtomicU64,
 }
 
 impl JointWindows {
@@ -57,6 +76,7 @@ impl JointWindows {
             count,
             len,
             free,
+            fronts: (0..count).map(|_| Front::default()).collect(),
             leased: AtomicU64::new(0),
             most_leased: most_leased.into(),
             closed: AtomicBool::new(false),
@@ -118,6 +138,32 @@ impl JointWindows {
         window < self.count && self.free[window as usize / 64].load(Ordering::Relaxed) & bit == 0
     }
 
+    /// The window that an address of this process lies in.
+    pub(crate) fn find(&self, address: usize) -> Option<u32> {
+        let offset = address.checked_sub(self.bytes.base().as_ptr() as usize)? as u64;
+        (offset < self.bytes.len()).then_some((offset / self.len) as u32)
+    }
+
+    /// Returns the address of a window in this process, and how many bytes from there are backed by memory, and a driver
+    /// has.
+    pub(crate) fn front(&self, window: u32) -> (usize, u64, u64) {
+        let start = self.bytes.base().as_ptr() as usize + (u64::from(window) * self.len) as usize;
+        let Front { touched, registered } = &self.fronts[window as usize];
+        (start, touched.load(Ordering::Relaxed), registered.load(Ordering::Relaxed))
+    }
+
+    /// Says how many bytes of a window a driver is about to get, or still has. `false`, and nothing is changed, in a forked
+    /// child, and for more than nothing of a free window, or more than is backed by memory.
+    pub(crate) fn set_registered(&self, window: u32, bytes: u64) -> bool {
+        let Front { touched, registered } = &self.fronts[window as usize];
+        let has = || self.is_out(window) && bytes <= touched.load(Ordering::Relaxed);
+        let may = self.process.is_current() && (bytes == 0 || has());
+        if may {
+            registered.store(bytes, Ordering::Relaxed);
+        }
+        may
+    }
+
     /// Replaces `into` by a copy of bytes of a window, of which `used` are in use.
     pub(crate) fn copy_out(
         &self,
@@ -134,6 +180,17 @@ impl JointWindows {
     }
 }
 
+impl Drop for JointWindows {
+    fn drop(&mut self) {
+        let has_driver = self.fronts.iter().any(|front| front.registered.load(Ordering::Relaxed) > 0);
+        // Memory that a driver of this process still has outlives this object. The tasks, which have it too, go before.
+        let bytes = Arc::get_mut(&mut self.bytes);
+        if let Some(bytes) = bytes.filter(|_| has_driver && self.process.is_current()) {
+            bytes.keep_mapped();
+        }
+    }
+}
+
 /// A window with a batch in it that has arrived. Dropped, on any thread, it is free.
 #[derive(Debug)]
 pub struct HeldJointWindow {
@@ -144,15 +201,24 @@ pub struct HeldJointWindow {
 }
 
 impl HeldJointWindow {
+    /// The batch takes the first `used` bytes of the window.
+    ///
     /// # Errors
     /// [`Error::Corrupt`] if no batch was laid out there.
-    pub(crate) fn new(windows: Arc<JointWindows>, window: u32) -> Result<Self> {
+    pub(crate) fn new(windows: Arc<JointWindows>, window: u32, used: u64) -> Result<Self> {
         if !windows.is_out(window) {
             return Err(Error::Corrupt(format!("a batch in window {window}, where none was laid out")));
         }
+        let used = used.min(windows.len).next_multiple_of(page_size());
+        windows.fronts[window as usize].touched.fetch_max(used, Ordering::Relaxed);
         windows.process.count_lent();
         let held = windows.process.now();
         Ok(Self { windows, window, is_leased: false, held })
+    }
+
+    /// All windows, and which of them this is.
+    pub(crate) fn number(&self) -> (&JointWindows, u32) {
+        (&self.windows, self.window)
     }
 
     /// In which segment the window lies, and where it begins.
@@ -230,18 +296,53 @@ mod tests {
     fn a_held_window_comes_back_and_the_user_keeps_no_more_than_he_may() {
         let windows = windows(3, 1);
         assert!(
-            HeldJointWindow::new(windows.clone(), 0).is_err()
-                && HeldJointWindow::new(windows.clone(), 9).is_err()
+            HeldJointWindow::new(windows.clone(), 0, 1).is_err()
+                && HeldJointWindow::new(windows.clone(), 9, 1).is_err()
         );
         let numbers = [windows.take(), windows.take()].map(Option::unwrap);
         let [mut first, mut second] =
-            numbers.map(|window| HeldJointWindow::new(windows.clone(), window).unwrap());
+            numbers.map(|window| HeldJointWindow::new(windows.clone(), window, 1).unwrap());
         assert!(first.lease() && first.lease() && !second.lease());
         assert_eq!(windows.take(), Some(2));
         drop(second);
         assert_eq!((windows.take(), windows.leased.load(Ordering::Relaxed)), (Some(1), 1));
         drop(first);
         assert_eq!((windows.take(), windows.leased.load(Ordering::Relaxed)), (Some(0), 0));
+    }
+
+    #[test]
+    fn what_is_touched_of_a_held_window_may_be_registered() {
+        let windows = windows(2, 1);
+        let window = windows.take().unwrap();
+        assert!(!windows.set_registered(window, 1), "nothing is touched");
+        let held = HeldJointWindow::new(windows.clone(), window, 5).unwrap();
+        let (address, touched, registered) = windows.front(window);
+        assert_eq!((touched, registered), (page_size(), 0));
+        let size = windows.len as usize;
+        let near = [address - 1, address, address + size - 1, address + size, address + 2 * size];
+        assert_eq!(near.map(|address| windows.find(address)), [None, Some(0), Some(0), Some(1), None]);
+        assert!(!windows.set_registered(window, touched + 1) && windows.set_registered(window, touched));
+        assert_eq!(windows.front(window), (address, touched, touched));
+        drop(held);
+        assert!(!windows.set_registered(window, touched), "it is free");
+        assert!(windows.set_registered(window, 0));
+        assert_eq!(windows.front(window), (address, touched, 0));
+    }
+
+    #[test]
+    fn what_a_driver_has_stays_mapped() {
+        for bytes in [0, 1] {
+            let (segment, fd) = Segment::create("windows", 1 << 16).unwrap();
+            let windows = Arc::new(JointWindows::new(Arc::new(segment), 1, 1, 1 << 16));
+            let held = HeldJointWindow::new(windows.clone(), windows.take().unwrap(), 5).unwrap();
+            assert!(windows.set_registered(0, bytes));
+            windows.close();
+            drop((windows, held));
+            let inode = rustix::fs::fstat(&fd).unwrap().st_ino.to_string();
+            let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+            let is_mapped = maps.lines().any(|line| line.split_whitespace().nth(4) == Some(&inode));
+            assert_eq!(is_mapped, bytes > 0);
+        }
     }
 
     #[test]
