@@ -1,12 +1,13 @@
 //! Copies bytes of batches to memory elsewhere, on a thread of its own.
 //!
 //! Either the thread does a job or the caller that needs it done, whichever comes first. INVARIANT: exactly one of them
-//! takes a job's work out of its place, and nothing reads or writes through its pointers after the job is over.
+//! takes a job's work out of its place, with the job's lock until it is done; nothing reads or writes through its
+//! pointers after that.
 
 pub mod streaming;
 
-use std::collections::VecDeque;
-use std::sync::{Arc, Condvar, MutexGuard, PoisonError};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -65,36 +66,17 @@ pub struct CopyJob {
     process: &'static Process,
 }
 
+/// The work, until it is done. It is done under the lock: who has the lock and finds none knows that it is over.
 #[derive(Debug)]
-struct SharedJob {
-    state: Lock<JobState>,
-    over: Condvar,
-}
-
-#[derive(Debug)]
-enum JobState {
-    Waiting(Work),
-    Running,
-    Over,
-}
+struct SharedJob(Lock<Option<Work>>);
 
 impl SharedJob {
-    /// Does the work if it still waits. Returns the state after it.
-    fn run(&self) -> MutexGuard<'_, JobState> {
-        let mut state = self.state.lock();
-        if matches!(*state, JobState::Waiting(_))
-            && let JobState::Waiting(work) = std::mem::replace(&mut *state, JobState::Running)
-        {
-            drop(state);
-            for part in &work.parts {
-                part.copy();
-            }
-            drop(work);
-            state = self.state.lock();
-            *state = JobState::Over;
-            self.over.notify_all();
+    /// Returns once the work is done: does it, or waits for the thread that does.
+    fn run(&self) {
+        let mut waiting = self.0.lock();
+        if let Some(work) = waiting.take() {
+            work.parts.iter().for_each(CopyPart::copy);
         }
-        state
     }
 }
 
@@ -102,17 +84,13 @@ impl CopyJob {
     /// Returns true if everything is copied.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.process.is_current() && matches!(*self.shared.state.lock(), JobState::Over)
+        self.process.is_current() && self.shared.0.try_lock().is_some_and(|work| work.is_none())
     }
 
     /// Returns once everything is copied: copies it here, if the thread has not begun.
     pub fn finish(&self) {
-        if !self.process.is_current() {
-            return;
-        }
-        let mut state = self.shared.run();
-        while matches!(*state, JobState::Running) {
-            state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
+        if self.process.is_current() {
+            self.shared.run();
         }
     }
 }
@@ -124,12 +102,7 @@ impl Drop for CopyJob {
             std::mem::forget(self.shared.clone());
             return;
         }
-        let mut state = self.shared.state.lock();
-        while matches!(*state, JobState::Running) {
-            state = self.shared.over.wait(state).unwrap_or_else(PoisonError::into_inner);
-        }
-        let work = std::mem::replace(&mut *state, JobState::Over);
-        drop(state);
+        let work = self.shared.0.lock().take();
         drop(work);
     }
 }
@@ -137,42 +110,27 @@ impl Drop for CopyJob {
 /// Runs jobs on a thread, which ends when this is dropped.
 #[derive(Debug)]
 pub struct Copier {
-    queue: Arc<Queue>,
-    thread: Option<JoinHandle<()>>,
+    /// `None` if no thread could start.
+    thread: Option<(Sender<Arc<SharedJob>>, JoinHandle<()>)>,
     process: &'static Process,
-}
-
-#[derive(Debug, Default)]
-struct Queue {
-    jobs: Lock<Jobs>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct Jobs {
-    waiting: VecDeque<Arc<SharedJob>>,
-    closed: bool,
 }
 
 impl Copier {
     /// Makes a copier with a thread. If no thread can start, callers copy when they [`finish`](CopyJob::finish) a job.
     #[must_use]
     pub fn new() -> Self {
-        let queue = Arc::new(Queue::default());
-        let own = queue.clone();
-        let thread =
-            std::thread::Builder::new().name("ringloader-copy".into()).spawn(move || own.serve()).ok();
-        Self { queue, thread, process: process::current() }
+        let (jobs, own) = channel();
+        let thread = std::thread::Builder::new().name("ringloader-copy".into()).spawn(move || serve(&own));
+        Self { thread: thread.ok().map(|thread| (jobs, thread)), process: process::current() }
     }
 
     /// Begins to copy. `backing` keeps what the parts read until they are copied.
     #[must_use]
     pub fn copy(&self, parts: Vec<CopyPart>, backing: Arc<Backing>) -> CopyJob {
-        let state = Lock::new(JobState::Waiting(Work { parts, _backing: backing }));
-        let shared = Arc::new(SharedJob { state, over: Condvar::new() });
-        if self.thread.is_some() && self.process.is_current() {
-            self.queue.jobs.lock().waiting.push_back(shared.clone());
-            self.queue.changed.notify_one();
+        let shared = Arc::new(SharedJob(Lock::new(Some(Work { parts, _backing: backing }))));
+        if let Some((jobs, _)) = self.thread.as_ref().filter(|_| self.process.is_current()) {
+            // The thread takes none once the process has stopped copying.
+            let _ = jobs.send(shared.clone());
         }
         CopyJob { shared, process: process::current() }
     }
@@ -180,40 +138,25 @@ impl Copier {
 
 impl Drop for Copier {
     fn drop(&mut self) {
-        let Some(thread) = self.thread.take() else { return };
+        let Some((jobs, thread)) = self.thread.take() else { return };
         if !self.process.is_current() {
-            // The parent has the thread, and may have had the lock at the fork.
-            std::mem::forget((self.queue.clone(), thread));
+            // The parent has the thread, which may have had a lock of the channel at the fork.
+            std::mem::forget((jobs, thread));
             return;
         }
-        self.queue.jobs.lock().closed = true;
-        self.queue.changed.notify_one();
-        // The thread ends after the copy that it is at.
+        // The thread ends after the jobs that wait.
+        drop(jobs);
         let _ = thread.join();
     }
 }
 
-impl Queue {
-    fn serve(&self) {
-        loop {
-            let mut jobs = self.jobs.lock();
-            let job = loop {
-                if jobs.closed {
-                    return;
-                }
-                match jobs.waiting.pop_front() {
-                    Some(job) => break job,
-                    None => jobs = self.changed.wait(jobs).unwrap_or_else(PoisonError::into_inner),
-                }
-            };
-            drop(jobs);
-            let pid = std::process::id();
-            if !RUNNING.enter(pid, || STOPPED.load(Ordering::Relaxed) == pid) {
-                return;
-            }
-            drop(job.run());
-            RUNNING.leave(pid);
-        }
+fn serve(jobs: &Receiver<Arc<SharedJob>>) {
+    let pid = std::process::id();
+    while let Ok(job) = jobs.recv()
+        && RUNNING.enter(pid, || STOPPED.load(Ordering::Relaxed) == pid)
+    {
+        job.run();
+        RUNNING.leave(pid);
     }
 }
 
