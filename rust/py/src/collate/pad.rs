@@ -9,8 +9,8 @@ use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
 use super::exact_items;
-use super::padded::{Cast, Padded, Pattern};
-use super::ragged::{Kind, Numbers, Ragged, Shapes};
+use super::padded::{Padded, Pattern};
+use super::ragged::{Ragged, Shapes};
 use super::rows::{Destination, fill};
 use crate::gil::in_thread;
 use crate::torch::names::Torch;
@@ -90,58 +90,35 @@ impl Pad {
                 Some(dtype)
             }
         };
-        if let Some(ragged) = Ragged::of(torch, items)? {
-            let dtype = wanted.unwrap_or(ragged.dtype);
-            let Some(cast) = Cast::new(ragged.dtype, dtype) else { return Ok(None) };
-            if self.known_value(dtype).is_none() {
-                self.ask_value(torch, py, dtype)?;
-                // That was Python's code.
-                return self.padded(items, allocator);
-            }
-            return self.made(allocator, dtype, ragged.shapes(), |padded, memory| {
-                // Making torch's memory may bring finalisers about.
-                if !memory.is_torchs() {
-                    return padded.write(items, &ragged, cast);
-                }
-                ragged.again(torch, items)?.map_or(Ok(false), |now| padded.write(items, &now, cast))
-            });
+        let Some(ragged) = Ragged::of(torch, items)? else { return Ok(None) };
+        let dtype = if wanted.is_some() { wanted } else { ragged.batch_dtype(torch, py)? };
+        let Some(dtype) = dtype else { return Ok(None) };
+        let Some(cast) = ragged.cast(dtype) else { return Ok(None) };
+        if self.known_value(dtype).is_none() {
+            self.ask_value(torch, py, dtype)?;
+            // That was Python's code.
+            return self.padded(items, allocator);
         }
-        let Some(numbers) = Numbers::of(items) else { return Ok(None) };
-        let dtype = match (wanted, numbers.kind) {
-            (Some(dtype), _) => Some(dtype),
-            (None, Kind::Int) => Some(Dtype::I64),
-            (None, Kind::Bool) => Some(Dtype::Bool),
-            (None, Kind::Float) => torch.default_dtype(py)?,
-        };
-        let Some(dtype) = dtype.filter(|&dtype| Padded::takes(numbers.kind, dtype)) else { return Ok(None) };
-        self.ask_value(torch, py, dtype)?;
-        self.made(allocator, dtype, numbers.shapes(), |padded, _| padded.write_numbers(&numbers))
-    }
-
-    /// The batch that `write` writes; `None` if `write` returns false.
-    fn made<'py>(
-        &self,
-        allocator: Allocator<'_, 'py>,
-        dtype: Dtype,
-        shapes: &Shapes,
-        write: impl FnOnce(&Padded<'_>, &BatchMemory<'py>) -> PyResult<bool>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let shapes = ragged.shapes();
         let (Some(axes), Some(value)) = (self.axes_of(shapes.ndim), self.known_value(dtype)) else {
             return Ok(None);
         };
         let Some(size) = self.size(shapes, &axes) else { return Ok(None) };
         let shape = [shapes.count].iter().chain(&size).map(|&size| size as i64).collect();
         let Some(memory) = BatchMemory::new(allocator, dtype, shape)? else { return Ok(None) };
-        let Some(padded) = Padded::new(&memory, shapes.count, dtype, &size, value) else { return Ok(None) };
-        if !write(&padded, &memory)? {
+        let Some(padded) = Padded::new(&memory, items.len(), dtype, &size, value) else { return Ok(None) };
+        // Making torch's memory may bring finalisers about.
+        let ragged = if memory.is_torchs() { ragged.again(torch, items)? } else { Some(ragged) };
+        let Some(ragged) = ragged else { return Ok(None) };
+        if !padded.write(items, &ragged, cast)? {
             return Ok(None);
         }
-        let batch = memory.into_tensor(allocator.py)?;
+        let batch = memory.into_tensor(py)?;
         if !self.lengths {
             return Ok(Some(batch));
         }
-        let Some(lengths) = lengths(allocator, shapes, &axes)? else { return Ok(None) };
-        Ok(Some(PyTuple::new(allocator.py, [batch, lengths])?.into_any()))
+        let Some(lengths) = lengths(allocator, ragged.shapes(), &axes)? else { return Ok(None) };
+        Ok(Some(PyTuple::new(py, [batch, lengths])?.into_any()))
     }
 
     /// The dimensions that are padded; `None` where the samples do not have one of them, or one is named twice.
@@ -182,9 +159,6 @@ impl Pad {
     /// # Errors
     /// `ValueError` when the type does not have it.
     fn ask_value(&self, torch: &Torch, py: Python<'_>, dtype: Dtype) -> PyResult<()> {
-        if self.known_value(dtype).is_some() {
-            return Ok(());
-        }
         let bytes: Vec<u8> = self.value.bind(py).call1((torch.torch_dtype(py, dtype)?,))?.extract()?;
         if bytes.len() != dtype.itemsize() {
             return Err(PyValueError::new_err(format!("a value of {} bytes", bytes.len())));

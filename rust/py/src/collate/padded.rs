@@ -6,11 +6,10 @@
 use std::ptr::{copy_nonoverlapping, write_bytes};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat};
 use ringloader_core::batch::Dtype;
 
 use super::batch_memory::BatchMemory;
-use super::ragged::{Kind, Numbers, Ragged, Sample};
+use super::ragged::{Ragged, Sample};
 use crate::gil::{run_copy, runs_others};
 use crate::torch::names::Torch;
 
@@ -18,70 +17,49 @@ use crate::torch::names::Torch;
 pub(super) type Pattern = [u8; 16];
 
 /// The conversion of elements of one type to another, value for value.
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Cast {
-    /// The elements have the other type already.
-    None,
-    U8,
-    I8,
-    U16,
-    I16,
-    U32,
-    I32,
+#[derive(Clone, Copy)]
+pub(super) struct Cast {
+    pub(super) from: Dtype,
+    pub(super) to: Dtype,
 }
 
 impl Cast {
-    /// `None` for what torch must do. The others are to int64, which holds each value.
-    pub(super) fn new(from: Dtype, to: Dtype) -> Option<Self> {
-        match (from, to) {
-            _ if from == to => Some(Self::None),
-            (Dtype::U8, Dtype::I64) => Some(Self::U8),
-            (Dtype::I8, Dtype::I64) => Some(Self::I8),
-            (Dtype::U16, Dtype::I64) => Some(Self::U16),
-            (Dtype::I16, Dtype::I64) => Some(Self::I16),
-            (Dtype::U32, Dtype::I64) => Some(Self::U32),
-            (Dtype::I32, Dtype::I64) => Some(Self::I32),
-            _ => None,
-        }
-    }
-
-    /// Returns the bytes of an element before the conversion.
-    fn itemsize(self, after: usize) -> usize {
-        match self {
-            Self::None => after,
-            Self::U8 | Self::I8 => 1,
-            Self::U16 | Self::I16 => 2,
-            Self::U32 | Self::I32 => 4,
-        }
+    /// The conversion to the same type, or to int64 where that holds each value; `None` for what torch must do.
+    pub(super) fn widening(from: Dtype, to: Dtype) -> Option<Self> {
+        use Dtype::{I8, I16, I32, I64, U8, U16, U32};
+        (from == to || to == I64 && matches!(from, U8 | I8 | U16 | I16 | U32 | I32))
+            .then_some(Self { from, to })
     }
 
     /// Writes `count` elements that lie in a row.
     ///
     /// # Safety
     /// The elements are at `from`, room for them is at `to`.
-    unsafe fn copy(self, from: usize, to: usize, count: usize, itemsize: usize) {
-        // SAFETY: the caller's.
+    unsafe fn copy(self, from: usize, to: usize, count: usize) {
+        // SAFETY: the caller's; each element has the size of its type.
         unsafe {
-            match self {
-                Self::None => copy_nonoverlapping(from as *const u8, to as *mut u8, count * itemsize),
-                Self::U8 => widen::<u8>(from, to, count),
-                Self::I8 => widen::<i8>(from, to, count),
-                Self::U16 => widen::<u16>(from, to, count),
-                Self::I16 => widen::<i16>(from, to, count),
-                Self::U32 => widen::<u32>(from, to, count),
-                Self::I32 => widen::<i32>(from, to, count),
+            match (self.from, self.to) {
+                (Dtype::U8, Dtype::I64) => each(from, to, count, |value: u8| i64::from(value)),
+                (Dtype::I8, Dtype::I64) => each(from, to, count, |value: i8| i64::from(value)),
+                (Dtype::U16, Dtype::I64) => each(from, to, count, |value: u16| i64::from(value)),
+                (Dtype::I16, Dtype::I64) => each(from, to, count, |value: i16| i64::from(value)),
+                (Dtype::U32, Dtype::I64) => each(from, to, count, |value: u32| i64::from(value)),
+                (Dtype::I32, Dtype::I64) => each(from, to, count, |value: i32| i64::from(value)),
+                (Dtype::I64, Dtype::I32) => each(from, to, count, |value: i64| value as i32),
+                (Dtype::F64, Dtype::F32) => each(from, to, count, |value: f64| value as f32),
+                _ => copy_nonoverlapping(from as *const u8, to as *mut u8, count * self.to.itemsize()),
             }
         }
     }
 }
 
 /// # Safety
-/// `count` elements are at `from`, room for as many int64 is at `to`.
-unsafe fn widen<T: Copy + Into<i64>>(from: usize, to: usize, count: usize) {
-    let (from, to) = (from as *const T, to as *mut i64);
+/// `count` elements are at `from`, room for as many is at `to`.
+unsafe fn each<T: Copy, U>(from: usize, to: usize, count: usize, cast: impl Fn(T) -> U) {
+    let (from, to) = (from as *const T, to as *mut U);
     for at in 0..count {
         // SAFETY: the caller's. Nothing is assumed of alignment.
-        unsafe { to.add(at).write_unaligned(from.add(at).read_unaligned().into()) };
+        unsafe { to.add(at).write_unaligned(cast(from.add(at).read_unaligned())) };
     }
 }
 
@@ -149,55 +127,6 @@ impl<'a> Padded<'a> {
         Ok(true)
     }
 
-    /// Returns true if [`write_numbers`](Self::write_numbers) makes such elements of such numbers.
-    pub(super) fn takes(kind: Kind, dtype: Dtype) -> bool {
-        match kind {
-            Kind::Int => matches!(dtype, Dtype::I64 | Dtype::I32),
-            Kind::Float => matches!(dtype, Dtype::F64 | Dtype::F32),
-            Kind::Bool => dtype == Dtype::Bool,
-        }
-    }
-
-    /// Writes the numbers of all lists. False, with the memory undefined, where one is not of the kind of the first,
-    /// or none of the target's element type.
-    ///
-    /// # Errors
-    /// `OverflowError` for an integer that is too large.
-    pub(super) fn write_numbers(&self, numbers: &Numbers<'_, '_>) -> PyResult<bool> {
-        let [len] = *self.size else { return Ok(false) };
-        let itemsize = self.dtype.itemsize();
-        for (sample, row) in self.rows().enumerate() {
-            let mut written = 0;
-            for number in numbers.sample(sample).take(len) {
-                let to = row + written * itemsize;
-                // SAFETY: `written < len`, so it lies within the row (P1).
-                unsafe {
-                    match (numbers.kind, self.dtype) {
-                        (Kind::Int, Dtype::I64) => (to as *mut i64).write_unaligned(number.extract()?),
-                        (Kind::Int, Dtype::I32) => (to as *mut i32).write_unaligned(number.extract()?),
-                        (Kind::Float, Dtype::F64) => {
-                            (to as *mut f64).write_unaligned(number.cast_exact::<PyFloat>()?.value());
-                        }
-                        (Kind::Float, Dtype::F32) => {
-                            (to as *mut f32).write_unaligned(number.cast_exact::<PyFloat>()?.value() as f32);
-                        }
-                        (Kind::Bool, Dtype::Bool) => {
-                            (to as *mut u8).write_unaligned(number.cast_exact::<PyBool>()?.is_true().into());
-                        }
-                        _ => return Ok(false),
-                    }
-                }
-                written += 1;
-            }
-            if written != numbers.shapes().get(sample)[0] {
-                return Ok(false);
-            }
-            // SAFETY: it ends where the row ends (P1).
-            unsafe { self.fill(row + written * itemsize, len - written) };
-        }
-        Ok(true)
-    }
-
     fn rows(&self) -> impl Iterator<Item = usize> {
         (self.address..).step_by(self.row_len).take(self.count)
     }
@@ -207,7 +136,7 @@ impl<'a> Padded<'a> {
     unsafe fn write_sample(&self, sample: &Sample<'_>, row: usize, cast: Cast) {
         // From this dimension on, the sample's elements are in a row in memory, as in the batch before the padding.
         let mut run = self.size.len();
-        let mut step = cast.itemsize(self.dtype.itemsize());
+        let mut step = cast.from.itemsize();
         for dim in (0..self.size.len()).rev() {
             if sample.shape[dim] != 1 && sample.strides[dim] != step as isize {
                 break;
@@ -240,12 +169,12 @@ impl<'a> Padded<'a> {
         // sample's. In the run, elements and room are in a row.
         unsafe {
             if dim == self.size.len() {
-                return cast.copy(from, to, 1, itemsize);
+                return cast.copy(from, to, 1);
             }
             let below = self.below[dim];
             let (len, room) = (sample.shape[dim], self.size[dim]);
             if dim == run {
-                cast.copy(from, to, len * below, itemsize);
+                cast.copy(from, to, len * below);
             } else {
                 for at in 0..len {
                     let from = from.wrapping_add_signed((at as isize).wrapping_mul(sample.strides[dim]));

@@ -2,24 +2,34 @@
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyFloat, PyInt, PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
+use super::default_collate::push_number;
+use super::exact_items;
+use super::padded::Cast;
 use super::rows::{are_their_bytes, dtype_of_format};
 use crate::torch::elements::describe_plain;
 use crate::torch::names::Torch;
 
-/// Samples of which each is in memory as a tensor is: tensors or arrays of one type.
+/// Samples of one type: tensors, arrays, or lists of Python's numbers, which were copied.
 pub(super) struct Ragged {
-    pub(super) dtype: Dtype,
+    dtype: Dtype,
     shapes: Shapes,
     /// In bytes, of all dimensions of one sample after the other.
     strides: Vec<isize>,
-    /// INVARIANT: the address of each sample's first element, if it has any. The caller's samples, or `_buffers`, keep
-    /// the memory. A caller must not resize a storage to less than its tensors need, as with torch's own functions,
-    /// such as `stack` and `copy_`.
+    /// INVARIANT: the address of each sample's first element, if it has any. `owner` keeps the memory. A caller must
+    /// not resize a storage to less than its tensors need, as with torch's own functions, such as `stack` and `copy_`.
     addresses: Vec<usize>,
-    _buffers: Vec<PyUntypedBuffer>,
+    owner: Owner,
+}
+
+/// The owner of the samples' elements.
+enum Owner {
+    /// The caller, who has tensors.
+    Caller,
+    Buffers(#[expect(dead_code, reason = "they are kept, not read")] Vec<PyUntypedBuffer>),
+    /// Numbers, one list after the other.
+    Numbers(Vec<u8>),
 }
 
 /// The shapes of samples.
@@ -60,7 +70,8 @@ impl Sample<'_> {
 }
 
 impl Ragged {
-    /// `None` unless all of `items` are plain tensors, or plain arrays, of one type and number of dimensions.
+    /// `None` unless all of `items` are plain tensors, or plain arrays, of one type and number of dimensions; or lists
+    /// of numbers that are all of one kind.
     ///
     /// # Errors
     /// The error that torch raises.
@@ -68,7 +79,7 @@ impl Ragged {
         match items.first() {
             Some(first) if first.get_type().is(&torch.tensor) => Self::of_tensors(torch, items),
             Some(first) if torch.is_array(first) => Ok(Self::of_arrays(torch, items)),
-            _ => Ok(None),
+            _ => Self::of_numbers(items),
         }
     }
 
@@ -84,7 +95,8 @@ impl Ragged {
             let Some(described) = describe_plain(torch, tensor, &mut dims)? else { return Ok(None) };
             let (shape, strides) = dims.split_at(described.ndim);
             let itemsize = described.dtype.itemsize() as isize;
-            let ragged = found.get_or_insert_with(|| Self::new(described.dtype, described.ndim, items.len()));
+            let made = || Self::new(described.dtype, described.ndim, items.len(), Owner::Caller);
+            let ragged = found.get_or_insert_with(made);
             if described.dtype != ragged.dtype
                 || !ragged.push(
                     described.address,
@@ -101,13 +113,15 @@ impl Ragged {
 
     fn of_arrays(torch: &Torch, items: &[Bound<'_, PyAny>]) -> Option<Self> {
         let mut found: Option<Self> = None;
+        let mut buffers = Vec::new();
         for array in items {
             if !torch.is_array(array) {
                 return None;
             }
             let buffer = PyUntypedBuffer::get(array).ok()?;
             let dtype = dtype_of_format(buffer.format().to_bytes(), buffer.item_size())?;
-            let ragged = found.get_or_insert_with(|| Self::new(dtype, buffer.dimensions(), items.len()));
+            let made = || Self::new(dtype, buffer.dimensions(), items.len(), Owner::Caller);
+            let ragged = found.get_or_insert_with(made);
             if dtype != ragged.dtype
                 || !ragged.push(
                     buffer.buf_ptr() as usize,
@@ -117,16 +131,40 @@ impl Ragged {
             {
                 return None;
             }
-            ragged._buffers.push(buffer);
+            buffers.push(buffer);
         }
-        found
+        found.map(|ragged| Self { owner: Owner::Buffers(buffers), ..ragged })
     }
 
-    fn new(dtype: Dtype, ndim: usize, count: usize) -> Self {
+    fn of_numbers(items: &[Bound<'_, PyAny>]) -> PyResult<Option<Self>> {
+        let (mut bytes, mut ends, mut dtype) = (Vec::new(), Vec::with_capacity(items.len()), None);
+        for item in items {
+            let Some(numbers) = exact_items(item) else { return Ok(None) };
+            bytes.reserve(8 * numbers.len());
+            for number in &numbers {
+                let found = push_number(&mut bytes, number)?;
+                if found.is_none() || *dtype.get_or_insert(found) != found {
+                    return Ok(None);
+                }
+            }
+            ends.push(bytes.len());
+        }
+        let Some(dtype) = dtype.flatten() else { return Ok(None) };
+        let mut ragged = Self::new(dtype, 1, items.len(), Owner::Caller);
+        let (base, mut start) = (bytes.as_ptr() as usize, 0);
+        for end in ends {
+            let len = (end - start) / dtype.itemsize();
+            ragged.push(base + start, [len].into_iter(), [dtype.itemsize() as isize].into_iter());
+            start = end;
+        }
+        Ok(Some(Self { owner: Owner::Numbers(bytes), ..ragged }))
+    }
+
+    fn new(dtype: Dtype, ndim: usize, count: usize, owner: Owner) -> Self {
         let sizes = Vec::with_capacity(ndim * count);
         let shapes = Shapes { ndim, count, sizes };
         let (strides, addresses) = (Vec::with_capacity(ndim * count), Vec::with_capacity(count));
-        Self { dtype, shapes, strides, addresses, _buffers: Vec::new() }
+        Self { dtype, shapes, strides, addresses, owner }
     }
 
     /// Adds a sample. Returns true if it has as many dimensions as those before it, and memory.
@@ -157,7 +195,7 @@ impl Ragged {
     }
 
     /// The storages of tensors, which keep the bytes where they are, whatever other threads do to the tensors. `None`
-    /// if a tensor has another one by now. Arrays have their buffers instead.
+    /// if a tensor has another one by now. Others need none.
     ///
     /// # Errors
     /// `RuntimeError` if a storage is smaller than its tensor.
@@ -166,97 +204,46 @@ impl Ragged {
         torch: &Torch,
         items: &[Bound<'py, PyAny>],
     ) -> PyResult<Option<Vec<Bound<'py, PyAny>>>> {
-        let tensors = if self._buffers.is_empty() { items } else { &[] };
+        let tensors = if matches!(self.owner, Owner::Caller) { items } else { &[] };
         let spans = self.samples().map(|sample| (sample.address, sample.span(self.dtype.itemsize())));
         torch.storages_of(tensors, spans)
     }
 
-    /// The samples as they lie now, after code that was not ours; `None` if they have another type or shape.
+    /// The samples as they lie now, after code that was not ours; `None` if they have another type or shape. Numbers
+    /// stay what they were.
     ///
     /// # Errors
     /// The error that torch raises.
-    pub(super) fn again(&self, torch: &Torch, items: &[Bound<'_, PyAny>]) -> PyResult<Option<Self>> {
+    pub(super) fn again(self, torch: &Torch, items: &[Bound<'_, PyAny>]) -> PyResult<Option<Self>> {
+        if self.numbers().is_some() {
+            return Ok(Some(self));
+        }
         Ok(Self::of(torch, items)?.filter(|now| now.dtype == self.dtype && now.shapes == self.shapes))
     }
-}
 
-/// Lists of Python's numbers, which are all of one kind.
-pub(super) struct Numbers<'a, 'py> {
-    pub(super) kind: Kind,
-    shapes: Shapes,
-    items: &'a [Bound<'py, PyAny>],
-}
-
-#[derive(Clone, Copy, PartialEq)]
-pub(super) enum Kind {
-    Int,
-    Float,
-    Bool,
-}
-
-impl Kind {
-    fn of(number: &Bound<'_, PyAny>) -> Option<Self> {
-        if number.is_exact_instance_of::<PyInt>() {
-            Some(Self::Int)
-        } else if number.is_exact_instance_of::<PyFloat>() {
-            Some(Self::Float)
-        } else {
-            number.is_exact_instance_of::<PyBool>().then_some(Self::Bool)
-        }
+    fn numbers(&self) -> Option<&[u8]> {
+        if let Owner::Numbers(bytes) = &self.owner { Some(bytes) } else { None }
     }
-}
 
-impl<'a, 'py> Numbers<'a, 'py> {
-    /// `None` unless all of `items` are lists or tuples, and the first number in them is a plain one.
-    pub(super) fn of(items: &'a [Bound<'py, PyAny>]) -> Option<Self> {
-        let mut shapes = Shapes { ndim: 1, count: items.len(), sizes: Vec::with_capacity(items.len()) };
-        let mut kind = None;
-        for item in items {
-            let sequence = Sequence::of(item)?;
-            shapes.sizes.push(sequence.len());
-            if kind.is_none() && sequence.len() > 0 {
-                kind = Some(Kind::of(&sequence.get(0)?)?);
+    /// Returns the type of a batch for which none was asked: torch's own for Python's floats.
+    ///
+    /// # Errors
+    /// The error that torch raises.
+    pub(super) fn batch_dtype(&self, torch: &Torch, py: Python<'_>) -> PyResult<Option<Dtype>> {
+        let are_floats = self.dtype == Dtype::F64 && self.numbers().is_some();
+        if are_floats { torch.default_dtype(py) } else { Ok(Some(self.dtype)) }
+    }
+
+    /// Returns the conversion to the type of a batch; `None` for what torch must do, and for numbers that are too large.
+    pub(super) fn cast(&self, to: Dtype) -> Option<Cast> {
+        match (self.numbers(), self.dtype, to) {
+            (Some(bytes), Dtype::I64, Dtype::I32) => {
+                let is_small = |word: &[u8; 8]| i32::try_from(i64::from_ne_bytes(*word)).is_ok();
+                bytes.as_chunks().0.iter().all(is_small).then_some(Cast { from: self.dtype, to })
             }
-        }
-        kind.map(|kind| Self { kind, shapes, items })
-    }
-
-    pub(super) fn shapes(&self) -> &Shapes {
-        &self.shapes
-    }
-
-    /// The numbers of one sample; fewer than there were if one is of another kind, or the list has become shorter.
-    pub(super) fn sample(&self, sample: usize) -> impl Iterator<Item = Bound<'py, PyAny>> {
-        let (kind, len) = (self.kind, self.shapes.sizes[sample]);
-        let sequence = Sequence::of(&self.items[sample]);
-        (0..len).map_while(move |place| {
-            sequence.as_ref()?.get(place).filter(|number| Kind::of(number) == Some(kind))
-        })
-    }
-}
-
-enum Sequence<'a, 'py> {
-    List(&'a Bound<'py, PyList>),
-    Tuple(&'a Bound<'py, PyTuple>),
-}
-
-impl<'a, 'py> Sequence<'a, 'py> {
-    fn of(item: &'a Bound<'py, PyAny>) -> Option<Self> {
-        let tuple = || item.cast_exact::<PyTuple>().ok().map(Self::Tuple);
-        item.cast_exact::<PyList>().ok().map(Self::List).or_else(tuple)
-    }
-
-    fn len(&self) -> usize {
-        match self {
-            Self::List(list) => list.len(),
-            Self::Tuple(tuple) => tuple.len(),
-        }
-    }
-
-    fn get(&self, place: usize) -> Option<Bound<'py, PyAny>> {
-        match self {
-            Self::List(list) => list.get_item(place).ok(),
-            Self::Tuple(tuple) => tuple.get_item(place).ok(),
+            (Some(_), Dtype::F64, Dtype::F32) => Some(Cast { from: self.dtype, to }),
+            (Some(_), from, _) if from != to => None,
+            _ => Cast::widening(self.dtype, to),
         }
     }
 }
