@@ -4,8 +4,8 @@ use std::ops::Range;
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyRange};
-use ringloader_core::plan::{Places as Core, Run, TaskPlaces};
+use pyo3::types::PyList;
+use ringloader_core::plan::{Places as Core, TaskPlaces};
 use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
@@ -52,13 +52,7 @@ impl Places {
     /// Returns the places of the next task, which has `samples` samples.
     pub(crate) fn take(&self, samples: u64) -> TaskPlaces {
         let mut core = self.core.lock();
-        if !self.whole {
-            return core.take(samples);
-        }
-        let TaskPlaces { key, step, mut runs } = core.take(1);
-        runs.truncate(1);
-        runs.iter_mut().for_each(|run| *run = Run { place: run.place << 32, count: samples });
-        TaskPlaces { key, step, runs }
+        if self.whole { core.take_batch(samples) } else { core.take(samples) }
     }
 
     /// Returns an index that Python has read, and the number of its samples. An index of a batch that has no length
@@ -141,14 +135,8 @@ pub(crate) fn samples_of((kind, bytes): &TaskIndex) -> u64 {
 pub(crate) fn placed<'py>(index: Bound<'py, PyAny>, places: &TaskPlaces) -> PyResult<Bound<'py, PyAny>> {
     let py = index.py();
     let int = |number: u64| Ok::<_, PyErr>(objects::unsigned(py, number)?.into_any());
-    let all = match as_range(places) {
-        Some(range) => {
-            let [start, stop, step] = range.map(|number| objects::int(py, number).map(Bound::into_any));
-            py.get_type::<PyRange>().call1(objects::arguments(py, [start?, stop?, step?])?)?
-        }
-        None => objects::list(py, places.all().collect::<Vec<_>>().into_iter().map(int))?.into_any(),
-    };
-    let (key, first) = (int(places.key)?.unbind(), int(places.first())?.unbind());
+    let all = objects::list(py, places.all.iter().copied().map(int))?.into_any();
+    let (key, first) = (int(places.key)?.unbind(), int(places.first)?.unbind());
     Ok(Bound::new(py, Placed { index: index.unbind(), key, first, places: all.unbind() })?.into_any())
 }
 
@@ -174,12 +162,4 @@ pub(crate) fn part<'py>(
 /// The error for a task of which no part can be made.
 pub(crate) fn without_places() -> PyErr {
     PyRuntimeError::new_err("a task without the places of its samples, or with fewer samples than places")
-}
-
-/// Start, stop and step of the range that the places are, if they are one.
-fn as_range(places: &TaskPlaces) -> Option<[i64; 3]> {
-    let [run] = places.runs[..] else { return None };
-    let (start, step) = (i64::try_from(run.place).ok()?, i64::try_from(places.step).ok()?);
-    let stop = i64::try_from(run.count).ok()?.checked_mul(step)?.checked_add(start)?;
-    (step > 0).then_some([start, stop, step])
 }
