@@ -34,17 +34,14 @@ pub(crate) struct Guard<'a, T> {
     value: Option<Box<T>>,
 }
 
-impl<T> DetachedLock<T> {
+impl<T: Send> DetachedLock<T> {
     pub(crate) fn new(value: T) -> Self {
         Self { state: Lock::new(LockState::Free(Box::new(value))), released: Condvar::new() }
     }
 
     /// # Errors
     /// `RuntimeError` with the text `held` when this thread holds it; what a signal handler raises meanwhile.
-    pub(crate) fn lock(&self, py: Python<'_>, held: &'static str) -> PyResult<Guard<'_, T>>
-    where
-        T: Send,
-    {
+    pub(crate) fn lock(&self, py: Python<'_>, held: &'static str) -> PyResult<Guard<'_, T>> {
         self.lock_unless_held(py)?.ok_or_else(|| PyRuntimeError::new_err(held))
     }
 
@@ -52,10 +49,7 @@ impl<T> DetachedLock<T> {
     ///
     /// # Errors
     /// The error that a signal handler raises meanwhile.
-    pub(crate) fn lock_unless_held(&self, py: Python<'_>) -> PyResult<Option<Guard<'_, T>>>
-    where
-        T: Send,
-    {
+    pub(crate) fn lock_unless_held(&self, py: Python<'_>) -> PyResult<Option<Guard<'_, T>>> {
         self.lock_until(py, None)
     }
 
@@ -63,17 +57,11 @@ impl<T> DetachedLock<T> {
     ///
     /// # Errors
     /// The error that a signal handler raises meanwhile.
-    pub(crate) fn lock_within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<Guard<'_, T>>>
-    where
-        T: Send,
-    {
+    pub(crate) fn lock_within(&self, py: Python<'_>, limit: Duration) -> PyResult<Option<Guard<'_, T>>> {
         self.lock_until(py, Some(Instant::now() + limit))
     }
 
-    fn lock_until(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<Option<Guard<'_, T>>>
-    where
-        T: Send,
-    {
+    fn lock_until(&self, py: Python<'_>, until: Option<Instant>) -> PyResult<Option<Guard<'_, T>>> {
         let me = thread::current().id();
         loop {
             {

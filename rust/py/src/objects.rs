@@ -10,14 +10,24 @@ use pyo3::{PyErrArguments, ffi};
 use ringloader_core::Error;
 use ringloader_core::batch::Token;
 
+/// A new object of the interpreter's.
+///
+/// # Errors
+/// `MemoryError`.
+///
+/// # Safety
+/// `new` is a new reference to a `T`, or none with an error set.
+#[inline(always)]
+unsafe fn made<T>(py: Python<'_>, new: *mut ffi::PyObject) -> PyResult<Bound<'_, T>> {
+    // SAFETY: the caller's; the interpreter is attached.
+    unsafe { Ok(Bound::from_owned_ptr_or_err(py, new)?.cast_into_unchecked()) }
+}
+
 /// # Errors
 /// `MemoryError`.
 pub(crate) fn bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
     // SAFETY: the interpreter is attached. A new reference to an object of that type, or none with an error set.
-    unsafe {
-        let new = ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), bytes.len() as isize);
-        Ok(Bound::from_owned_ptr_or_err(py, new)?.cast_into_unchecked())
-    }
+    unsafe { made(py, ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), bytes.len() as isize)) }
 }
 
 /// # Errors
@@ -60,16 +70,14 @@ pub(crate) fn interned<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, 
 #[inline]
 pub(crate) fn int(py: Python<'_>, value: i64) -> PyResult<Bound<'_, PyInt>> {
     // SAFETY: as in `bytes`.
-    unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromLongLong(value))?.cast_into_unchecked()) }
+    unsafe { made(py, ffi::PyLong_FromLongLong(value)) }
 }
 
 /// # Errors
 /// `MemoryError`.
 pub(crate) fn unsigned(py: Python<'_>, value: u64) -> PyResult<Bound<'_, PyInt>> {
     // SAFETY: as in `bytes`.
-    unsafe {
-        Ok(Bound::from_owned_ptr_or_err(py, ffi::PyLong_FromUnsignedLongLong(value))?.cast_into_unchecked())
-    }
+    unsafe { made(py, ffi::PyLong_FromUnsignedLongLong(value)) }
 }
 
 /// # Errors
@@ -77,14 +85,13 @@ pub(crate) fn unsigned(py: Python<'_>, value: u64) -> PyResult<Bound<'_, PyInt>>
 #[inline]
 pub(crate) fn float(py: Python<'_>, value: f64) -> PyResult<Bound<'_, PyFloat>> {
     // SAFETY: as in `bytes`.
-    unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyFloat_FromDouble(value))?.cast_into_unchecked()) }
+    unsafe { made(py, ffi::PyFloat_FromDouble(value)) }
 }
 
-/// An empty one.
+/// The value of a token that is neither text nor a container. `None` of any other.
 ///
 /// # Errors
 /// `MemoryError`.
-/// The value of a token that is neither text nor a container. `None` of any other.
 #[inline]
 pub(crate) fn plain<'py>(py: Python<'py>, token: Token<'_>) -> PyResult<Option<Bound<'py, PyAny>>> {
     Ok(Some(match token {
@@ -98,9 +105,13 @@ pub(crate) fn plain<'py>(py: Python<'py>, token: Token<'_>) -> PyResult<Option<B
     }))
 }
 
+/// An empty one.
+///
+/// # Errors
+/// `MemoryError`.
 pub(crate) fn dict(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
     // SAFETY: as in `bytes`.
-    unsafe { Ok(Bound::from_owned_ptr_or_err(py, ffi::PyDict_New())?.cast_into_unchecked()) }
+    unsafe { made(py, ffi::PyDict_New()) }
 }
 
 /// A list of `items`. No code of anybody's may run while they are made.
@@ -114,11 +125,11 @@ pub(crate) fn list<'py, E: From<PyErr>>(
     let len = items.len();
     // SAFETY: as in `bytes`. The list has room for `len` items, and takes the reference to each.
     unsafe {
-        let list = Bound::from_owned_ptr_or_err(py, ffi::PyList_New(len as isize))?;
+        let list: Bound<'_, PyList> = made(py, ffi::PyList_New(len as isize))?;
         for (at, item) in items.take(len).enumerate() {
             ffi::PyList_SetItem(list.as_ptr(), at as isize, item?.into_ptr());
         }
-        Ok(list.cast_into_unchecked())
+        Ok(list)
     }
 }
 
@@ -133,11 +144,11 @@ pub(crate) fn tuple<'py, E: From<PyErr>>(
     let len = items.len();
     // SAFETY: as in `list`. Nobody else has the tuple while it is filled.
     unsafe {
-        let tuple = Bound::from_owned_ptr_or_err(py, ffi::PyTuple_New(len as isize))?;
+        let tuple: Bound<'_, PyTuple> = made(py, ffi::PyTuple_New(len as isize))?;
         for (at, item) in items.take(len).enumerate() {
             ffi::PyTuple_SetItem(tuple.as_ptr(), at as isize, item?.into_ptr());
         }
-        Ok(tuple.cast_into_unchecked())
+        Ok(tuple)
     }
 }
 
