@@ -160,10 +160,7 @@ class DispatchEnd(WorkerOption):
     def _drop(self) -> None:
         """Takes all that has come: each epoch leaves its end, for which there must be room."""
         while not self._has_died and (found := self._engine.next(0.0)) is not None:
-            if isinstance(found, _native.WorkerEnded):
-                self._has_died = True
-            elif found[0] > 0:
-                self._taken += 1
+            self._taken += found[0] > 0
 
     def _tell(self) -> None:
         if not self._has_died:
@@ -187,12 +184,13 @@ class DispatchEnd(WorkerOption):
                     "ringloader.Dispatch exited unexpectedly"
                 )
             found = self._engine.next(_POLL_SECONDS)
+            if found is None and self._engine.has_ended(0):
+                # What it has sent before its end comes first.
+                found = self._engine.next(0.0)
+                self._has_died = found is None
             if found is None:
                 if self._port.is_done():
                     break
-                continue
-            if isinstance(found, _native.WorkerEnded):
-                self._has_died = True
                 continue
             epoch, item = found
             if epoch < 0:

@@ -13,7 +13,7 @@ use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::received::Received;
 use ringloader_core::transport::{Control, Transport};
 
-use super::event::{Event, Unsent, WorkerEnded, stand_in};
+use super::event::{Unsent, stand_in};
 use super::memory::SlotMemory;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::layout::{Layout, LayoutCache};
@@ -135,30 +135,24 @@ impl Engine {
 
     /// Waits for the next result: a message of torch's protocol, `(index of the task, batch)`.
     ///
-    /// None when the time is over.
-    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Event<'py>>> {
+    /// None when the time is over, and once when a worker has ended.
+    fn next<'py>(&self, py: Python<'py>, timeout: Option<f64>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let deadline = Deadline::after(timeout)?;
         let core = self.core()?;
         if let Some(message) = self.unsent.take(py)? {
-            return Ok(Some(Event::Message(message)));
+            return Ok(Some(message));
         }
         loop {
             match core.try_next() {
-                Ok(Some(delivery)) => {
-                    let message = self.message(py, delivery)?;
-                    return Ok(Some(Event::Message(message)));
-                }
+                Ok(Some(delivery)) => return self.message(py, delivery).map(Some),
                 Ok(None) => {}
                 Err(Error::Arrival { task: Some(seq), error }) => {
-                    let failed = self.failed(py, seq as i64, exception(*error))?;
-                    return Ok(Some(Event::Message(failed)));
+                    return self.failed(py, seq as i64, exception(*error)).map(Some);
                 }
                 Err(error) => return Err(exception(error)),
             }
-            if let Some(worker) = core.take_ended() {
-                return Ok(Some(Event::WorkerEnded(WorkerEnded::new(worker))));
-            }
-            let Some(left) = deadline.left().filter(|_| !core.take_wake()) else { return Ok(None) };
+            let is_over = core.take_ended().is_some() || core.take_wake();
+            let Some(left) = deadline.left().filter(|_| !is_over) else { return Ok(None) };
             wait(py, &core, None, left)?;
         }
     }

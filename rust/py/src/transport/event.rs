@@ -1,4 +1,4 @@
-//! Events for the parent: messages, stand-ins for lost batches, ends of workers.
+//! Messages for the parent, and stand-ins for lost batches.
 
 use std::convert::Infallible;
 
@@ -8,28 +8,6 @@ use ringloader_core::sync::Lock;
 
 use crate::caught::caught;
 use crate::{objects, python};
-
-/// A worker's process has ended.
-#[pyclass(frozen, get_all, module = "ringloader._native")]
-pub(crate) struct WorkerEnded {
-    worker: u32,
-}
-
-impl WorkerEnded {
-    pub(crate) fn new(worker: u32) -> Self {
-        Self { worker }
-    }
-}
-
-/// Events that the parent waits for.
-///
-/// INVARIANT: a message is neither `None` nor a `WorkerEnded`, so it needs no object around it, which would cost every
-/// batch. the worker loop sends pairs; the engine refuses `None`.
-#[derive(IntoPyObject)]
-pub(crate) enum Event<'py> {
-    Message(Bound<'py, PyAny>),
-    WorkerEnded(WorkerEnded),
-}
 
 /// Data that has come, while no message could be made of it: an interrupt was raised, or there was no memory.
 #[derive(Default)]
