@@ -5,7 +5,7 @@
 use std::hint::black_box;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use ringloader_core::plan::{BatchRule, Draw, Indices, ResultOrder, Source, Step, Stream, Supply};
+use ringloader_core::plan::{BatchRule, Chunk, Indices, ResultOrder, Step, Stream};
 
 #[path = "parts/epoch.rs"]
 mod epoch;
@@ -28,23 +28,23 @@ fn reversed() -> &'static [i64] {
     (0..LEN as i64).rev().collect::<Vec<_>>().leak()
 }
 
-fn answer(need: Draw, permutation: &'static [i64]) -> Supply {
-    match need {
-        Draw::NumSamples => Supply::NumSamples(u64::MAX - u64::MAX % LEN),
-        Draw::Permutation { n: LEN } => Supply::Indices(Box::new(Reversed(permutation))),
-        need => panic!("{need:?} was not expected"),
+/// A draw: a permutation, or all indices in order.
+fn drawn(permutation: Option<&'static [i64]>) -> Chunk {
+    match permutation {
+        Some(permutation) => Chunk::Drawn(Box::new(Reversed(permutation))),
+        None => Chunk::Range { start: 0, step: 1, len: i64::MAX as u64 },
     }
 }
 
 /// One batch; the last of its indices.
-fn batch(stream: &mut Stream, permutation: &'static [i64]) -> i64 {
+fn batch(stream: &mut Stream, permutation: Option<&'static [i64]>) -> i64 {
     loop {
-        let need = match stream.next() {
-            Ok(Step::Batch(batch)) => return *batch.last().expect("a batch is not empty"),
-            Ok(Step::Need(need)) => need,
+        match stream.next() {
+            Step::Batch(batch) => return *batch.last().expect("a batch is not empty"),
+            Step::Need => {}
             other => panic!("{other:?}"),
-        };
-        stream.supply(answer(need, permutation)).expect("what was asked for");
+        }
+        stream.supply(Some(drawn(permutation)));
     }
 }
 
@@ -53,12 +53,8 @@ fn streams(criterion: &mut Criterion) {
     let mut group = criterion.benchmark_group("plan/stream");
     for size in [1, 64, 1024] {
         let rule = Some(BatchRule { size, drop_last: false });
-        let sources = [
-            ("random", Source::Random { n: LEN, replacement: false, private_generator: false }),
-            ("sequential", Source::Sequential { len: i64::MAX as u64 }),
-        ];
-        for (name, source) in sources {
-            let mut stream = Stream::new(source, rule).expect("a good source");
+        for (name, permutation) in [("random", Some(permutation)), ("sequential", None)] {
+            let mut stream = Stream::new(rule).expect("a good rule");
             for number in 1..=2 * LEN / size {
                 let read = (number * size - 1) as i64;
                 let expected = if name == "random" { LEN as i64 - 1 - read % LEN as i64 } else { read };

@@ -53,7 +53,7 @@ class Opened:
 
 
 def sequential(n):
-    return _native.Stream.sequential(n, _native.BatchRule(2, False))
+    return _native.Stream(iter([range(n)]), _native.BatchRule(2, False))
 
 
 def test_python_is_asked_for_each_index(read):

@@ -143,6 +143,43 @@ def test_large_ones(kind):
         assert_alike(sampler, generator, kind, seed, 100)
 
 
+@pytest.mark.parametrize("n", [0, 1, 2, 7, 40, 65_537])
+def test_ranks_go_on_where_others_stopped(n):
+    """As torch's sampler over the rest, but padded from the epoch's first indices."""
+    rng = random.Random(n)
+    for _ in range(200 if n < 100 else 6):
+        ranks, drop_last = rng.choice([1, 2, 3, 5, rng.randint(1, 60)]), rng.random() < 0.5
+        start = rng.randint(0, n + 20)
+        options = {"shuffle": rng.random() < 0.5, "drop_last": drop_last, "seed": 3}
+        order = list(DistributedSampler(range(n), 1, 0, **options))
+        left = n - min(start, n)
+        many = left // ranks if drop_last else -(-left // ranks)
+        for rank in {0, ranks - 1, rng.randrange(ranks)}:
+            draws = samplers.draws_of(
+                BatchSampler(DistributedSampler(range(n), ranks, rank, **options), 7, False)
+            )
+            draws.resumed = samplers.Resumed(start=start)
+            stream = draws.open()
+            found = [index for batch in iter(lambda: stream.next(draws), None) for index in batch]  # noqa: B023
+            positions = (min(start, n) + rank + at * ranks for at in range(many))
+            if start == 0:
+                assert found == list(DistributedSampler(range(n), ranks, rank, **options))
+            else:
+                assert found == [order[position % n] for position in positions]
+
+
+def test_a_distributed_sampler_over_another_length_is_left_to_torch():
+    data = list(range(10))
+    for drop_last in (False, True):
+        sampler = BatchSampler(DistributedSampler(data, 3, 1, drop_last=drop_last), 2, False)
+        assert samplers.draws_of(sampler).open() is not None
+        sampler.sampler.num_samples = 4 if drop_last else 3
+        draws = samplers.draws_of(sampler)
+        assert draws.open() is None
+        with pytest.raises(AssertionError):
+            list(sampler)
+
+
 @pytest.mark.parametrize("given", [False, True])
 @pytest.mark.parametrize("n", [65_536, 65_537])
 def test_every_index_of_a_large_permutation(n, given):

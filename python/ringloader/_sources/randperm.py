@@ -1,13 +1,13 @@
 """torch's ``randperm`` word by word: the same permutation and draws, without waiting for all of it.
 
-The native stream makes the permutation while it is read, of words that torch draws here.
+Native code makes the permutation while it is read, of words that torch draws here.
 MIRRORS torch TensorFactories.cpp::randperm_cpu
 """
 
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -18,21 +18,17 @@ from ringloader._torch import internals
 _FEWEST = 1 << 16
 # Words in one draw that only moves a generator on.
 _SKIPPED_AT_ONCE = 1 << 20
+# Elements that are made at once.
+_ELEMENTS = 1 << 12
 _LOWEST = torch.iinfo(torch.int64).min
 
 _randperm = torch.randperm
-
-if TYPE_CHECKING:
-    # A stream asks only what torch's sampler of its kind reads and draws, so no class has all methods.
-    Draws = _native.Draws
-else:
-    Draws = object
 
 
 def can(n: int) -> bool:
     """True if a permutation of ``n`` may be drawn word by word here and now."""
     return (
-        _FEWEST <= n <= _native.Stream.MOST_WORD_BY_WORD
+        _FEWEST <= n <= _native.Shuffle.MOST
         # Code that replaces the function, or puts a mode around it, means it.
         and torch.randperm is _randperm
         and internals.len_torch_function_stack() == 0
@@ -72,21 +68,22 @@ def take_ahead(generator: torch.Generator, n: int) -> torch.Generator:
     return twin
 
 
-class _Probe(Draws):
-    """Answers for one permutation."""
+def word_by_word(n: int, generator: torch.Generator) -> Callable[[range], Iterator[bytes]]:
+    """Returns a function that yields elements of ``randperm(n)`` at some positions, as bytes of int64.
 
-    def __init__(self, n: int, generator: torch.Generator) -> None:
-        self._n = n
-        self._generator = generator
+    ``generator`` draws the words while they are read.
+    """
+    shuffle = _native.Shuffle(n)
 
-    def num_samples(self) -> int:
-        return self._n
+    def read(positions: range) -> Iterator[bytes]:
+        many = max(1, _ELEMENTS // positions.step)
+        for first in range(0, len(positions), many):
+            part = positions[first : first + many]
+            if count := shuffle.missing(part[-1] + 1):
+                shuffle.supply(words(generator, count), count)
+            yield shuffle.read(part.start, part.step, len(part))
 
-    def permutation(self, _n: int) -> None:
-        return None
-
-    def words(self, count: int) -> torch.Tensor:
-        return words(self._generator, count)
+    return read
 
 
 @functools.cache
@@ -94,8 +91,8 @@ def _is_as_expected() -> bool:
     """True if this torch makes a permutation of these words, in this way: compared once in a process."""
     for n in (512, 513):
         theirs, ours = torch.Generator().manual_seed(n), torch.Generator().manual_seed(n)
-        stream = _native.Stream.random(n, False, False, _native.BatchRule(n, False))
-        if torch.randperm(n, generator=theirs).tolist() != stream.next(_Probe(n, ours)):
+        made = b"".join(word_by_word(n, ours)(range(n)))
+        if torch.randperm(n, generator=theirs).tolist() != memoryview(made).cast("q").tolist():
             return False
         if not torch.equal(theirs.get_state(), ours.get_state()):
             return False

@@ -1,19 +1,18 @@
 """Samplers of torch that are read natively, and torch's draws for them.
 
-The native stream never draws. Where the body of torch's generator would, it asks the objects here, so that
-every draw is torch's own, at torch's moment.
+The native stream never draws. The generators here give it the indices of a draw at a time, where the bodies
+of torch's generators would: so every draw is torch's own, at torch's moment.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import operator
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch.utils.data import sampler as torch_sampler
@@ -23,8 +22,6 @@ import ringloader._native as _native
 from ringloader._sources import randperm
 from ringloader._sources.rollover import OWN_ITER, RolloverBatchSampler
 from ringloader._torch import internals
-
-_T = TypeVar("_T")
 
 
 def index_source(index_sampler: Any, places: _native.Places | None = None) -> _native.IndexSource:
@@ -106,18 +103,19 @@ class Resumed(NamedTuple):
     begin: Callable[[_native.Stream], None] | None = None
 
 
-class TorchDraws(randperm.Draws):
-    """Reads and draws of torch for one epoch of a sampler. The stream asks for each when torch would."""
+class TorchDraws:
+    """Reads and draws of torch for one epoch of a sampler."""
 
     # True if the sampler's indices may be other objects than ints.
     has_any_indices = False
+    # The sampler's attribute whose length torch reads first.
+    source = "data_source"
 
     def __init__(self, sampler: Any, batch: _native.BatchRule | None) -> None:
         self.sampler = sampler
         self.batch = batch
         # The batch sampler that takes what is left over.
         self.rolling: RolloverBatchSampler | None = None
-        self._words_from: torch.Generator | None = None
         # True if draws from the program's generator are recorded, for the state of the epoch.
         self.is_recording = False
         # The state of the program's generator before the first draw.
@@ -181,36 +179,32 @@ class TorchDraws(randperm.Draws):
         self.rolling.set_rest(rest)
 
     def _make(self) -> _native.Stream:
-        raise NotImplementedError
+        chunks = self._chunks(len(getattr(self.sampler, self.source)))
+        return _native.Stream(chunks, self.batch, self.sampler if self.has_any_indices else None)
+
+    def _chunks(self, n: int) -> Iterator[torch.Tensor | bytes | range]:
+        """Yields the sampler's indices, or their positions. Draws where torch's generator would."""
+        yield from self._permuted(n)(range(n))
 
     def odd_size(self, size: Any) -> int:
         """Returns what torch makes of a batch size that was set meanwhile and is no plain number."""
         itertools.islice((), size)
         return sys.maxsize if size is None else operator.index(size)
 
-    def permutation(self, n: int) -> torch.Tensor | None:
-        """Returns ``torch.randperm(n)``, or None if the stream must make it of :meth:`words`."""
+    def _permuted(self, n: int) -> Callable[[range], Iterator[torch.Tensor | bytes]]:
+        """Draws ``torch.randperm(n)``. Returns a function that yields its elements at some positions."""
         generator, is_private = self._drawing()
         if not randperm.can(n):
-            return self._draw(generator, functools.partial(torch.randperm, n, generator=generator))
-        if is_private:
-            self._words_from = generator
-        else:
-            draw = functools.partial(randperm.take_ahead, generator, n)
-            self._words_from = self._draw(generator, draw)
-        return None
-
-    def words(self, count: int) -> torch.Tensor:
-        """The next words of the last permutation."""
-        assert self._words_from is not None
-        return randperm.words(self._words_from, count)
+            drawn = torch.randperm(n, generator=generator)
+            return lambda at: iter((drawn[at.start : at.stop : at.step].contiguous(),))
+        return randperm.word_by_word(n, generator if is_private else randperm.take_ahead(generator, n))
 
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
         """Returns the values ``drawn`` and ``draws`` of this epoch, for a later resume."""
         return (self._before, self._made) if self._made else (None, None)
 
     def _drawing(self) -> tuple[torch.Generator, bool]:
-        """Returns the generator of the next draw, and True if no other code ever sees it."""
+        """Returns the generator of the next draw, and True if no other code ever sees it. Counts the draw."""
         generator = self.sampler.generator
         if generator is not None and generator is not torch.default_generator:
             return generator, False
@@ -222,13 +216,8 @@ class TorchDraws(randperm.Draws):
             return self._twin, True
         if self.is_recording and not self._made:
             self._before = torch.default_generator.get_state()
+        self._made += 1
         return torch.default_generator, False
-
-    def _draw(self, generator: torch.Generator, draw: Callable[[], _T]) -> _T:
-        """Returns the result of a function that draws once. Counts draws from the program's generator."""
-        found = draw()
-        self._made += generator is torch.default_generator
-        return found
 
 
 def _is_cpu(generator: Any) -> bool:
@@ -242,8 +231,8 @@ class _Sequential(TorchDraws):
         # Without batches torch reads the length inside iter(), and its iterator then is a range's.
         return self.batch is None
 
-    def _make(self) -> _native.Stream:
-        return _native.Stream.sequential(len(self.sampler.data_source), self.batch)
+    def _chunks(self, n: int) -> Iterator[range]:
+        yield range(n)
 
 
 class _Random(TorchDraws):
@@ -256,11 +245,23 @@ class _Random(TorchDraws):
     def is_plain(self) -> bool:
         return _is_cpu(self.sampler.generator)
 
-    def _make(self) -> _native.Stream:
-        n = len(self.sampler.data_source)
-        return _native.Stream.random(n, self.sampler.replacement, self.sampler.generator is None, self.batch)
+    def _chunks(self, n: int) -> Iterator[torch.Tensor | bytes]:
+        sampler, is_private = self.sampler, self.sampler.generator is None
+        if is_private:
+            self._make_private()
+        if sampler.replacement:
+            for _ in range(sampler.num_samples // 32):
+                yield self._integers(n, 32)
+            yield self._integers(n, sampler.num_samples % 32)
+            return
+        for _ in range(sampler.num_samples // n):
+            yield from self._permuted(n)(range(n))
+        rest = sampler.num_samples % n
+        # torch permutes for no index too, which only others that draw from the generator see.
+        if rest or not is_private:
+            yield from self._permuted(n)(range(rest))
 
-    def seed(self) -> None:
+    def _make_private(self) -> None:
         seed = self.resumed.drawn
         if seed is None:
             seed = self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
@@ -271,61 +272,66 @@ class _Random(TorchDraws):
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
         return super().drawn() if self._seed is None else (self._seed, None)
 
-    def num_samples(self) -> int:
-        return int(self.sampler.num_samples)
-
     def _drawing(self) -> tuple[torch.Generator, bool]:
         return super()._drawing() if self._private is None else (self._private, True)
 
-    def integers(self, high: int, count: int) -> torch.Tensor:
+    def _integers(self, high: int, count: int) -> torch.Tensor:
         generator, _ = self._drawing()
-        draw = functools.partial(torch.randint, dtype=torch.int64, generator=generator)
-        return self._draw(generator, functools.partial(draw, high=high, size=(count,)))
+        return torch.randint(high=high, size=(count,), dtype=torch.int64, generator=generator)
 
 
 class _Subset(TorchDraws):
     """MIRRORS torch sampler.py::SubsetRandomSampler."""
 
     has_any_indices = True
+    source = "indices"
 
     def is_plain(self) -> bool:
         return _is_cpu(self.sampler.generator) and type(self.sampler.indices) in (list, range)
 
-    def _make(self) -> _native.Stream:
-        return _native.Stream.subset(self.sampler, len(self.sampler.indices), self.batch)
-
 
 class _Weighted(TorchDraws):
     """MIRRORS torch sampler.py::WeightedRandomSampler."""
+
+    source = "weights"
 
     def is_plain(self) -> bool:
         weights = self.sampler.weights
         plain = type(weights) is torch.Tensor and weights.device.type == "cpu" and weights.dim() == 1
         return plain and _is_cpu(self.sampler.generator)
 
-    def _make(self) -> _native.Stream:
-        return _native.Stream.weighted(len(self.sampler.weights), self.sampler.num_samples, self.batch)
-
-    def multinomial(self) -> torch.Tensor:
+    def _chunks(self, _n: int) -> Iterator[torch.Tensor]:
         sampler = self.sampler
         generator, _ = self._drawing()
         given = (sampler.weights, sampler.num_samples, sampler.replacement)
-        return self._draw(generator, functools.partial(torch.multinomial, *given, generator=generator))
+        yield torch.multinomial(*given, generator=generator)
 
 
 class _Distributed(TorchDraws):
     """MIRRORS torch distributed.py::DistributedSampler."""
 
+    source = "dataset"
+
     def works_in_iter(self) -> bool:
         # Without batches torch draws inside iter(), and its constructor calls iter() in any case.
         return self.batch is None
 
-    def _make(self) -> _native.Stream:
-        sampler = self.sampler
-        length, many = len(sampler.dataset), sampler.num_samples
-        rank, ranks = sampler.rank, sampler.num_replicas
-        start, shuffles, drops = self.resumed.start, bool(sampler.shuffle), bool(sampler.drop_last)
-        return _native.Stream.distributed(length, many, ranks, rank, shuffles, drops, self.batch, start)
+    def _chunks(self, n: int) -> Iterator[torch.Tensor | bytes | range]:
+        sampler, start, many = self.sampler, min(self.resumed.start, n), self.sampler.num_samples
+        ranks, total = sampler.num_replicas, many * sampler.num_replicas
+        if sampler.rank >= ranks or not (total <= n if sampler.drop_last else n <= total <= n * total):
+            raise ValueError("a dataset of another length")
+        if start:
+            many = (n - start) // ranks if sampler.drop_last else -((start - n) // ranks)
+        return self._parts(n, range(start + sampler.rank, start + sampler.rank + many * ranks, ranks))
+
+    def _parts(self, n: int, positions: range) -> Iterator[torch.Tensor | bytes | range]:
+        read = self._permuted(n) if self.sampler.shuffle else None
+        while positions:
+            # Past the last index, the first comes again.
+            here = range(positions.start % n, n, positions.step)[: len(positions)]
+            yield from read(here) if read else (here,)
+            positions = positions[len(here) :]
 
     def _drawing(self) -> tuple[torch.Generator, bool]:
         generator = torch.Generator()
@@ -337,7 +343,7 @@ class _Nones(TorchDraws):
     """MIRRORS torch dataloader.py::_InfiniteConstantSampler."""
 
     def _make(self) -> _native.Stream:
-        return _native.Stream.nones(self.batch)
+        return _native.Stream(None, self.batch)
 
 
 _OPENERS: dict[type, type[TorchDraws]] = {

@@ -35,12 +35,6 @@ pub enum Error {
         owner: u32,
     },
 
-    /// The indices supplied to a stream are not the ones it asked for.
-    Indices(String),
-
-    /// A `RandomSampler` without replacement stands over nothing: torch divides by the length.
-    EmptySource,
-
     /// A result is out of its ring and is lost: its task will have no other. The rings continue.
     Arrival {
         /// The task whose data it was; none of a whole message of torch's protocol.
@@ -68,8 +62,6 @@ impl fmt::Display for Error {
                 "can only test a child process: this iterator was made by process {owner}, from which this one was \
                  forked; make an iterator in each process"
             ),
-            Self::Indices(what) => write!(f, "the random numbers of a sampler cannot be used: {what}"),
-            Self::EmptySource => f.write_str("integer division or modulo by zero"),
             Self::Arrival { error, .. } => error.fmt(f),
             Self::Memory(what) | Self::Config(what) => f.write_str(what),
         }

@@ -6,7 +6,6 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::{
     PyAssertionError, PyMemoryError, PyOSError, PyOverflowError, PyRuntimeError, PyValueError,
-    PyZeroDivisionError,
 };
 use pyo3::prelude::*;
 use ringloader_core::Error;
@@ -26,7 +25,6 @@ pub(crate) fn exception(error: Error) -> PyErr {
         }
         Error::Memory(what) => PyMemoryError::new_err(Message(what)),
         Error::Config(what) => PyValueError::new_err(what),
-        Error::EmptySource => PyZeroDivisionError::new_err(error.to_string()),
         Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
         Error::Arrival { error, .. } => exception(*error),
         _ => PyRuntimeError::new_err(Message(error.to_string())),

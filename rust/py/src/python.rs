@@ -14,21 +14,15 @@ use crate::objects;
 pub(crate) mod names {
     crate::strings::strings! {
         end_epoch = "_end_epoch",
-        integers = "integers",
         leave = "leave",
-        multinomial = "multinomial",
         next_index = "_next_index",
         note_exhausted = "_note_exhausted",
         note_wait = "_note_wait",
-        num_samples = "num_samples",
         odd_size = "odd_size",
         open = "open",
-        permutation = "permutation",
         raise_lost = "_raise_lost",
         raise_timeout = "_raise_timeout",
         replace_lost = "_replace_lost",
-        seed = "seed",
-        words = "words",
     }
 }
 
@@ -175,7 +169,7 @@ impl<'py> Callbacks<'_, 'py> {
     }
 }
 
-/// The reads and draws that torch makes for one epoch of a sampler: `Draws` in the stub.
+/// What torch reads and draws for one epoch of a sampler: `Draws` in the stub.
 pub(crate) struct Draws<'a, 'py>(pub(crate) &'a Bound<'py, PyAny>);
 
 impl<'py> Draws<'_, 'py> {
@@ -189,33 +183,6 @@ impl<'py> Draws<'_, 'py> {
     /// The error that the sampler's `len` raises.
     pub(crate) fn open(&self) -> PyResult<Bound<'py, PyAny>> {
         self.0.call_method0(names::open(self.py()))
-    }
-
-    /// Makes the epoch's own generator.
-    pub(crate) fn seed(&self) -> PyResult<()> {
-        self.0.call_method0(names::seed(self.py())).map(drop)
-    }
-
-    pub(crate) fn num_samples(&self) -> PyResult<u64> {
-        self.0.call_method0(names::num_samples(self.py()))?.extract()
-    }
-
-    /// `None` if the permutation must be made of [`words`](Self::words).
-    pub(crate) fn permutation(&self, n: u64) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let found = self.0.call_method1(names::permutation(self.py()), (n,))?;
-        Ok((!found.is_none()).then_some(found))
-    }
-
-    pub(crate) fn words(&self, count: u64) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method1(names::words(self.py()), (count,))
-    }
-
-    pub(crate) fn integers(&self, high: u64, count: u64) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method1(names::integers(self.py()), (high, count))
-    }
-
-    pub(crate) fn multinomial(&self) -> PyResult<Bound<'py, PyAny>> {
-        self.0.call_method0(names::multinomial(self.py()))
     }
 
     /// Gives it the incomplete last batch of a stream that rolls over.

@@ -3,7 +3,8 @@
 //!
 //! | module | is about |
 //! |---|---|
-//! | [`sampler`] | torch's samplers as streams of indices, over random numbers that torch drew |
+//! | [`sampler`] | batches of a sampler's indices, over what torch draws |
+//! | [`shuffle`] | a permutation that is made while it is read |
 //! | [`ordinals`] | sets of an epoch's samples, as ranges |
 //! | [`ledger`] | which samples were handed to the caller, and its position in the epoch |
 //! | [`fingerprint`] | whether the samples that were passed over are those of a state |
@@ -12,15 +13,17 @@
 //! | [`worker_progress`] | which worker's batches were handed to the caller, and which worker's batch is next |
 //! | [`reorder`] | tasks that were sent, results that arrived, and whose turn it is |
 //!
-//! Nothing here draws, waits or sends: a stream says what it needs, and the caller fetches it at that moment.
+//! Nothing here draws, waits or sends: a stream says when it needs indices, and the caller fetches them at that moment.
 //!
 //! ```
-//! use ringloader_core::plan::{BatchRule, Next, ReorderBuffer, ResultOrder, Source, Step, Stream, WorkerSelector};
+//! use ringloader_core::plan::{BatchRule, Chunk, Next, ReorderBuffer, ResultOrder, Step, Stream, WorkerSelector};
 //!
-//! let mut stream = Stream::new(Source::Sequential { len: 5 }, Some(BatchRule { size: 2, drop_last: false }))?;
+//! let mut stream = Stream::new(Some(BatchRule { size: 2, drop_last: false }))?;
+//! assert_eq!(stream.next(), Step::Need);
+//! stream.supply(Some(Chunk::Range { start: 0, step: 1, len: 5 }));
 //! let mut selector = WorkerSelector::new(2, 1, ResultOrder::InOrder);
 //! let mut tasks = ReorderBuffer::new();
-//! while let Step::Batch(_indices) = stream.next()? {
+//! while let Step::Batch(_indices) = stream.next() {
 //!     let worker = selector.choose().expect("all workers are active");
 //!     selector.record_sent(worker);
 //!     tasks.send(worker);
@@ -40,14 +43,16 @@ pub mod ordinals;
 pub mod places;
 pub mod reorder;
 pub mod sampler;
+pub mod shuffle;
 pub mod worker_progress;
 pub mod worker_selector;
 
 pub use fingerprint::{fingerprint_of, hash_of_words};
 pub use ledger::{Ledger, Position};
 pub use ordinals::OrdinalSet;
-pub use places::{Places, Run, TaskPlaces};
+pub use places::{Places, TaskPlaces};
 pub use reorder::{Next, ReorderBuffer};
-pub use sampler::{BatchRule, Draw, Indices, Source, Step, Stream, Supply};
+pub use sampler::{BatchRule, Chunk, Indices, Step, Stream};
+pub use shuffle::Shuffle;
 pub use worker_progress::WorkerProgress;
 pub use worker_selector::{ResultOrder, WorkerSelector};

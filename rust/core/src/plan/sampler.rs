@@ -1,31 +1,18 @@
-//! Torch's samplers as streams of indices, over random numbers that torch drew.
+//! Batches of a sampler's indices: torch's `BatchSampler`, over what torch draws.
 //!
-//! A stream is the generator that torch's `__iter__` returns, turned inside out: where the generator's body would draw,
-//! [`Stream::next`] returns [`Step::Need`], and after [`Stream::supply`] it continues at that point. So every draw
-//! belongs to the same request as in torch, an epoch that is abandoned leaves the generators where torch leaves them,
-//! and there is never a list of all indices.
+//! A sampler gives its indices in chunks, each of them one draw of torch's. Where `BatchSampler` asks its sampler for an
+//! index and no chunk is left, [`Stream::next`] returns [`Step::Need`], and after [`Stream::supply`] it continues at that
+//! point. So every draw belongs to the same request as in torch, and an epoch that is abandoned leaves the generators
+//! where torch leaves them.
 //!
-//! MIRRORS torch sampler.py and distributed.py, of 2.6 to 2.15: the classes' `__iter__`
+//! MIRRORS torch sampler.py, of 2.6 to 2.15: `BatchSampler.__iter__`
 //!
-//! - A stream is made when torch's body would run: at the first request, except for what `DistributedSampler` and
-//!   `SequentialSampler` read inside `iter` when they are iterated without a `BatchSampler`.
 //! - A request that follows an unanswered need finds the stream ended: so does a generator whose body raised.
 //! - A stream that has ended stays so, and needs nothing more.
 #![forbid(unsafe_code)]
 
-mod drawn;
-mod once;
-mod random;
-mod shuffle;
-mod supply;
+use std::fmt::Debug;
 
-use std::vec;
-
-pub use self::supply::{Draw, Indices, Supply};
-
-use self::once::Once;
-use self::random::Random;
-use self::supply::check;
 use super::ordinals::{OrdinalSet, Stretch, Walk};
 use crate::{Error, Result};
 
@@ -50,63 +37,67 @@ pub enum Step<'a> {
         /// The indices.
         indices: &'a [i64],
     },
-    /// Supply this, and ask again.
-    Need(Draw),
+    /// Supply the sampler's next chunk, and ask again.
+    Need,
     /// There are no more: `StopIteration`, now and ever after.
     End,
 }
 
-/// The torch sampler that a stream stands for, with what the sampler reads before it draws.
+/// Indices that were drawn.
+pub trait Indices: Send + Debug {
+    /// All of them.
+    fn as_slice(&self) -> &[i64];
+}
+
+impl Indices for Vec<i64> {
+    fn as_slice(&self) -> &[i64] {
+        self
+    }
+}
+
+/// Some of a sampler's indices, in order; perhaps none.
 #[derive(Debug)]
-pub enum Source {
-    /// `SequentialSampler`
-    Sequential {
-        /// `len(data_source)`
+pub enum Chunk {
+    /// Those that were drawn at once.
+    Drawn(Box<dyn Indices>),
+    /// Those of a range.
+    Range {
+        /// The first.
+        start: i64,
+        /// The step from each to the next.
+        step: i64,
+        /// The number of them.
         len: u64,
     },
-    /// `RandomSampler`
-    Random {
-        /// `len(data_source)`
-        n: u64,
-        /// With replacement.
-        replacement: bool,
-        /// The sampler has no generator of its own: it seeds one from the global generator.
-        private_generator: bool,
-    },
-    /// `SubsetRandomSampler`: positions in its `indices`, which torch reads one by one, for the user may change them.
-    Subset {
-        /// `len(indices)`
-        len: u64,
-    },
-    /// `WeightedRandomSampler`
-    Weighted {
-        /// `len(weights)`
-        categories: u64,
-        /// The sampler's `num_samples`.
-        num_samples: u64,
-    },
-    /// `DistributedSampler`. Its permutation comes from a generator of its own, seeded with `seed + epoch`.
-    Distributed {
-        /// `len(dataset)`
-        len: u64,
-        /// The sampler's `num_samples`: indices of a whole epoch for this rank.
-        num_samples: u64,
-        /// The sampler's `num_replicas`.
-        num_replicas: u64,
-        /// The sampler's `rank`.
-        rank: u64,
-        /// Permuted, or in order.
-        shuffle: bool,
-        /// Cuts off the rest that would make the ranks unequal, instead of repeating indices to fill them up.
-        drop_last: bool,
-        /// Samples of the epoch that all ranks together consumed before, perhaps another number of ranks: 0 for torch's
-        /// own order. The indices after them are padded from the epoch's first, or cut, as torch does with a whole
-        /// epoch; and rank `r` of `W` has `start + r`, `start + r + W`, ... of them. With the number of ranks that
-        /// consumed them, as torch itself continues.
-        start: u64,
-    },
-    /// `_InfiniteConstantSampler`: `None`, without end.
-    InfiniteNone,
+}
+
+impl Chunk {
+    /// A chunk without indices.
+    #[must_use]
+    pub fn empty() -> Self {
+        Self::Range { start: 0, step: 0, len: 0 }
+    }
+
+    fn len(&self) -> u64 {
+        match self {
+            Self::Drawn(indices) => indices.as_slice().len() as u64,
+            Self::Range { len, .. } => *len,
+        }
+    }
+
+    /// Appends `count` indices, from that of number `at` on.
+    fn read(&self, at: u64, count: u64, out: &mut Vec<i64>) {
+        match *self {
+            Self::Drawn(ref indices) => {
+                out.extend_from_slice(&indices.as_slice()[at as usize..(at + count) as usize]);
+            }
+            Self::Range { start, step, .. } => {
+                out.extend(
+                    (at..at + count).map(|number| start.wrapping_add(step.wrapping_mul(number as i64))),
+                );
+            }
+        }
+    }
 }
 
 /// `BatchSampler`'s arguments.
@@ -121,9 +112,14 @@ pub struct BatchRule {
 /// A sampler's iterator, or its `BatchSampler`'s.
 #[derive(Debug)]
 pub struct Stream {
-    /// The indices that an earlier stream left, before all that the generator gives.
-    first: vec::IntoIter<i64>,
-    generator: Generator,
+    /// The chunk that is being read.
+    chunk: Chunk,
+    /// The indices of it that were read.
+    at: u64,
+    /// True once the sampler has no chunk after this one.
+    is_last: bool,
+    /// True for `_InfiniteConstantSampler`, which gives `None`, without end.
+    gives_none: bool,
     /// Past the indices that are not handed out.
     walk: Option<Walk>,
     rule: Option<BatchRule>,
@@ -140,26 +136,11 @@ pub struct Stream {
 enum StreamState {
     /// Nothing of the next batch has been read.
     Ready,
-    /// A need was answered, or indices were passed over, while the batch was being read.
+    /// A chunk was supplied, or indices were passed over, while the batch was being read.
     Answered,
     /// A need was told.
-    Needs(Draw),
+    Needs,
     Ended,
-}
-
-#[derive(Debug)]
-enum Generator {
-    Random(Random),
-    Once(Once),
-    InfiniteNone,
-}
-
-/// The outcome of a request to a generator for some indices.
-enum Pull {
-    /// The generator appended at least one index.
-    Some,
-    Need(Draw),
-    End,
 }
 
 impl Stream {
@@ -169,22 +150,16 @@ impl Stream {
     /// A stream that has not been asked yet; `rule` is `None` for `batch_size=None`.
     ///
     /// # Errors
-    /// [`Error::Config`] for a batch size of 0. Also for a distributed sampler that would fail in torch, because its
-    /// dataset no longer has the length that it was made for: iterate such a sampler in Python.
-    pub fn new(source: Source, rule: Option<BatchRule>) -> Result<Self> {
+    /// [`Error::Config`] for a batch size of 0.
+    pub fn new(rule: Option<BatchRule>) -> Result<Self> {
         if rule.is_some_and(|rule| rule.size == 0) {
             return Err(Error::Config("a batch needs a size of at least 1, not 0".into()));
         }
-        let generator = match source {
-            Source::Random { n, replacement, private_generator } => {
-                Generator::Random(Random::new(n, replacement, private_generator))
-            }
-            Source::InfiniteNone => Generator::InfiniteNone,
-            source => Generator::Once(Once::new(source)?),
-        };
         Ok(Self {
-            first: Vec::new().into_iter(),
-            generator,
+            chunk: Chunk::empty(),
+            at: 0,
+            is_last: false,
+            gives_none: false,
             walk: None,
             rule,
             batch: Vec::new(),
@@ -194,32 +169,44 @@ impl Stream {
         })
     }
 
-    /// The next batch or index, or what is needed for it. Costs what the batch has indices; allocates only while the
-    /// largest batch grows.
+    /// As [`new`](Self::new), of a sampler that gives `None`, without end.
     ///
     /// # Errors
-    /// [`Error::EmptySource`] where torch divides by zero, [`Error::Indices`] for a supplied index that is out of
-    /// range. The stream has then ended.
+    /// As [`new`](Self::new).
+    pub fn nones(rule: Option<BatchRule>) -> Result<Self> {
+        Ok(Self { gives_none: true, ..Self::new(rule)? })
+    }
+
+    /// The next batch or index, or the need of a chunk. Costs what the batch has indices; allocates only while the
+    /// largest batch grows.
     #[expect(clippy::should_implement_trait, reason = "it lends the batch, which an iterator cannot")]
-    pub fn next(&mut self) -> Result<Step<'_>> {
+    pub fn next(&mut self) -> Step<'_> {
         match std::mem::replace(&mut self.state, StreamState::Ended) {
             StreamState::Ready => self.batch.clear(),
             StreamState::Answered => {}
-            StreamState::Needs(_) | StreamState::Ended => return Ok(self.end()),
+            StreamState::Needs | StreamState::Ended => return self.end(),
         }
-        if let Generator::InfiniteNone = self.generator {
+        if self.gives_none {
             self.state = StreamState::Ready;
-            return Ok(self.rule.map_or(Step::None, |rule| Step::Nones(rule.size)));
+            return self.rule.map_or(Step::None, |rule| Step::Nones(rule.size));
         }
         let size = self.rule.map_or(1, |rule| rule.size);
         loop {
             let missing = size - self.batch.len() as u64;
             if missing == 0 {
                 self.state = StreamState::Ready;
-                return Ok(match self.rule {
+                return match self.rule {
                     Some(_) => Step::Batch(&self.batch),
                     None => Step::Index(self.batch[0]),
-                });
+                };
+            }
+            let left = self.chunk.len() - self.at;
+            if left == 0 {
+                if self.is_last {
+                    return self.last();
+                }
+                self.state = StreamState::Needs;
+                return Step::Need;
             }
             let run = self.walk.as_ref().map_or(Stretch::Out(missing), Walk::stretch);
             let (limit, out) = match run {
@@ -229,21 +216,15 @@ impl Stream {
                     (run.min(Self::PASS), &mut self.passed)
                 }
             };
-            let before = out.len();
-            let read = match pull(&mut self.first, &mut self.generator, limit, out)? {
-                Pull::Some => (out.len() - before) as u64,
-                Pull::Need(draw) => {
-                    self.state = StreamState::Needs(draw);
-                    return Ok(Step::Need(draw));
-                }
-                Pull::End => return Ok(self.last()),
-            };
+            let read = limit.min(left);
+            self.chunk.read(self.at, read, out);
+            self.at += read;
             if let Some(walk) = &mut self.walk {
                 let (place, step) = walk.place();
                 walk.advance(read);
                 if let Stretch::In(_) = run {
                     self.state = StreamState::Answered;
-                    return Ok(Step::Passed { place, step, indices: &self.passed });
+                    return Step::Passed { place, step, indices: &self.passed };
                 }
             }
         }
@@ -269,7 +250,7 @@ impl Stream {
         if !fits || !self.is_fresh() {
             return Err(Error::Config(format!("a stream that cannot begin with {} indices", first.len())));
         }
-        self.first = first.into_iter();
+        self.chunk = Chunk::Drawn(Box::new(first));
         self.rest = Some(Vec::new());
         Ok(())
     }
@@ -301,7 +282,7 @@ impl Stream {
 
     /// Returns true if the next request finds the end.
     pub fn has_ended(&self) -> bool {
-        matches!(self.state, StreamState::Needs(_) | StreamState::Ended)
+        matches!(self.state, StreamState::Needs | StreamState::Ended)
     }
 
     /// Ends the stream, as a generator ends when its code raised.
@@ -309,29 +290,21 @@ impl Stream {
         self.state = StreamState::Ended;
     }
 
-    /// Answers the need that the last request told.
-    ///
-    /// # Errors
-    /// [`Error::Indices`] if nothing is needed, something else is, or the indices are not as many as were asked for;
-    /// [`Error::Memory`] when there is no memory to permute word by word. The need then stays unanswered.
-    pub fn supply(&mut self, supply: Supply) -> Result<()> {
-        let StreamState::Needs(draw) = self.state else {
-            return Err(Error::Indices(format!("{} supplied and nothing was asked for", supply.what())));
-        };
-        check(draw, &supply)?;
-        self.generator.supply(draw, supply)?;
-        self.state = StreamState::Answered;
-        Ok(())
+    /// Answers the need that the last request told: with the sampler's next chunk, or `None` at its end. Does nothing
+    /// where nothing is needed.
+    pub fn supply(&mut self, chunk: Option<Chunk>) {
+        if self.state == StreamState::Needs {
+            self.is_last = chunk.is_none();
+            (self.chunk, self.at) = (chunk.unwrap_or_else(Chunk::empty), 0);
+            self.state = StreamState::Answered;
+        }
     }
 
-    /// The generator has ended within a batch.
+    /// The sampler has ended within a batch.
     fn last(&mut self) -> Step<'_> {
         match self.rule {
-            Some(BatchRule { drop_last: false, .. }) if !self.batch.is_empty() => {
-                // `islice` hands it out, and finds the ended generator with the next request.
-                self.generator = Generator::Once(Once::empty());
-                Step::Batch(&self.batch)
-            }
+            // `islice` hands it out, and finds the ended sampler with the next request.
+            Some(BatchRule { drop_last: false, .. }) if !self.batch.is_empty() => Step::Batch(&self.batch),
             _ => {
                 if let Some(rest) = &mut self.rest {
                     *rest = std::mem::take(&mut self.batch);
@@ -343,50 +316,15 @@ impl Stream {
 
     /// Returns true if nothing was asked for, and there are indices.
     fn is_fresh(&self) -> bool {
-        let has_indices = !matches!(self.generator, Generator::InfiniteNone);
-        self.state == StreamState::Ready && self.batch.is_empty() && self.passed.is_empty() && has_indices
+        let is_unread = self.batch.is_empty() && self.passed.is_empty();
+        self.state == StreamState::Ready && is_unread && !self.gives_none
     }
 
-    /// Gives the memory of draws and indices back.
+    /// Gives the memory of indices back.
     fn end(&mut self) -> Step<'_> {
-        self.first = Vec::new().into_iter();
-        self.generator = Generator::Once(Once::empty());
+        (self.chunk, self.at) = (Chunk::empty(), 0);
         self.batch = Vec::new();
         self.passed = Vec::new();
         Step::End
-    }
-}
-
-/// Appends 1 to `limit` indices, in order: what an earlier stream left, and then what the generator gives.
-fn pull(
-    first: &mut vec::IntoIter<i64>,
-    generator: &mut Generator,
-    limit: u64,
-    out: &mut Vec<i64>,
-) -> Result<Pull> {
-    if first.as_slice().is_empty() {
-        return generator.pull(limit, out);
-    }
-    out.extend(first.take(usize::try_from(limit).unwrap_or(usize::MAX)));
-    Ok(Pull::Some)
-}
-
-impl Generator {
-    /// Appends 1 to `limit` indices, in order.
-    fn pull(&mut self, limit: u64, out: &mut Vec<i64>) -> Result<Pull> {
-        match self {
-            Self::Random(random) => random.pull(limit, out),
-            Self::Once(once) => once.pull(limit, out),
-            Self::InfiniteNone => Ok(Pull::End),
-        }
-    }
-
-    /// Takes the checked answer to its last need.
-    fn supply(&mut self, draw: Draw, supply: Supply) -> Result<()> {
-        match self {
-            Self::Random(random) => random.supply(draw, supply),
-            Self::Once(once) => once.supply(draw, supply),
-            Self::InfiniteNone => Ok(()),
-        }
     }
 }

@@ -4,7 +4,6 @@
 mod cases;
 mod generators;
 mod passing;
-mod ranks;
 mod reorder;
 mod resuming;
 mod rollover;

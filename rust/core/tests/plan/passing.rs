@@ -2,19 +2,19 @@
 
 use proptest::prelude::*;
 use ringloader_core::Error;
-use ringloader_core::plan::{BatchRule, OrdinalSet, Source, Step, Stream, fingerprint_of};
+use ringloader_core::plan::{BatchRule, Chunk, OrdinalSet, Step, Stream, fingerprint_of};
 
-use crate::generators::Rng;
-use crate::streams::{Outcome, Passed, Sampler, num_samples, request_past, rule, sampler};
+use crate::generators::{Draws, Outcome, Passed, sampler};
+use crate::streams::{counting, rule};
 
 /// All indices of a stream, its batches' sizes, and what it passed over.
-fn read(stream: &mut Stream, rng: &mut Rng, word_by_word: bool) -> (Vec<i64>, Vec<usize>, Passed) {
+fn read(stream: &mut Stream, draws: &mut Draws) -> (Vec<i64>, Vec<usize>, Passed) {
     let (mut indices, mut sizes, mut passed) = (Vec::new(), Vec::new(), Passed::default());
     loop {
-        let batch = match request_past(stream, rng, word_by_word, &mut passed) {
+        let batch = match draws.request(stream, &mut passed) {
             Outcome::Batch(batch) => batch,
             Outcome::Index(index) => vec![index],
-            Outcome::Stop | Outcome::Raised(_) => return (indices, sizes, passed),
+            Outcome::Stop | Outcome::Raised => return (indices, sizes, passed),
         };
         sizes.push(batch.len());
         indices.extend(batch);
@@ -32,31 +32,25 @@ proptest! {
     fn what_remains_is_regrouped(
         sampler in sampler(),
         rule in rule(),
-        num_samples in num_samples(),
-        seed in any::<u64>(),
-        word_by_word in any::<bool>(),
+        may_roll_over in any::<bool>(),
         first in prop::collection::vec(100..200_i64, 0..9),
         base in prop::collection::vec((0..80_u64, 0..30_u64), 0..8),
         place in any::<u64>(),
         step in any::<u64>(),
     ) {
-        let mut rng = Rng::new(seed, usize::MAX, num_samples);
-        let mut other = rng.clone();
-        let rolls_over = rule.is_some_and(|rule| rule.drop_last) && seed.is_multiple_of(2);
+        let rolls_over = rule.is_some_and(|rule| rule.drop_last) && may_roll_over;
         let first = if rolls_over { first } else { vec![] };
-        let keeps_all = rule.map(|BatchRule { size, .. }| BatchRule { size, drop_last: false });
-        let mut uninterrupted = Stream::new(sampler.source(), keeps_all).expect("a good source");
-        let mut whole = first.clone();
-        whole.extend(read(&mut uninterrupted, &mut rng, word_by_word).0);
+        let whole = [first.clone(), sampler.whole()].concat();
 
         let mut delivered = OrdinalSet::new();
         base.iter().for_each(|&(start, many)| delivered.insert(start, start + many));
-        let mut stream = Stream::new(sampler.source(), rule).expect("a good source");
+        let mut stream = Stream::new(rule).expect("a good rule");
         if rolls_over {
             stream.roll_over(first).expect("a fresh stream");
         }
         stream.skip(delivered.clone(), place, step).expect("a fresh stream");
-        let (after, sizes, passed) = read(&mut stream, &mut other, word_by_word);
+        let mut draws = Draws::of(&sampler);
+        let (after, sizes, passed) = read(&mut stream, &mut draws);
         let numbered = || (0_u64..).zip(whole.iter().copied());
         let mut expected = Passed::default();
         for (ordinal, index) in numbered().filter(|&(ordinal, _)| contains(&delivered, ordinal)) {
@@ -70,12 +64,10 @@ proptest! {
             Some(BatchRule { drop_last: true, .. }) => remains.split_off(remains.len() / size * size),
             _ => vec![],
         };
-        // A sampler that raised, because it stands over nothing, leaves nothing.
-        let leaves = rolls_over && !matches!(sampler, Sampler::Random { n: 0, .. });
-        prop_assert_eq!(stream.take_rest(), if leaves { left } else { vec![] });
+        prop_assert_eq!(stream.take_rest(), if rolls_over { left } else { vec![] });
         prop_assert_eq!(sizes, remains.chunks(size).map(<[_]>::len).collect::<Vec<_>>());
         prop_assert_eq!(after, remains);
-        prop_assert_eq!(rng.draws, other.draws);
+        prop_assert_eq!(draws.drawn, sampler.draws.len());
     }
 
     #[test]
@@ -133,28 +125,36 @@ fn the_hash_is_the_documented_one() {
 fn blocks_are_handed_over_with_their_places() {
     let base = OrdinalSet::from_ranges([(1, 3), (4, 5 + Stream::PASS)]).expect("in order");
     let rule = Some(BatchRule { size: 3, drop_last: false });
-    let mut stream = Stream::new(Source::Sequential { len: Stream::PASS + 10 }, rule).expect("a good source");
+    let mut stream = Stream::new(rule).expect("a good rule");
     stream.skip(base, 100, 10).expect("a fresh stream");
-    assert_eq!(stream.next(), Ok(Step::Passed { place: 110, step: 10, indices: &[1, 2] }));
+    assert_eq!(stream.next(), Step::Need);
+    stream.supply(Some(Chunk::Range { start: 0, step: 1, len: Stream::PASS + 10 }));
+    assert_eq!(stream.next(), Step::Passed { place: 110, step: 10, indices: &[1, 2] });
     let block: Vec<i64> = (4..4 + Stream::PASS as i64).collect();
-    assert_eq!(stream.next(), Ok(Step::Passed { place: 140, step: 10, indices: &block }));
+    assert_eq!(stream.next(), Step::Passed { place: 140, step: 10, indices: &block });
     let last = Stream::PASS as i64 + 4;
-    assert_eq!(stream.next(), Ok(Step::Passed { place: 100 + 10 * last as u64, step: 10, indices: &[last] }));
-    assert_eq!(stream.next(), Ok(Step::Batch(&[0, 3, last + 1])));
-    assert_eq!(stream.next(), Ok(Step::Batch(&[last + 2, last + 3, last + 4])));
-    assert_eq!(stream.next(), Ok(Step::Batch(&[last + 5])));
-    assert_eq!(stream.next(), Ok(Step::End));
+    assert_eq!(stream.next(), Step::Passed { place: 100 + 10 * last as u64, step: 10, indices: &[last] });
+    assert_eq!(stream.next(), Step::Batch(&[0, 3, last + 1]));
+    assert_eq!(stream.next(), Step::Batch(&[last + 2, last + 3, last + 4]));
+    assert_eq!(stream.next(), Step::Need);
+    stream.supply(None);
+    assert_eq!(stream.next(), Step::Batch(&[last + 5]));
+    assert_eq!(stream.next(), Step::End);
 }
 
 #[test]
 fn only_a_fresh_stream_of_indices_skips() {
-    let mut begun = Stream::new(Source::Sequential { len: 3 }, None).expect("a good source");
-    assert_eq!(begun.next(), Ok(Step::Index(0)));
+    let mut begun = counting(3, None);
+    assert_eq!(begun.next(), Step::Index(0));
     assert!(matches!(begun.skip(OrdinalSet::from_ranges([(0, 1)]).unwrap(), 0, 1), Err(Error::Config(_))));
-    let mut nones = Stream::new(Source::InfiniteNone, None).expect("a good source");
+    let mut nones = Stream::nones(None).expect("a good rule");
     assert!(matches!(nones.skip(OrdinalSet::from_ranges([(0, 1)]).unwrap(), 0, 1), Err(Error::Config(_))));
-    let mut short = Stream::new(Source::Sequential { len: 3 }, None).expect("a good source");
+    let mut short = Stream::new(None).expect("a good rule");
     short.skip(OrdinalSet::from_ranges([(0, 9)]).unwrap(), 0, 1).expect("a fresh stream");
-    assert_eq!(short.next(), Ok(Step::Passed { place: 0, step: 1, indices: &[0, 1, 2] }));
-    assert_eq!(short.next(), Ok(Step::End));
+    assert_eq!(short.next(), Step::Need);
+    short.supply(Some(Chunk::Range { start: 0, step: 1, len: 3 }));
+    assert_eq!(short.next(), Step::Passed { place: 0, step: 1, indices: &[0, 1, 2] });
+    assert_eq!(short.next(), Step::Need);
+    short.supply(None);
+    assert_eq!(short.next(), Step::End);
 }

@@ -1,13 +1,9 @@
 //! Epochs that stop and go on, again and again, against a plain list of their samples.
 
-use std::cell::RefCell;
-use std::rc::Rc;
-
 use proptest::prelude::*;
-use ringloader_core::plan::{BatchRule, Ledger, OrdinalSet, Position, Source, Step, Stream, fingerprint_of};
+use ringloader_core::plan::{BatchRule, Ledger, OrdinalSet, Position, Step, Stream, fingerprint_of};
 
-use crate::generators::{Batches, Distributed, Rng};
-use crate::streams::{Outcome, Passed, num_samples, request, request_past, sampler};
+use crate::generators::{Batches, Draws, Outcome, Passed, Sampler, sampler};
 
 /// What becomes of an incomplete last batch.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -138,18 +134,16 @@ impl Model {
 
 /// What every leg of an epoch has in common.
 struct Epoch<'a> {
-    source: &'a dyn Fn() -> Source,
+    sampler: &'a Sampler,
     first: &'a [i64],
     last: Last,
-    /// The generators as the epoch found them.
-    rng: &'a Rng,
-    word_by_word: bool,
 }
 
 /// Where a leg has stopped.
 struct Stop {
     position: Position,
-    rng: Rng,
+    /// The draws that it has made.
+    drawn: usize,
     /// What the epoch has left, if this is its end.
     rest: Option<Vec<i64>>,
 }
@@ -163,14 +157,14 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
     let base = OrdinalSet::from_ranges(from.ranges.iter().copied()).expect("the ranges of a position");
     assert_eq!(base.ranges().collect::<Vec<_>>(), from.ranges);
     let rule = leg.rule(epoch.last);
-    let mut stream = Stream::new((epoch.source)(), rule).expect("a sampler that torch accepts");
+    let mut stream = Stream::new(rule).expect("a good rule");
     if epoch.last == Last::RollsOver {
         stream.roll_over(epoch.first.to_vec()).expect("a fresh stream");
     }
     stream.skip(base.clone(), model.place, model.step).expect("a fresh stream");
     let mut ledger =
         Ledger::new(base.clone(), model.place, model.step, from.passed_sum, from.sum, from.batches);
-    let (mut rng, mut passed) = (epoch.rng.clone(), Passed::default());
+    let (mut draws, mut passed) = (Draws::of(epoch.sampler), Passed::default());
 
     let mut remaining = model.remaining();
     let (mut tasks, mut settled, mut under_way) = (Vec::<Vec<usize>>::new(), Vec::new(), Vec::new());
@@ -186,7 +180,7 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
         }
         loop {
             while !is_read && under_way.len() < leg.tasks {
-                let indices = match request_past(&mut stream, &mut rng, epoch.word_by_word, &mut passed) {
+                let indices = match draws.request(&mut stream, &mut passed) {
                     Outcome::Batch(batch) => batch,
                     Outcome::Index(index) => vec![index],
                     end => {
@@ -260,17 +254,7 @@ fn read(epoch: &Epoch<'_>, leg: &Leg, from: &Position, model: &mut Model) -> Sto
     if let Some(rest) = &rest {
         assert_eq!(rest, if epoch.last == Last::RollsOver { &left } else { &[][..] });
     }
-    Stop { position, rng, rest }
-}
-
-/// What an uninterrupted stream reads, and where it leaves the generators.
-fn uninterrupted(source: Source, mut rng: Rng, word_by_word: bool) -> (Vec<i64>, Rng) {
-    let mut stream = Stream::new(source, None).expect("a sampler that torch accepts");
-    let mut indices = Vec::new();
-    while let Outcome::Index(index) = request(&mut stream, &mut rng, word_by_word) {
-        indices.push(index);
-    }
-    (indices, rng)
+    Stop { position, drawn: draws.drawn, rest }
 }
 
 proptest! {
@@ -278,45 +262,32 @@ proptest! {
 
     #[test]
     fn each_sample_comes_once(
-        sampler in sampler(),
         last in prop_oneof![Just(Last::Kept), Just(Last::Dropped), Just(Last::RollsOver), Just(Last::Single)],
-        num_samples in num_samples(),
-        seed in any::<u64>(),
-        word_by_word in any::<bool>(),
         is_plain in any::<bool>(),
-        epochs in prop::collection::vec(prop::collection::vec(leg(), 1..5), 1..4),
+        epochs in prop::collection::vec((sampler(), prop::collection::vec(leg(), 1..5)), 1..4),
     ) {
-        let mut rng = Rng::new(seed, usize::MAX, num_samples);
         let mut first = Vec::new();
-        for mut legs in epochs {
+        for (sampler, mut legs) in epochs {
             if is_plain {
                 // The same loader each time.
                 let plain = Leg { picks: vec![], events: vec![], ..legs[0].clone() };
                 legs = legs.iter().map(|leg| Leg { calls: leg.calls, ..plain.clone() }).collect();
             }
-            let torch = Rc::new(RefCell::new(rng.clone()));
-            let Ok(own) = sampler.items(&torch).collect::<Result<Vec<i64>, _>>() else {
-                // A sampler over nothing raises.
-                return Ok(());
-            };
-            let (indices, after) = uninterrupted(sampler.source(), rng.clone(), word_by_word);
-            prop_assert_eq!(&indices, &own);
-            let whole: Vec<i64> = first.iter().copied().chain(own).collect();
+            let whole = [first.clone(), sampler.whole()].concat();
             let mut model = Model::new(whole.clone(), 0, 1);
-            let source = || sampler.source();
-            let epoch = Epoch { source: &source, first: &first, last, rng: &rng, word_by_word };
+            let epoch = Epoch { sampler: &sampler, first: &first, last };
             let mut position = beginning();
             for leg in &legs[..legs.len() - 1] {
                 position = read(&epoch, leg, &position, &mut model).position;
             }
             let end = read(&epoch, &legs[legs.len() - 1].to_end(), &position, &mut model);
-            prop_assert_eq!(&end.rng.draws, &after.draws);
+            prop_assert_eq!(end.drawn, sampler.draws.len());
             if let (true, Some(BatchRule { size, drop_last })) = (is_plain, legs[0].rule(last)) {
                 prop_assert!(legs.iter().all(Leg::is_plain));
-                let torch = Batches::new(Box::new(whole.into_iter().map(Ok)), size, drop_last);
-                prop_assert_eq!(model.returned, torch.collect::<Result<Vec<_>, _>>().expect("they are indices"));
+                let torch = Batches::new(whole.into_iter().map(Some), size, drop_last);
+                let returned = model.returned.into_iter().map(Outcome::Batch);
+                prop_assert_eq!(returned.collect::<Vec<_>>(), torch.collect::<Vec<_>>());
             }
-            rng = after;
             first = end.rest.expect("it was read to the end");
         }
     }
@@ -328,20 +299,12 @@ proptest! {
 
     #[test]
     fn each_sample_comes_once_over_ranks(
-        len in 0..50_u64,
-        shuffle in any::<bool>(),
+        order in prop::collection::vec(0..90_i64, 0..50),
         drop_last in any::<bool>(),
         last in prop_oneof![Just(Last::Kept), Just(Last::Dropped), Just(Last::RollsOver), Just(Last::Single)],
-        seed in any::<u64>(),
-        word_by_word in any::<bool>(),
         parts in prop::collection::vec((1..6_u64, prop::collection::vec(leg(), 1..4)), 1..4),
     ) {
-        let sampler = |num_replicas, rank| Distributed { len, num_replicas, rank, shuffle, drop_last };
-        let rng = Rng::new(seed, usize::MAX, vec![0]);
-        let items = |sampler: Distributed| -> Vec<i64> {
-            sampler.items(&Rc::new(RefCell::new(rng.clone()))).collect::<Result<_, _>>().expect("it can be drawn")
-        };
-        let order = items(sampler(1, 0));
+        let len = order.len() as u64;
         let mut places = Vec::new();
         let (mut start, last_part) = (0, parts.len() - 1);
         for (number, (ranks, legs)) in parts.into_iter().enumerate() {
@@ -355,16 +318,9 @@ proptest! {
             let (mut samples, mut sum) = (Vec::new(), 0_u64);
             for rank in 0..ranks {
                 let own: Vec<i64> = rest.iter().copied().skip(rank as usize).step_by(ranks as usize).collect();
-                if start % ranks == 0 {
-                    let torch = items(sampler(ranks, rank));
-                    prop_assert_eq!(&own, &torch[torch.len().min((start / ranks) as usize)..]);
-                }
+                let sampler = Sampler::new(own.chunks(7).map(<[i64]>::to_vec).collect());
                 let mut model = Model::new(own, start + rank, ranks);
-                let source = || {
-                    let num_samples = sampler(ranks, rank).num_samples();
-                    Source::Distributed { len, num_samples, num_replicas: ranks, rank, shuffle, drop_last, start }
-                };
-                let epoch = Epoch { source: &source, first: &[], last, rng: &rng, word_by_word };
+                let epoch = Epoch { sampler: &sampler, first: &[], last };
                 let mut position = beginning();
                 for (at, leg) in legs.iter().enumerate() {
                     let mut leg = leg.clone();
@@ -406,22 +362,15 @@ proptest! {
 /// What an epoch that is over has drawn can be drawn once more.
 #[test]
 fn nothing_is_left_of_an_epoch_that_is_passed_over() {
-    for private_generator in [false, true] {
-        let source = || Source::Random { n: 7, replacement: false, private_generator };
-        for rule in [
-            None,
-            Some(BatchRule { size: 3, drop_last: true }),
-            Some(BatchRule { size: 3, drop_last: false }),
-        ] {
-            let rng = Rng::new(5, usize::MAX, vec![16]);
-            let (whole, after) = uninterrupted(source(), rng.clone(), false);
-            let mut again = rng;
-            let mut stream = Stream::new(source(), rule).expect("a good source");
-            stream.skip(OrdinalSet::from_ranges([(0, u64::MAX)]).unwrap(), 0, 1).expect("a fresh stream");
-            let mut passed = Passed::default();
-            assert_eq!(request_past(&mut stream, &mut again, false, &mut passed), Outcome::Stop);
-            assert_eq!((passed.count, &again.draws), (whole.len() as u64, &after.draws));
-            assert_eq!(stream.next(), Ok(Step::End));
-        }
+    let sampler = Sampler::new(vec![vec![3, 1, 2], vec![], vec![5, 9, 7, 0]]);
+    for rule in
+        [None, Some(BatchRule { size: 3, drop_last: true }), Some(BatchRule { size: 3, drop_last: false })]
+    {
+        let mut stream = Stream::new(rule).expect("a good rule");
+        stream.skip(OrdinalSet::from_ranges([(0, u64::MAX)]).unwrap(), 0, 1).expect("a fresh stream");
+        let (mut draws, mut passed) = (Draws::of(&sampler), Passed::default());
+        assert_eq!(draws.request(&mut stream, &mut passed), Outcome::Stop);
+        assert_eq!((passed.count, draws.drawn), (7, 3));
+        assert_eq!(stream.next(), Step::End);
     }
 }

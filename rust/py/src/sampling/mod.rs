@@ -3,7 +3,7 @@
 //! | file | about |
 //! |---|---|
 //! | `source.rs` | the source of a scheduler's indices in one epoch |
-//! | `stream.rs` | torch's samplers, read natively |
+//! | `stream.rs` | batches of torch's samplers; a permutation that is made while it is read |
 //! | `codec.rs` | an index as the bytes of a task |
 //! | `places.rs` | the places of samples in their epoch, for workers that seed by them |
 //! | `ledger.rs` | the position of an epoch |

@@ -1,16 +1,18 @@
-//! torch's samplers, read natively, as a Python class.
+//! Batches of torch's samplers, as a Python class; and a permutation that is made while it is read.
 
 use std::sync::OnceLock;
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyBytes, PyList, PyRange, PyRangeMethods};
 use pyo3::{PyTraverseError, PyVisit};
-use ringloader_core::plan::{BatchRule as CoreRule, Draw, Source, Step, Supply, fingerprint_of};
+use ringloader_core::plan::{
+    BatchRule as CoreRule, Chunk, Indices, Shuffle as CoreShuffle, Step, Stream as CoreStream, fingerprint_of,
+};
 use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
-use super::codec::{decode_index, encode_index_or_pickle};
+use super::codec::{decode_index, encode_index_or_pickle, ints};
 use super::fingerprint::{Passing, Values, values_of};
 use crate::gil::exception;
 use crate::lock::DetachedLock;
@@ -51,10 +53,12 @@ pub(crate) struct Read {
     pub(crate) object: Option<Values>,
 }
 
-/// The indices of one of torch's samplers, over numbers that torch draws.
+/// The indices of one of torch's samplers, in batches, over numbers that torch draws.
 #[pyclass(frozen, weakref, module = "ringloader._native")]
 pub(crate) struct Stream {
-    core: Lock<ringloader_core::plan::Stream>,
+    core: Lock<CoreStream>,
+    /// Torch's draws, each at its moment: a generator. `None` for the sampler that gives `None`.
+    chunks: Option<Py<PyAny>>,
     /// Held by a thread of the caller's for a whole request, draws included: threads may share an iterator.
     request: DetachedLock<()>,
     /// The batch sampler, where torch looks at its size before each batch.
@@ -69,63 +73,27 @@ pub(crate) struct Stream {
 
 #[pymethods]
 impl Stream {
-    /// The most elements of a permutation that may be made of words.
-    #[classattr]
-    const MOST_WORD_BY_WORD: u64 = Supply::MOST_WORD_BY_WORD;
-
-    /// `SequentialSampler` over `len` samples.
-    #[staticmethod]
-    fn sequential(len: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
-        Self::new(Source::Sequential { len }, batch)
-    }
-
-    /// `RandomSampler` over `n` samples.
-    #[staticmethod]
-    fn random(
-        n: u64,
-        replacement: bool,
-        private_generator: bool,
+    /// A stream over `chunks`, an iterator of a sampler's indices: int64 vectors, bytes of int64, or ranges. None: a
+    /// sampler that gives None, without end. `through`: the sampler in whose `indices` they are positions.
+    #[new]
+    #[pyo3(signature = (chunks, batch=None, through=None))]
+    fn new(
+        chunks: Option<Py<PyAny>>,
         batch: Option<&BatchRule>,
+        through: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
-        Self::new(Source::Random { n, replacement, private_generator }, batch)
-    }
-
-    /// `SubsetRandomSampler`, which has `len` indices.
-    #[staticmethod]
-    fn subset(sampler: Py<PyAny>, len: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
-        Ok(Self { through: Some(sampler), ..Self::new(Source::Subset { len }, batch)? })
-    }
-
-    /// `WeightedRandomSampler`.
-    #[staticmethod]
-    fn weighted(categories: u64, num_samples: u64, batch: Option<&BatchRule>) -> PyResult<Self> {
-        Self::new(Source::Weighted { categories, num_samples }, batch)
-    }
-
-    /// `DistributedSampler`, after the first `start` samples of all ranks.
-    #[staticmethod]
-    #[pyo3(signature = (len, num_samples, num_replicas, rank, shuffle, drop_last, batch, start=0))]
-    #[expect(clippy::too_many_arguments, reason = "the sampler's attributes")]
-    fn distributed(
-        len: u64,
-        num_samples: u64,
-        num_replicas: u64,
-        rank: u64,
-        shuffle: bool,
-        drop_last: bool,
-        batch: Option<&BatchRule>,
-        start: u64,
-    ) -> PyResult<Self> {
-        Self::new(
-            Source::Distributed { len, num_samples, num_replicas, rank, shuffle, drop_last, start },
-            batch,
-        )
-    }
-
-    /// `_InfiniteConstantSampler`.
-    #[staticmethod]
-    fn nones(batch: Option<&BatchRule>) -> PyResult<Self> {
-        Self::new(Source::InfiniteNone, batch)
+        let rule = batch.map(|&BatchRule { size, drop_last, .. }| CoreRule { size, drop_last });
+        let make = if chunks.is_some() { CoreStream::new } else { CoreStream::nones };
+        let resizable = batch.and_then(|rule| rule.resizable.as_ref());
+        Ok(Self {
+            core: Lock::new(make(rule).map_err(exception)?),
+            chunks,
+            request: DetachedLock::new(()),
+            resizable: resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py))),
+            through,
+            carried: OnceLock::new(),
+            passing: OnceLock::new(),
+        })
     }
 
     /// Begins with `first`, which an earlier stream left, and gives `draws` what it leaves itself. For a stream that
@@ -142,7 +110,7 @@ impl Stream {
         Ok(())
     }
 
-    /// The next index or batch of indices, with `draws` asked for what torch draws. Other threads wait.
+    /// The next index or batch of indices. Other threads wait.
     ///
     /// Raises torch's `ValueError` where this thread is in the middle of a request: inside a sampler's `len`, for
     /// example.
@@ -165,6 +133,7 @@ impl Stream {
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.chunks)?;
         visit.call(&self.resizable)?;
         visit.call(&self.through)?;
         visit.call(self.carried.get())
@@ -172,19 +141,19 @@ impl Stream {
 }
 
 impl Stream {
-    fn new(source: Source, batch: Option<&BatchRule>) -> PyResult<Self> {
-        let rule = batch.map(|&BatchRule { size, drop_last, .. }| CoreRule { size, drop_last });
-        let core = ringloader_core::plan::Stream::new(source, rule).map_err(exception)?;
-        let resizable = batch.and_then(|rule| rule.resizable.as_ref());
-        let resizable = resizable.map(|sampler| Python::attach(|py| sampler.clone_ref(py)));
-        Ok(Self {
-            core: Lock::new(core),
-            request: DetachedLock::new(()),
-            resizable,
-            through: None,
-            carried: OnceLock::new(),
-            passing: OnceLock::new(),
-        })
+    /// Returns what torch draws next; `None` at the sampler's end.
+    fn next_chunk(&self, py: Python<'_>) -> PyResult<Option<Chunk>> {
+        let Some(chunks) = &self.chunks else { return Ok(None) };
+        let Some(found) = chunks.bind(py).try_iter()?.next() else { return Ok(None) };
+        let found = found?;
+        Ok(Some(if let Ok(bytes) = found.cast_exact::<PyBytes>() {
+            Chunk::Drawn(Box::new(ints(bytes.as_bytes()).collect::<Vec<_>>()))
+        } else if let Ok(range) = found.cast_exact::<PyRange>() {
+            let (start, step) = (range.start()? as i64, range.step()? as i64);
+            Chunk::Range { start, step, len: range.len()? as u64 }
+        } else {
+            Chunk::Drawn(Box::new(TensorIndices::new(&found)?))
+        }))
     }
 
     /// Compares the indices that are passed over. An error, for other indices than expected, ends the stream.
@@ -194,7 +163,7 @@ impl Stream {
     }
 
     /// The next index, whose bytes may be unpickled more than once if `again`, with the values of objects if
-    /// `compares`. `draws` is called, at torch's moment, for each thing that torch draws.
+    /// `compares`.
     pub(crate) fn read(&self, draws: &Draws<'_, '_>, again: bool, compares: bool) -> PyResult<Option<Read>> {
         let given = |index, samples| Ok(Some(Read { index, samples, object: None }));
         let found_as = |object: &Bound<'_, PyAny>, samples| {
@@ -208,32 +177,32 @@ impl Stream {
             self.core.lock().resize(size);
         }
         loop {
-            let need = {
+            {
                 let mut core = self.core.lock();
                 let word = |index: i64| index.to_le_bytes().to_vec();
                 match (core.next(), &self.through) {
-                    (Ok(Step::Batch(positions)), Some(sampler)) => {
+                    (Step::Batch(positions), Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);
                         let found =
                             self.look_up(sampler, draws, |indices| self.items(indices, &positions))?;
                         return found_as(&found, positions.len() as u64);
                     }
-                    (Ok(Step::Index(position)), Some(sampler)) => {
+                    (Step::Index(position), Some(sampler)) => {
                         drop(core);
                         let found = self.look_up(sampler, draws, |indices| item(indices, position))?;
                         return found_as(&found, 1);
                     }
-                    (Ok(Step::Batch(indices)), None) => {
+                    (Step::Batch(indices), None) => {
                         let bytes = indices.iter().flat_map(|index| index.to_le_bytes()).collect();
                         return given((TaskKind::Indices, bytes), indices.len() as u64);
                     }
-                    (Ok(Step::Index(index)), None) => return given((TaskKind::Index, word(index)), 1),
-                    (Ok(Step::Nones(count)), _) => {
+                    (Step::Index(index), None) => return given((TaskKind::Index, word(index)), 1),
+                    (Step::Nones(count), _) => {
                         return given((TaskKind::Nones, word(count as i64)), count);
                     }
-                    (Ok(Step::None), _) => return given((TaskKind::None, Vec::new()), 1),
-                    (Ok(Step::Passed { place, indices: positions, .. }), Some(sampler)) => {
+                    (Step::None, _) => return given((TaskKind::None, Vec::new()), 1),
+                    (Step::Passed { place, indices: positions, .. }, Some(sampler)) => {
                         let positions = positions.to_vec();
                         drop(core);
                         let found =
@@ -241,14 +210,14 @@ impl Stream {
                         self.compare(|passing| passing.note(&found, place, positions.len() as u64))?;
                         continue;
                     }
-                    (Ok(Step::Passed { place, step, indices }), None) => {
+                    (Step::Passed { place, step, indices }, None) => {
                         let ordinals = indices.len() as u64;
                         let sum = fingerprint_of(place, step, indices.iter().copied());
                         drop(core);
                         self.compare(|passing| passing.add(ordinals, Some(sum)))?;
                         continue;
                     }
-                    (Ok(Step::End), through) => {
+                    (Step::End, through) => {
                         let rest = core.take_rest();
                         drop(core);
                         self.compare(Passing::finish)?;
@@ -268,13 +237,12 @@ impl Stream {
                         };
                         return draws.leave(left).map(|()| None);
                     }
-                    (Ok(Step::Need(need)), _) => need,
-                    (Err(other), _) => return Err(exception(other)),
+                    (Step::Need, _) => {}
                 }
-            };
+            }
             // After the lock is released, because torch's functions and the user's `len` run here.
-            let supply = fetch(draws, need)?;
-            self.core.lock().supply(supply).map_err(exception)?;
+            let chunk = self.next_chunk(draws.py())?;
+            self.core.lock().supply(chunk);
         }
     }
 
@@ -324,14 +292,38 @@ fn batch_size<'py>(batches: &Bound<'py, PyAny>, draws: &Draws<'_, 'py>) -> PyRes
     }
 }
 
-fn fetch(draws: &Draws<'_, '_>, need: Draw) -> PyResult<Supply> {
-    let indices = |found: Bound<'_, PyAny>| Ok(Supply::Indices(Box::new(TensorIndices::new(&found)?)));
-    match need {
-        Draw::Seed => draws.seed().map(|()| Supply::Seeded),
-        Draw::NumSamples => Ok(Supply::NumSamples(draws.num_samples()?)),
-        Draw::Permutation { n } => draws.permutation(n)?.map_or(Ok(Supply::WordByWord), indices),
-        Draw::Words { count } => indices(draws.words(count)?),
-        Draw::Integers { high, count } => indices(draws.integers(high, count)?),
-        Draw::Multinomial { .. } => indices(draws.multinomial()?),
+/// A permutation of `n` elements, made while it is read: what torch's `randperm` makes of the same words.
+#[pyclass(frozen, module = "ringloader._native")]
+pub(crate) struct Shuffle(Lock<CoreShuffle>);
+
+#[pymethods]
+impl Shuffle {
+    /// The most elements that torch permutes in this way.
+    #[classattr]
+    const MOST: u64 = CoreShuffle::MOST;
+
+    #[new]
+    fn new(n: u64) -> PyResult<Self> {
+        CoreShuffle::new(n).map(|core| Self(Lock::new(core))).map_err(exception)
+    }
+
+    /// Returns the number of words to supply before the first `count` elements are known.
+    fn missing(&self, count: u64) -> u64 {
+        self.0.lock().missing(count)
+    }
+
+    /// Takes `count` words: two to an int64, the first one in the upper half.
+    fn supply(&self, words: &Bound<'_, PyAny>, count: u64) -> PyResult<()> {
+        let words = TensorIndices::new(words)?;
+        self.0.lock().supply(words.as_slice(), count).map_err(exception)
+    }
+
+    /// Returns `count` elements as bytes of int64, the first at `start`, and `step` positions between them.
+    fn read<'py>(&self, py: Python<'py>, start: u64, step: u64, count: u64) -> PyResult<Bound<'py, PyBytes>> {
+        let core = self.0.lock();
+        let element = |number| core.get(start.saturating_add(step.saturating_mul(number)));
+        let elements: Option<Vec<_>> = (0..count).map(element).collect();
+        let elements = elements.ok_or_else(|| PyValueError::new_err("elements that are not known"))?;
+        objects::bytes(py, &elements.into_iter().flat_map(i64::to_le_bytes).collect::<Vec<_>>())
     }
 }
