@@ -370,18 +370,20 @@ impl Work<'_> {
 ///
 /// # Errors
 /// None: as [`push_scalar`].
+#[inline]
 pub(super) fn push_number(bytes: &mut Vec<u8>, object: &Bound<'_, PyAny>) -> PyResult<Option<Dtype>> {
-    Ok(if let Ok(value) = object.cast_exact::<PyFloat>() {
-        bytes.extend(value.value().to_ne_bytes());
+    Ok(if object.is_exact_instance_of::<PyInt>() {
+        let value = object.extract::<i64>().ok();
+        value.map(|value| {
+            bytes.extend_from_slice(&value.to_ne_bytes());
+            Dtype::I64
+        })
+    } else if let Ok(value) = object.cast_exact::<PyFloat>() {
+        bytes.extend_from_slice(&value.value().to_ne_bytes());
         Some(Dtype::F64)
     } else if let Ok(value) = object.cast_exact::<PyBool>() {
         bytes.push(value.is_true().into());
         Some(Dtype::Bool)
-    } else if object.is_exact_instance_of::<PyInt>()
-        && let Ok(value) = object.extract::<i64>()
-    {
-        bytes.extend(value.to_ne_bytes());
-        Some(Dtype::I64)
     } else {
         None
     })

@@ -9,7 +9,7 @@ use ringloader_core::batch::Dtype;
 
 use super::batch_memory::{Allocator, BatchMemory};
 use super::exact_items;
-use super::padded::{Padded, Pattern};
+use super::padded::{Cast, Padded, Pattern};
 use super::ragged::{Ragged, Shapes};
 use super::rows::{Destination, fill};
 use crate::gil::in_thread;
@@ -93,7 +93,7 @@ impl Pad {
         let Some(ragged) = Ragged::of(torch, items)? else { return Ok(None) };
         let dtype = if wanted.is_some() { wanted } else { ragged.batch_dtype(torch, py)? };
         let Some(dtype) = dtype else { return Ok(None) };
-        let Some(cast) = ragged.cast(dtype) else { return Ok(None) };
+        let Some(cast) = Cast::new(&ragged, dtype) else { return Ok(None) };
         if self.known_value(dtype).is_none() {
             self.ask_value(torch, py, dtype)?;
             // That was Python's code.

@@ -19,16 +19,24 @@ pub(super) type Pattern = [u8; 16];
 /// The conversion of elements of one type to another, value for value.
 #[derive(Clone, Copy)]
 pub(super) struct Cast {
-    pub(super) from: Dtype,
-    pub(super) to: Dtype,
+    from: Dtype,
+    to: Dtype,
 }
 
 impl Cast {
-    /// The conversion to the same type, or to int64 where that holds each value; `None` for what torch must do.
-    pub(super) fn widening(from: Dtype, to: Dtype) -> Option<Self> {
-        use Dtype::{I8, I16, I32, I64, U8, U16, U32};
-        (from == to || to == I64 && matches!(from, U8 | I8 | U16 | I16 | U32 | I32))
-            .then_some(Self { from, to })
+    /// The conversion of samples to the type of a batch; `None` for what torch must do, and for numbers that are too
+    /// large.
+    pub(super) fn new(samples: &Ragged, to: Dtype) -> Option<Self> {
+        use Dtype::{F32, F64, I8, I16, I32, I64, U8, U16, U32};
+        let from = samples.dtype;
+        let is_small = |word: &[u8; 8]| i32::try_from(i64::from_ne_bytes(*word)).is_ok();
+        let is_exact = match (samples.numbers(), from, to) {
+            _ if from == to => true,
+            (None, U8 | I8 | U16 | I16 | U32 | I32, I64) | (Some(_), F64, F32) => true,
+            (Some(bytes), I64, I32) => bytes.as_chunks().0.iter().all(is_small),
+            _ => false,
+        };
+        is_exact.then_some(Self { from, to })
     }
 
     /// Writes `count` elements that lie in a row.

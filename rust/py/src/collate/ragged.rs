@@ -2,18 +2,17 @@
 
 use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
+use pyo3::types::{PyList, PyTuple};
 use ringloader_core::batch::Dtype;
 
 use super::default_collate::push_number;
-use super::exact_items;
-use super::padded::Cast;
 use super::rows::{are_their_bytes, dtype_of_format};
 use crate::torch::elements::describe_plain;
 use crate::torch::names::Torch;
 
 /// Samples of one type: tensors, arrays, or lists of Python's numbers, which were copied.
 pub(super) struct Ragged {
-    dtype: Dtype,
+    pub(super) dtype: Dtype,
     shapes: Shapes,
     /// In bytes, of all dimensions of one sample after the other.
     strides: Vec<isize>,
@@ -139,17 +138,19 @@ impl Ragged {
     fn of_numbers(items: &[Bound<'_, PyAny>]) -> PyResult<Option<Self>> {
         let (mut bytes, mut ends, mut dtype) = (Vec::new(), Vec::with_capacity(items.len()), None);
         for item in items {
-            let Some(numbers) = exact_items(item) else { return Ok(None) };
-            bytes.reserve(8 * numbers.len());
-            for number in &numbers {
-                let found = push_number(&mut bytes, number)?;
-                if found.is_none() || *dtype.get_or_insert(found) != found {
-                    return Ok(None);
-                }
+            let are_alike = if let Ok(list) = item.cast_exact::<PyList>() {
+                push_all(&mut bytes, &mut dtype, list.iter())?
+            } else if let Ok(tuple) = item.cast_exact::<PyTuple>() {
+                push_all(&mut bytes, &mut dtype, tuple.iter())?
+            } else {
+                false
+            };
+            if !are_alike {
+                return Ok(None);
             }
             ends.push(bytes.len());
         }
-        let Some(dtype) = dtype.flatten() else { return Ok(None) };
+        let Some(dtype) = dtype else { return Ok(None) };
         let mut ragged = Self::new(dtype, 1, items.len(), Owner::Caller);
         let (base, mut start) = (bytes.as_ptr() as usize, 0);
         for end in ends {
@@ -221,7 +222,8 @@ impl Ragged {
         Ok(Self::of(torch, items)?.filter(|now| now.dtype == self.dtype && now.shapes == self.shapes))
     }
 
-    fn numbers(&self) -> Option<&[u8]> {
+    /// The bytes of Python's numbers; `None` of other samples.
+    pub(super) fn numbers(&self) -> Option<&[u8]> {
         if let Owner::Numbers(bytes) = &self.owner { Some(bytes) } else { None }
     }
 
@@ -233,17 +235,20 @@ impl Ragged {
         let are_floats = self.dtype == Dtype::F64 && self.numbers().is_some();
         if are_floats { torch.default_dtype(py) } else { Ok(Some(self.dtype)) }
     }
+}
 
-    /// Returns the conversion to the type of a batch; `None` for what torch must do, and for numbers that are too large.
-    pub(super) fn cast(&self, to: Dtype) -> Option<Cast> {
-        match (self.numbers(), self.dtype, to) {
-            (Some(bytes), Dtype::I64, Dtype::I32) => {
-                let is_small = |word: &[u8; 8]| i32::try_from(i64::from_ne_bytes(*word)).is_ok();
-                bytes.as_chunks().0.iter().all(is_small).then_some(Cast { from: self.dtype, to })
-            }
-            (Some(_), Dtype::F64, Dtype::F32) => Some(Cast { from: self.dtype, to }),
-            (Some(_), from, _) if from != to => None,
-            _ => Cast::widening(self.dtype, to),
+/// Appends the bytes of numbers. Returns false if one has another element type than `dtype`, that of those before.
+fn push_all<'py>(
+    bytes: &mut Vec<u8>,
+    dtype: &mut Option<Dtype>,
+    numbers: impl ExactSizeIterator<Item = Bound<'py, PyAny>>,
+) -> PyResult<bool> {
+    bytes.reserve(8 * numbers.len());
+    for number in numbers {
+        match push_number(bytes, &number)? {
+            Some(found) if *dtype.get_or_insert(found) == found => {}
+            _ => return Ok(false),
         }
     }
+    Ok(true)
 }
