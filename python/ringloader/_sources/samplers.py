@@ -266,8 +266,7 @@ class _Random(TorchDraws):
         if seed is None:
             seed = self._seed = int(torch.empty((), dtype=torch.int64).random_().item())
         assert isinstance(seed, int)
-        self._private = torch.Generator()
-        self._private.manual_seed(seed)
+        self._private = torch.Generator().manual_seed(seed)
 
     def drawn(self) -> tuple[int | torch.Tensor | None, int | None]:
         return super().drawn() if self._seed is None else (self._seed, None)
@@ -334,9 +333,7 @@ class _Distributed(TorchDraws):
             positions = positions[len(here) :]
 
     def _drawing(self) -> tuple[torch.Generator, bool]:
-        generator = torch.Generator()
-        generator.manual_seed(self.sampler.seed + self.sampler.epoch)
-        return generator, True
+        return torch.Generator().manual_seed(self.sampler.seed + self.sampler.epoch), True
 
 
 class _Nones(TorchDraws):
