@@ -1,3 +1,5 @@
+use std::collections::HashMap;
+use std::ops::Range;
 use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
@@ -9,7 +11,10 @@ use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::page::tests::{for_each_page_size, for_page_size};
 use crate::pool::SlotId;
-use crate::sync::Ordering;
+use crate::sync::{Ordering, WaitFlag};
+
+/// Two cache lines, which processors fetch together.
+const LINE: u64 = 128;
 
 fn create(geometry: Geometry) -> (Control, OwnedFd) {
     Control::create(geometry).unwrap()
@@ -52,6 +57,27 @@ fn no_two_ranges_overlap() {
     assert!(
         ranges.iter().all(|range| range.start.is_multiple_of(GRANULE) && range.end.is_multiple_of(GRANULE))
     );
+}
+
+/// They are the lines of the ready bits, and of the flag of a parent that sleeps for any worker.
+#[test]
+fn few_lines_are_written_by_several_workers() {
+    for (workers, shared) in [(1, 0), (2, 2), (8, 2), (128, 2), (1024, 2)] {
+        let (control, _fd) = create(Geometry::new(workers, 6, 1 << 20).unwrap());
+        let base = control.segment().base().as_ptr() as usize;
+        let offset = |flag: &WaitFlag| std::ptr::from_ref(flag).addr() as u64 - base as u64;
+        let lines = |range: Range<u64>| range.start / LINE..range.end.div_ceil(LINE);
+        let mut writers: HashMap<u64, u32> = HashMap::new();
+        for worker in 0..workers {
+            let block = control.offsets.controls + u64::from(worker) * control.offsets.block.len;
+            let flag = offset(control.parent_sleeps());
+            let ready = control.offsets.ready + u64::from(worker / 64) * 8;
+            for range in [block..block + control.offsets.block.len, flag..flag + LINE, ready..ready + 8] {
+                lines(range).for_each(|line| *writers.entry(line).or_default() += 1);
+            }
+        }
+        assert_eq!(writers.values().filter(|&&writers| writers > 1).count(), shared, "{workers} workers");
+    }
 }
 
 #[test]
