@@ -1,4 +1,4 @@
-"""Workers on other machines, over Ray. Needs Ray: ``pip install 'ringloader[ray]'``."""
+"""Workers on other machines, over Ray. Needs Ray: ``pip install 'ray>=2.40'``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 try:
     import ray as _ray  # noqa: F401
 except ImportError as error:
-    raise ImportError("ringloader.ray needs Ray: pip install 'ringloader[ray]'") from error
+    raise ImportError("ringloader.ray needs Ray: pip install 'ray>=2.40'") from error
 
 __all__ = ["Workers"]
 
