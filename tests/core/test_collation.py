@@ -58,7 +58,7 @@ def port():
     engine = _native.Engine(1, 4, 64 << 20)
     port = _native.Port.inherit(engine, 0)
     engine.put(0, (0, [0, 1]))
-    port.get(0.0)
+    port.get()
     yield port
     engine.close()
 

@@ -32,7 +32,7 @@ def read():
             arguments = (engine, source, 1, 8, _native.Order.IN_ORDER, False, 0.0)
             schedulers[source] = _native.Scheduler(*arguments)
         schedulers[source].put_index(callbacks)
-        received = port.get(0)
+        received = port.ahead()
         return None if received is None else received[0][1]
 
     yield read
@@ -98,7 +98,7 @@ def test_a_new_epoch_has_a_source_of_its_own():
     scheduler.put_index(Callbacks())
     scheduler.reset(sources[1])
     scheduler.put_index(Callbacks())
-    assert [port.get(0)[0][1] for _ in range(2)] == [[0, 1], [0]]
+    assert [port.ahead()[0][1] for _ in range(2)] == [[0, 1], [0]]
     assert scheduler.positions().sent == 1
     engine.close()
 

@@ -106,7 +106,7 @@ class Tables:
         """Sends a batch; returns where its table begins."""
         self.fillings += 1
         self.engine.put(0, (self.fillings, [0]))
-        assert self.port.get(0.0)[0][0] == self.fillings
+        assert self.port.get()[0] == self.fillings
         self.port.put((self.fillings, batch))
         return find_table(self.file, self.fillings)
 

@@ -19,14 +19,14 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_423,
+    "lines of the package": 18_364,
     "modules of the package": 176,
-    "lines of the core": 4_364,
+    "lines of the core": 4_317,
     "lines of `_features/state`": 1_491,
     "lines of another feature": 895,
     "pairs of features": 5,
     "modules in one folder": 11,
-    "lines of Rust": 23_175,
+    "lines of Rust": 23_190,
     "files of the binding": 74,
     "lines that make code at run time": 2,
 }

@@ -180,7 +180,7 @@ class RelayChannel(ProcessChannel):
     def put(self, message: tuple[Any, Any]) -> None:
         if type(message[1]) is internals.IterableDatasetStopIteration:
             self._relay.end_part(message[0])
-        super().put(message)
+        self._port.put(message)
 
 
 class Worker:

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from multiprocessing import reduction
 from typing import Any
 
 import ringloader._native as _native
 from ringloader._torch import internals
-from ringloader._worker import malloc
 from ringloader._worker.options import WorkerOption
-
-# A worker that has waited as long for a task is idle.
-_IDLE_SECONDS = 0.1
 
 
 class WorkerEndpoint:
@@ -82,80 +78,28 @@ class SentEndpoint:
                 os.close(fd)
 
 
-class Results:
-    """Sends results. One that cannot be sent becomes an error.
-
-    Args:
-        port: The process's end.
-        where: The process in words, for errors.
-    """
-
-    def __init__(self, port: _native.Port, where: str) -> None:
-        self._port = port
-        self._where = where
-
-    def put(self, message: tuple[Any, Any]) -> None:
-        """Sends a message once there is room. An object that cannot be sent becomes an error of its task."""
-        try:
-            self._port.put(message)
-        except Exception:
-            self._port.put((message[0], self.failure()))
-
-    def failure(self) -> Any:
-        """Wraps the error that is being handled."""
-        return internals.ExceptionWrapper(where=self._where)
-
-
-class ProcessChannel(Results):
-    """A :class:`~ringloader._worker.loop.Channel` over the rings.
+class ProcessChannel:
+    """A :class:`~ringloader._worker.loop.Channel` over the rings: mostly the port's own methods.
 
     Args:
         port: The process's end.
         worker: The worker's number.
-        trimming: Gives back memory of the allocator while the worker is idle.
     """
 
     shares_dataset = False
+    get: Callable[[], Any]
+    ahead: Callable[[], Any]
+    begin_task: Callable[[], None]
+    put: Callable[[tuple[Any, Any]], None]
+    is_done: Callable[[], bool]
 
-    def __init__(self, port: _native.Port, worker: int, trimming: malloc.Trimming) -> None:
-        super().__init__(port, f"in DataLoader worker process {worker}")
-        # Waits for the next message, and returns it in a tuple; None when the time is over.
-        self._take = port.get
-        self._trimming = trimming
+    def __init__(self, port: _native.Port, worker: int) -> None:
+        self._port = port
+        self._where = f"in DataLoader worker process {worker}"
 
-    def get(self) -> Any:
-        port = self._port
-        while True:
-            task = self._take(_IDLE_SECONDS)
-            if task is None and not port.parent_ended:
-                task = self._get_idle()
-            if task is not None:
-                self._trimming.note_task()
-                return task[0]
-            # MIRRORS torch worker.py::ManagerWatchdog.
-            if port.parent_ended:
-                return None
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._port, name)
 
-    def _get_idle(self) -> Any:
-        """Waits for longer, and gives back meanwhile what the allocator keeps."""
-        timeout, pause = internals.JOIN_SECONDS, self._trimming.until_trim()
-        if timeout <= pause:
-            return self._take(timeout)
-        task = self._take(pause)
-        if task is None and not self._port.parent_ended:
-            self._trimming.trim()
-            task = self._take(timeout - pause)
-        return task
-
-    def ahead(self) -> Any:
-        """Returns the next message in a tuple, before its turn; None if there is none. Never waits."""
-        task = self._port.ahead()
-        return (None,) if task is None and self._port.parent_ended else task
-
-    def begin_task(self) -> None:
-        """Notes the turn of a task that was taken before it."""
-        self._port.begin_task()
-        self._trimming.note_task()
-
-    def is_done(self) -> bool:
-        return self._port.is_done()
+    def failure(self) -> Any:
+        """Wraps the error that is being handled."""
+        return internals.ExceptionWrapper(where=self._where)

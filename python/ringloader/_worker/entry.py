@@ -30,7 +30,7 @@ if _native.SUPPORTED:
     held_memory.keep_views()
 
 # Makes the channel of a worker.
-ChannelMaker = Callable[[_native.Port, int, malloc.Trimming], ProcessChannel]
+ChannelMaker = Callable[[_native.Port, int], ProcessChannel]
 
 
 def run_worker(worker_end: WorkerEndpoint | SentEndpoint, work: Iterable[Any]) -> None:
@@ -78,7 +78,7 @@ def run_at(
     options: Sequence[WorkerOption],
     fields: Iterable[Any],
     make_channel: ChannelMaker = ProcessChannel,
-) -> malloc.Trimming:
+) -> Callable[[], object]:
     """Runs the worker loop at a port, and returns what gives back the memory that the allocator keeps.
 
     The process keeps the parts that are replaced here: see :class:`ringloader._torch.stand_ins.WorkerParts`.
@@ -91,17 +91,18 @@ def run_at(
         make_channel: Makes the channel of the worker.
     """
     work = loop.Work(*fields)
-    trimming = malloc.Trimming(malloc.keep_freed(share))
+    trim = malloc.keep_freed(share)
+    port.trim_by(trim)
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
     stand_ins.port = port
     for option in options:
         replace = option.join(work.worker, port, work.start)
         make_channel = make_channel if replace is None else replace(make_channel)
-    channel = make_channel(port, work.worker, trimming)
+    channel = make_channel(port, work.worker)
     work = work._replace(collate_fn=collate.native(work.collate_fn), options=options)
     _run_as_torchs(channel, work)
-    return trimming
+    return trim
 
 
 def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:

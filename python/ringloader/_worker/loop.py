@@ -32,7 +32,11 @@ class Channel(Protocol):
         """Notes the turn of a task that was taken before it."""
 
     def put(self, message: tuple[Any, Any], /) -> None:
-        """Sends a result: the number of a task and its batch, or an :class:`EpochStart` and None."""
+        """Sends a result: the number of a task and its batch, or an :class:`EpochStart` and None.
+
+        Raises:
+            Exception: The error of an object that cannot be sent.
+        """
 
     def is_done(self) -> bool:
         """True once nothing more is wanted of the workers."""
@@ -96,14 +100,16 @@ def run(channel: Channel, work: Work, prepare: Callable[[Any], None] | None = No
         for option in options:
             option.miss(False)
     has_ended = False
-    while (message := channel.get()) is not None:
+    # For each batch the loop itself is a part of the cost.
+    get, put, is_done = channel.get, channel.put, channel.is_done
+    while (message := get()) is not None:
         if isinstance(message, EpochStart):
-            channel.put((message, None))
+            put((message, None))
             has_ended = False
             dataset = internals.seeded(dataset, message.shared_seed)
             fetcher = begin(dataset, message)
             continue
-        if has_ended or channel.is_done():
+        if has_ended or is_done():
             continue
         number, index = message
         data: Any
@@ -119,6 +125,9 @@ def run(channel: Channel, work: Work, prepare: Callable[[Any], None] | None = No
                     has_ended = True
                 else:
                     data = channel.failure()
-        channel.put((number, data))
+        try:
+            put((number, data))
+        except Exception:
+            put((number, channel.failure()))
         # Objects that the caller has dropped must not live on here until the next task comes.
         del data, index, message

@@ -26,7 +26,7 @@ from ringloader._features import dispatch, spawn_server
 from ringloader._features.dispatch import stream
 from ringloader._start import fallback, pickled, processes
 from ringloader._torch import internals
-from ringloader._worker import channel, entry
+from ringloader._worker import entry
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -282,7 +282,6 @@ class Consumer:
 
     def __init__(self, port: _native.Port) -> None:
         self._port = port
-        self._results = channel.Results(port, WHERE)
         self.epoch = 0
         self.seed = 0
         # The number of items that the worker may be sent now.
@@ -293,15 +292,15 @@ class Consumer:
         # The last epoch whose end it was sent.
         self._end_sent = 0
 
-    def receive(self, timeout: float | None = None) -> bool:
-        """Takes a message, or notes the worker's end. Returns whether there was one in time."""
-        if self.has_ended:
+    def receive(self, waits: bool = True) -> bool:
+        """Takes a message, or notes the worker's end. Returns whether there was one."""
+        found = None if self.has_ended else (self._port.get(),) if waits else self._port.ahead()
+        if found is None:
             return False
-        task = self._port.get(timeout)
-        if task is None:
-            self.has_ended = timeout is None or self._port.parent_ended
-            return self.has_ended
-        epoch, (allowance, seed) = task[0]
+        if found[0] is None:
+            self.has_ended = True
+            return True
+        epoch, (allowance, seed) = found[0]
         self.epoch = abs(epoch)
         if epoch < 0:
             self._left = -epoch
@@ -313,7 +312,7 @@ class Consumer:
     def wait_for_turn(self, epoch: int) -> None:
         """Waits until the worker may be sent an item, or reads no more in that epoch."""
         # Each time: a worker that has left takes nothing, and an item for it might find no room.
-        while self.receive(0.0):
+        while self.receive(waits=False):
             pass
         while self._allowance == 0 and self.reads_in(epoch) and self.epoch == epoch:
             self.receive()
@@ -325,7 +324,10 @@ class Consumer:
     def send(self, epoch: int, item: object) -> None:
         """Sends an item that was allowed. Waits for room."""
         self._allowance -= 1
-        self._results.put((epoch, item))
+        try:
+            self._port.put((epoch, item))
+        except Exception:
+            self._port.put((epoch, internals.ExceptionWrapper(where=WHERE)))
 
     def send_end(self, epoch: int) -> None:
         """Sends the end of an epoch, once. The ring has room for it, whatever was allowed."""

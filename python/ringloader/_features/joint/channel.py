@@ -14,7 +14,6 @@ from ringloader._features.joint.parts import NOTHING, Joint, RunChannel, first_e
 from ringloader._features.threads.thread import ThreadChannel
 from ringloader._log import logger
 from ringloader._torch import collating
-from ringloader._worker import malloc
 from ringloader._worker.channel import ProcessChannel
 from ringloader._worker.fetch import SampleFetcher
 from ringloader._worker.options import EpochStart
@@ -103,21 +102,12 @@ class JointChannel(ProcessChannel):
     Args:
         port: The process's end.
         worker: The worker's number.
-        trimming: Gives back memory of the allocator while the worker is idle.
         joint: The option, which has joined.
         start: The beginning of the worker's first epoch.
     """
 
-    def __init__(
-        self,
-        port: _native.Port,
-        worker: int,
-        trimming: malloc.Trimming,
-        joint: ProcessJoint,
-        start: EpochStart,
-    ) -> None:
-        super().__init__(port, worker, trimming)
-        self._take = self._take_shared
+    def __init__(self, port: _native.Port, worker: int, joint: ProcessJoint, start: EpochStart) -> None:
+        super().__init__(port, worker)
         self._joint = joint
         self._shared = joint.port
         # The starts of the worker's epoch, and of the epochs that it was told to begin.
@@ -128,18 +118,18 @@ class JointChannel(ProcessChannel):
         self._collating: _native.Claimed | None = None
         joint.run_channel = self
 
-    def _take_shared(self, timeout: float | None) -> tuple[Any] | None:
+    def get(self) -> Any:
         while True:
             following = self._starts[1].of_tasks if len(self._starts) > 1 else None
-            if following is not None and self._shared.are_over_before(following):
+            found = self._shared.get(self._starts[0].of_tasks, following)
+            if found is None:
                 self._starts.popleft()
-                return (self._starts[0],)
-            found = self._shared.get(timeout, self._starts[0].of_tasks, following)
+                return self._starts[0]
             if isinstance(found, _native.Claimed):
                 self._claimed = found
-                return ((found.seq, found),)
-            if found is None or not isinstance(found[0], EpochStart):
-                return found
+                return found.seq, found
+            if not isinstance(found[0], EpochStart):
+                return found[0]
             self._starts.append(found[0])
 
     def ahead(self) -> Any:
@@ -150,13 +140,8 @@ class JointChannel(ProcessChannel):
         answer = answer_of(self, self._claimed, message)
         if answer is None:
             return
-        try:
-            is_sent = self._shared.put_collated(answer)
-        except Exception:
-            self._port.put((answer[0], self.failure()))
-        else:
-            if not is_sent:
-                super().put(answer)
+        if not self._shared.put_collated(answer):
+            self._port.put(answer)
         collating, self._collating = self._collating, None
         if collating is not None:
             self._shared.note_sent(collating)

@@ -28,7 +28,7 @@ import torch
 import torch.utils.data
 
 from ringloader._torch import stand_ins
-from ringloader._worker import entry, malloc
+from ringloader._worker import entry
 from ringloader._worker.options import WorkerOption
 
 # An assignment follows, or lies in the last of the descriptors; descriptors of the next message.
@@ -97,7 +97,7 @@ class Assignments:
             other.close()
         self._others = ()
 
-    def next(self, held: Held, when_idle: Callable[[], None]) -> Any:
+    def next(self, held: Held, when_idle: Callable[[], object]) -> Any:
         """Waits for the next assignment; None if there will be none.
 
         Args:
@@ -325,7 +325,7 @@ def _work(assignments: Assignments, held: Held) -> None:
     # A process that waits ignores it; one that works ends by it, as torch's worker does.
     on_interrupt(signal.SIG_IGN)
     state = ProcessState()
-    trim = malloc.Trimming(None).trim
+    trim: Callable[[], object] = bool
     while True:
         assignment = assignments.next(held, trim)
         if assignment is None:
@@ -337,7 +337,7 @@ def _work(assignments: Assignments, held: Held) -> None:
         try:
             # Another error that the worker loop does not catch ends the process, as it ends torch's worker.
             with warnings.catch_warnings():
-                trim = entry.run_at(port, worker_end.share, worker_end.options, work).trim
+                trim = entry.run_at(port, worker_end.share, worker_end.options, work)
         except KeyboardInterrupt:
             # The main process raises it.
             return

@@ -90,6 +90,8 @@ impl PortState {
 pub enum Wake {
     /// Something may have happened, or the time is over.
     Look,
+    /// The wait has lasted for [`LONGEST_SLEEP`]: the worker is idle.
+    Idle,
     /// The parent has ended: nothing is wanted any more.
     ParentEnded,
 }
@@ -238,11 +240,12 @@ impl Port {
         let found = || Ok(self.state.lock().tasks.peek(tasks)?.is_some() || is_there());
         let sleep = || self.wait_unless(found, limit.min(LONGEST_SLEEP));
         let wake = self.spin.before(limit, found, sleep)?.unwrap_or(Wake::Look);
-        if began.elapsed() >= LONGEST_SLEEP {
-            let words = self.control.worker(self.worker).slots;
-            self.state.lock().slots.shrink(words, GIVEN_BACK, &mut &*self);
+        if began.elapsed() < LONGEST_SLEEP {
+            return Ok(wake);
         }
-        Ok(wake)
+        let words = self.control.worker(self.worker).slots;
+        self.state.lock().slots.shrink(words, GIVEN_BACK, &mut &*self);
+        Ok(if wake == Wake::Look { Wake::Idle } else { wake })
     }
 
     /// As [`wait`](Self::wait), for room and not for tasks.

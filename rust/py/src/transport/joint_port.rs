@@ -22,7 +22,7 @@ use super::port::sending::JointBatch;
 use crate::batch::encode::{Encoded, Spare};
 use crate::batch::write::Target;
 use crate::batch::{decode, rows};
-use crate::gil::{Deadline, corrupt, detached, exception, no_memory_for, run_copy};
+use crate::gil::{corrupt, exception, no_memory_for, run_copy};
 use crate::process::duplicate;
 use crate::sampling::codec::pair;
 use crate::timing::WorkerClock;
@@ -66,48 +66,33 @@ impl JointPort {
         Ok(Self { port, tasks, probe: MemoryProbe::new(), spare: Spare::default(), joint: Lock::default() })
     }
 
-    /// As `Port.get`, for messages, and for tasks of `epoch` and those before, of which a `Claimed` comes. `next`: the
-    /// epoch that the worker was told to begin; None comes too once it may.
-    #[pyo3(signature = (timeout, epoch, next = None))]
-    fn get<'py>(
-        &self,
-        py: Python<'py>,
-        timeout: Option<f64>,
-        epoch: u64,
-        next: Option<u64>,
-    ) -> PyResult<Option<Bound<'py, PyAny>>> {
-        let deadline = Deadline::after(timeout)?;
+    /// Waits for a message of `Port.get`, which comes in a tuple, and for tasks of `epoch` and those before, of which a
+    /// `Claimed` comes. `next`: the epoch that the worker was told to begin. None once it may: no batch that anybody wants
+    /// is left to be made of the epochs before.
+    fn get<'py>(&self, py: Python<'py>, epoch: u64, next: Option<u64>) -> PyResult<Bound<'py, PyAny>> {
         let port = self.port.get();
         let is_wanted = |seq: u64| !is_before(epoch, epoch_of(seq));
         let may_begin = || next.is_some_and(|next| self.tasks.claims().are_over_before(next));
         let mut nap = FIRST_NAP;
         loop {
-            if let Some(message) = port.get(py, Some(0.0))? {
-                return Ok(Some(message.into_any()));
-            }
-            if port.knows_end() {
-                return Ok(None);
+            let message = port.next(py, true)?;
+            if message.is_some() || port.knows_end() {
+                return Ok((message,).into_pyobject(py)?.into_any());
             }
             if let Some(claimed) = self.tasks.claims().claim(port.core().worker(), is_wanted) {
-                port.begin_task();
+                port.begin_task(py)?;
                 let index = Index::of_task(self.tasks.index(&claimed).map_err(exception)?)?;
                 let is_stale = self.tasks.claims().is_stale(claimed.plan.seq);
                 let claimed = Claimed::new(TaskRun { claimed, index: Arc::new(index), is_stale });
-                return Ok(Some(Bound::new(py, claimed)?.into_any()));
+                return Ok(Bound::new(py, claimed)?.into_any());
             }
-            let Some(mut left) = deadline.left().filter(|_| !may_begin()) else { return Ok(None) };
-            if next.is_some() {
-                left = left.min(nap);
-                nap = LONGEST_NAP.min(2 * nap);
+            if may_begin() {
+                return Ok(py.None().into_bound(py));
             }
-            let is_open = || self.tasks.claims().is_open(is_wanted) || may_begin();
-            port.note(detached(py, || port.core().wait_for_any(left, is_open))?);
+            let limit = if next.is_some() { nap } else { Duration::MAX };
+            nap = LONGEST_NAP.min(2 * nap);
+            port.wait(py, limit, || self.tasks.claims().is_open(is_wanted) || may_begin())?;
         }
-    }
-
-    /// Returns true if no batch that anybody wants is left to be made of the epochs before `epoch`.
-    fn are_over_before(&self, epoch: u64) -> bool {
-        self.tasks.claims().are_over_before(epoch)
     }
 
     /// Says that the batch's result was sent by this worker, which has collated it.

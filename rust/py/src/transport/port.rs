@@ -10,14 +10,14 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use ringloader_core::batch::Dtype;
 use ringloader_core::os::Segment;
-use ringloader_core::sync::{Arc, AtomicBool, Ordering};
+use ringloader_core::sync::{Arc, AtomicBool, AtomicU32, AtomicU64, Ordering};
 use ringloader_core::transport::message::TaskKind;
 use ringloader_core::transport::port::{Chunk, Port as Core, Wake};
 use ringloader_core::transport::{Control, PortFds};
 
 use super::engine::Engine;
 use crate::batch::encode::Spare;
-use crate::gil::{Deadline, detached, exception};
+use crate::gil::{detached, exception};
 use crate::process::duplicate;
 use crate::sampling::codec::decode_task;
 use crate::strings;
@@ -35,7 +35,17 @@ pub(crate) struct Port {
     spare: Spare,
     /// Notes the moments of each batch, where that is wanted.
     clock: OnceLock<Py<WorkerClock>>,
+    /// Gives back memory that the allocator keeps.
+    trim: OnceLock<Py<PyAny>>,
+    tasks: AtomicU64,
+    /// Waits since the last task that have shown the worker idle.
+    idle_waits: AtomicU32,
 }
+
+/// The first task before which the allocator's memory is given back.
+const FIRST_TRIM: u64 = 8;
+/// The idle waits before that: a second. Then the page faults that follow cost little.
+const IDLE_WAITS: u32 = 10;
 
 #[pymethods]
 impl Port {
@@ -74,42 +84,38 @@ impl Port {
         self.core.end_with_parent(pipe.as_ref().map(AsFd::as_fd), grace).map_err(exception)
     }
 
-    /// Waits for the next task: a message of torch's protocol in a tuple of its own, which costs less than a class.
-    /// None when the time is over or the parent has ended. Makes the calls that come before it.
-    pub(super) fn get<'py>(
-        &self,
-        py: Python<'py>,
-        timeout: Option<f64>,
-    ) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        let deadline = Deadline::after(timeout)?;
-        if !self.core.is_current() {
-            // A process that the dataset forked has come back to the worker loop, which ends so.
-            self.parent_ended.store(true, Ordering::Relaxed);
-            return Ok(None);
-        }
+    /// Waits for the next message of torch's protocol, and makes the calls that come before it. None: the worker is to
+    /// end, or the parent has ended.
+    fn get<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         loop {
-            if let Some(message) = self.try_message(py)? {
-                if let Some(clock) = self.clock() {
-                    clock.note_task();
-                }
+            if let Some(message) = self.next(py, true)? {
                 return Ok(Some(message));
             }
-            let Some(left) = deadline.left().filter(|_| !self.knows_end()) else { return Ok(None) };
-            self.note(detached(py, || self.core.wait(left))?);
+            if self.knows_end() {
+                return Ok(None);
+            }
+            self.wait(py, Duration::MAX, || false)?;
         }
     }
 
-    /// As `get`, for a task that is taken before its turn. Never waits. `begin_task` notes its turn.
+    /// As `get`, for a message that is taken before its turn, in a tuple. Never waits. `begin_task` notes the turn of a
+    /// task.
     fn ahead<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
-        if self.core.is_current() { self.try_message(py) } else { Ok(None) }
+        let message = self.next(py, false)?;
+        let is_there = message.is_some() || self.parent_ended()?;
+        is_there.then(|| (message,).into_pyobject(py)).transpose()
     }
 
     /// Begins a task that was taken before its turn: from now on its batch may lie in a slot.
-    pub(super) fn begin_task(&self) {
+    pub(super) fn begin_task(&self, py: Python<'_>) -> PyResult<()> {
         self.core.begin_task();
-        if let Some(clock) = self.clock() {
-            clock.note_task();
-        }
+        self.note_task(py)
+    }
+
+    /// Lets `trim`, which gives back memory of the allocator, be called at the 8th task, the 16th, the 32nd and so on, and
+    /// when the worker is idle.
+    fn trim_by(&self, trim: Py<PyAny>) {
+        let _ = self.trim.set(trim);
     }
 
     /// Lets `clock` note the moments of each batch from now on. The moments are sent after the batch's bytes.
@@ -181,21 +187,56 @@ impl Port {
     }
 
     pub(super) fn of(core: Core) -> Self {
-        let (parent_ended, warned) = (AtomicBool::new(false), AtomicBool::new(false));
-        Self { core, parent_ended, warned, spare: Spare::default(), clock: OnceLock::new() }
+        let (parent_ended, warned, spare, clock, trim, tasks, idle_waits) = Default::default();
+        Self { core, parent_ended, warned, spare, clock, trim, tasks, idle_waits }
     }
 
-    /// Returns the next message, if one has come, after it has made the calls that come before.
-    fn try_message<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
+    /// Returns the next message, if one has come, after it has made the calls that come before. Never waits. A task
+    /// begins now, if `begins`.
+    pub(super) fn next<'py>(&self, py: Python<'py>, begins: bool) -> PyResult<Option<Bound<'py, PyAny>>> {
+        if !self.core.is_current() {
+            // A process that the dataset forked has come back to the worker loop, which ends so.
+            self.parent_ended.store(true, Ordering::Relaxed);
+            return Ok(None);
+        }
         while let Some(task) = self.core.try_task().map_err(exception)? {
             let is_call = task.kind == TaskKind::Call;
             let message = decode_task(py, task)?;
             if !is_call {
-                return Ok(Some((message,).into_pyobject(py)?));
+                if begins {
+                    self.note_task(py)?;
+                }
+                return Ok(Some(message));
             }
             message.call0()?;
         }
         Ok(None)
+    }
+
+    /// Waits for a message, for what `is_there` finds, or until `limit` is over. Gives memory back if the worker is idle.
+    pub(super) fn wait(
+        &self,
+        py: Python<'_>,
+        limit: Duration,
+        is_there: impl Fn() -> bool + Send,
+    ) -> PyResult<()> {
+        let wake = detached(py, || self.core.wait_for_any(limit, is_there))?;
+        self.note(wake);
+        let is_idle = wake == Wake::Idle;
+        self.trim_if(py, is_idle && self.idle_waits.fetch_add(1, Ordering::Relaxed) + 1 == IDLE_WAITS)
+    }
+
+    fn note_task(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(clock) = self.clock() {
+            clock.note_task();
+        }
+        self.idle_waits.store(0, Ordering::Relaxed);
+        let tasks = self.tasks.fetch_add(1, Ordering::Relaxed) + 1;
+        self.trim_if(py, tasks >= FIRST_TRIM && tasks.is_power_of_two())
+    }
+
+    fn trim_if(&self, py: Python<'_>, is_due: bool) -> PyResult<()> {
+        self.trim.get().filter(|_| is_due).map_or(Ok(()), |trim| trim.call0(py).map(drop))
     }
 
     /// Memory in the slot that is being filled; `None` where the caller's own memory serves better.
@@ -211,7 +252,7 @@ impl Port {
     }
 
     /// Notes the parent's end, if it ended a wait.
-    pub(super) fn note(&self, wake: Wake) {
+    fn note(&self, wake: Wake) {
         if wake == Wake::ParentEnded {
             self.parent_ended.store(true, Ordering::Relaxed);
         }
