@@ -17,7 +17,7 @@ const PREFETCH_FACTOR: u32 = 2;
 
 pub(crate) fn port(engine: &Engine, worker: u32) -> Port {
     let fds = engine.worker_fds(worker).for_port().expect("descriptors");
-    Port::attach(engine.control().clone(), worker, SHARE, fds).expect("a port")
+    Port::attach(engine.control().clone(), worker, SHARE, fds, None).expect("a port")
 }
 
 /// The value of all bytes of a task's leaf.

@@ -35,7 +35,7 @@ struct Live {
 
 fn port(engine: &Engine) -> Result<Port> {
     let fds = engine.worker_fds(0).for_port().expect("there is room for descriptors");
-    Port::attach(engine.control().clone(), 0, engine.share(), fds)
+    Port::attach(engine.control().clone(), 0, engine.share(), fds, None)
 }
 
 fn send(engine: &Engine, seq: u64) -> Result<()> {
@@ -207,7 +207,7 @@ fn run(at: u64, value: impl Fn(u64) -> u64, end: End) -> Vec<Error> {
     let second = match end {
         End::Succeeded => engine.succeed(0).and_then(|busy| {
             let fds = engine.worker_fds(0).for_port().expect("there is room for descriptors");
-            Port::take_over(engine.control().clone(), 0, SHARE, fds, &busy)
+            Port::attach(engine.control().clone(), 0, SHARE, fds, Some(&busy))
         }),
         _ => port(&engine),
     };

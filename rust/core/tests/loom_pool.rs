@@ -14,16 +14,22 @@ use std::{
     sync::{Arc as Shared, atomic::AtomicBool},
 };
 
+use loom::sync::Notify;
 use ringloader_core::{
     Result,
     pool::{Closing, Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
     sync::{
         Arc, AtomicU32, Ordering,
+        doorbell::{WaitFlag, sleep_unless},
         thread::{self, JoinHandle},
     },
     testing::crash::killed_after,
 };
-use support::{heap_words::HeapWords, model::explore_all, payload::Payload};
+use support::{
+    heap_words::HeapWords,
+    model::{explore, explore_all},
+    payload::Payload,
+};
 
 const PAGE: u64 = 4096;
 const LIMITS: Limits = Limits { share: 4 * PAGE, window: 2 * PAGE, page: 4 << 10 };
@@ -138,6 +144,29 @@ fn two_leases_in_turn() {
             second.join().unwrap();
         }
         world.assert_whole(worker);
+    });
+}
+
+/// `Port::wait_for_room`: its last look is over when the user drops the batch.
+#[test]
+fn a_worker_that_waits_for_room_finds_it_or_is_woken() {
+    explore("a_worker_that_waits_for_room_finds_it_or_is_woken", || {
+        let world = World::new();
+        let mut worker = WorkerSlots::new(world.words(), LIMITS);
+        assert!(world.deliver(&mut worker, 1) && worker.begin(world.words()).is_none());
+        let doorbell = Arc::new((WaitFlag::default(), Notify::new()));
+        let (user, bell) = (Arc::clone(&world), Arc::clone(&doorbell));
+        let user = thread::spawn(move || {
+            user.use_up(1);
+            if bell.0.take() {
+                bell.1.notify();
+            }
+        });
+        let (flag, bell) = &*doorbell;
+        while !world.fill(&mut worker, 1) {
+            sleep_unless(flag, || Ok(worker.sweep(world.words())), || Ok(bell.wait())).expect("no error");
+        }
+        user.join().expect("no panic");
     });
 }
 

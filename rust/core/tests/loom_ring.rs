@@ -9,7 +9,7 @@ use ringloader_core::{
     ring::{ByteFifo, Consumer, Descriptor, Producer, Ring, RingHeader, WORDS, Words},
     sync::{
         Arc, AtomicBool, AtomicU64, Ordering,
-        doorbell::{WaitFlag, sleep_unless},
+        doorbell::{WaitFlag, sleep_unless, take_some},
         thread,
     },
     testing::{crash::killed_after, fault::fault},
@@ -205,6 +205,37 @@ fn two_ringers_lose_no_wake_up() {
         }
         assert!(bells.load(Ordering::Relaxed) <= announced, "more bells than sleeps");
     });
+}
+
+/// `Engine::wake_workers`, for one run that was freed. The first worker is at work for hours, or looks for a run too.
+#[test]
+fn as_many_are_woken_as_there_are_runs() {
+    for sleeping in [1..2, 0..2] {
+        explore(&format!("as_many_are_woken_as_there_are_runs, {sleeping:?}"), move || {
+            let workers: Arc<[_; 2]> = Arc::new([0, 1].map(|_| (WaitFlag::default(), Notify::new())));
+            let runs = Arc::new(AtomicU64::new(0));
+            let threads = sleeping.clone().map(|worker| {
+                let (workers, runs) = (workers.clone(), runs.clone());
+                thread::spawn(move || {
+                    let (flag, bell) = &workers[worker];
+                    let look = || Ok(runs.load(Ordering::Acquire) != 0);
+                    while runs.load(Ordering::Acquire) == 0 {
+                        sleep_unless(flag, look, || Ok(bell.wait())).expect("nothing fails");
+                    }
+                    // Whoever takes the run tells the other one that there is nothing more.
+                    if runs.swap(2, Ordering::Relaxed) == 1 {
+                        workers[1 - worker].1.notify();
+                    }
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            runs.store(1, Ordering::Release);
+            take_some(workers.iter().map(|(flag, bell)| (flag, bell)), 1).for_each(Notify::notify);
+            for thread in threads {
+                thread.join().expect("no panic");
+            }
+        });
+    }
 }
 
 /// The producer dies before its n-th store, for every n of two pushes. The death wakes the consumer, which drains whole

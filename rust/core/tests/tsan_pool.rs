@@ -89,6 +89,7 @@ mod stress {
                     worker.abandon(slot);
                 }
                 thread::yield_now();
+                worker.sweep(self.words());
             }
         }
 

@@ -143,12 +143,6 @@ impl WorkerSlots {
         self.beside = bytes;
     }
 
-    /// Returns true if `need` more bytes, in addition to the slots, are within the share. Punches as much of the free
-    /// slots as that takes, and nothing if it would not be enough.
-    pub fn room_beside(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
-        self.make_room(words, need, os)
-    }
-
     /// FILLING -> COMMITTED, before the slot's descriptor is published.
     pub fn commit(&mut self, slot: SlotId) {
         debug_assert_eq!(self.states[slot.index()], SlotState::Filling);
@@ -209,10 +203,9 @@ impl WorkerSlots {
         Ok(Growth::Ready)
     }
 
-    /// Says whether `need` more bytes are within the share, after punching as much of the free
-    /// slots as it takes. Punches nothing if that would not be enough: the slots had better stay
-    /// warm.
-    fn make_room(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
+    /// Returns true if `need` more bytes, in addition to the slots, are within the share. Punches as much of the free
+    /// slots as that takes, and nothing if it would not be enough: the slots had better stay warm.
+    pub fn make_room(&mut self, words: SlotWords<'_>, need: u64, os: &mut impl Pages) -> bool {
         let needed = self.resident.saturating_add(self.beside).saturating_add(need);
         let excess = needed.saturating_sub(self.limits.share);
         if excess == 0 {
@@ -265,8 +258,10 @@ impl WorkerSlots {
         words.touched()[slot.index()].store(bytes, Ordering::Relaxed);
     }
 
-    /// RETURNED -> FREE, or OWN-LEASED while the worker itself keeps something in the slot.
-    fn sweep(&mut self, words: SlotWords<'_>) {
+    /// RETURNED -> FREE, or OWN-LEASED while the worker itself keeps something in the slot. Returns true if a slot has
+    /// come back from the parent.
+    pub fn sweep(&mut self, words: SlotWords<'_>) -> bool {
+        let mut came_back = false;
         if !self.own_leased.is_empty() {
             for slot in std::mem::take(&mut self.own_leased) {
                 self.recover(slot);
@@ -280,6 +275,7 @@ impl WorkerSlots {
             // when the bits are lost with this worker.
             let returned = word.swap(0, acquire_unless("sweep_relaxed"));
             failpoint("free-swapped");
+            came_back = true;
             for slot in SlotId::of_bits(number, returned) {
                 // A bit for any other slot is no correct peer's; to believe it would hand a slot
                 // out twice.
@@ -292,6 +288,7 @@ impl WorkerSlots {
                 }
             }
         }
+        came_back
     }
 
     fn recover(&mut self, slot: SlotId) {

@@ -185,6 +185,15 @@ impl Producer {
         Ok(head)
     }
 
+    /// Returns true if the consumer has taken something since this end last looked.
+    ///
+    /// # Errors
+    /// As [`head`](Self::head).
+    pub fn has_new_head(&mut self, ring: Ring<'_>) -> Result<bool> {
+        let seen = self.seen_head;
+        Ok(self.head(ring)? != seen)
+    }
+
     /// The position at which the next descriptor will be pushed.
     #[inline]
     pub fn tail(&self) -> u64 {

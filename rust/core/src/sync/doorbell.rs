@@ -96,7 +96,8 @@ pub fn take_some<'a, S>(
 ) -> impl Iterator<Item = S> {
     // ORDERING doorbell: as in `take_any`.
     sequence_unless("take_without_fence");
-    sleepers.filter(|(flag, _)| flag.lower()).map(|(_, sleeper)| sleeper).take(most)
+    let looked_at = if fault("first_sleepers_only") { most } else { usize::MAX };
+    sleepers.take(looked_at).filter(|(flag, _)| flag.lower()).map(|(_, sleeper)| sleeper).take(most)
 }
 
 /// The sleeper's side: announces, looks again with `found`, and sleeps only if that finds nothing. `None`: it did not

@@ -13,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::os::eventfd::{EventFd, sleep};
 use crate::os::memory::MemoryProbe;
 use crate::os::{fd_passing, parent_death};
-use crate::pool::{Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots};
+use crate::pool::{Fill, Growth, Leases, Limits, Pages, SlotId, WorkerSlots};
 use crate::process::{self, Process};
 use crate::ring::{Consumer, Producer, Ring};
 use crate::sync::adaptive_spin::AdaptiveSpin;
@@ -97,48 +97,18 @@ pub enum Wake {
 }
 
 impl Port {
-    /// The end for `worker` of a segment that its parent made, with the share of memory the
-    /// parent gave it. Warm slots stay warm, and slots that the user holds since an earlier epoch stay held.
+    /// The end for `worker` of a segment that its parent made, with the share of memory the parent gave it. Warm slots
+    /// stay warm, and slots that the user holds since an earlier epoch stay held. `busy`: of a worker whose predecessor
+    /// has ended, what [`Engine::succeed`](crate::transport::engine::Engine::succeed) has returned.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when the segment is not one of this version.
-    pub fn attach(control: Arc<Control>, worker: u32, share: u64, fds: PortFds) -> Result<Self> {
-        // No result of this worker is in its ring, so no slot begins to be held between this look and the swap.
-        Self::with_slots(control, worker, share, fds, |words, limits| {
-            Ok(WorkerSlots::take_over(words, limits, &Leases::busy(words)))
-        })
-    }
-
-    /// The end for `worker` whose predecessor has ended. `busy` is what
-    /// [`Engine::succeed`](crate::transport::engine::Engine::succeed) has returned; all else is as for
-    /// [`attach`](Self::attach), which would take what the user still holds for free.
-    ///
-    /// # Errors
-    /// As [`attach`](Self::attach); [`Error::Config`] when `busy` is that of another segment.
-    pub fn take_over(
-        control: Arc<Control>,
-        worker: u32,
-        share: u64,
-        fds: PortFds,
-        busy: &[u64],
-    ) -> Result<Self> {
-        Self::with_slots(control, worker, share, fds, |words, limits| {
-            if busy.len() != words.free.len() {
-                let (came, expected) = (busy.len(), words.free.len());
-                return Err(Error::Config(format!(
-                    "{came} words of held slots came, {expected} were expected"
-                )));
-            }
-            Ok(WorkerSlots::take_over(words, limits, busy))
-        })
-    }
-
-    fn with_slots(
+    /// [`Error::Corrupt`] when the segment is not one of this version; [`Error::Config`] when `busy` is that of another.
+    pub fn attach(
         control: Arc<Control>,
         worker: u32,
         share: u64,
         PortFds { eventfd, parent_eventfd, parent_pidfd, socket }: PortFds,
-        slots: impl FnOnce(SlotWords<'_>, Limits) -> Result<WorkerSlots>,
+        busy: Option<&[u64]>,
     ) -> Result<Self> {
         if worker >= control.geometry().workers {
             return Err(Error::Config(format!("worker {worker} of {}", control.geometry().workers)));
@@ -146,10 +116,17 @@ impl Port {
         let process = process::current();
         let limits = control.limits(share);
         let view = control.worker(worker);
+        // Without a predecessor, no result of this worker is in its ring, so no slot begins to be held after this look.
+        let found = Leases::busy(view.slots);
+        let busy = busy.unwrap_or(&found);
+        if busy.len() != found.len() {
+            let (came, expected) = (busy.len(), found.len());
+            return Err(Error::Config(format!("{came} words of held slots came, {expected} were expected")));
+        }
         let state = PortState {
             tasks: Consumer::attach(view.tasks)?,
             results: Producer::attach(view.results)?,
-            slots: slots(view.slots, limits)?,
+            slots: WorkerSlots::take_over(view.slots, limits, busy),
             open: false,
             filling: None,
             fillings: 0,
@@ -248,13 +225,19 @@ impl Port {
         Ok(if wake == Wake::Look { Wake::Idle } else { wake })
     }
 
-    /// As [`wait`](Self::wait), for room and not for tasks.
+    /// As [`wait`](Self::wait), for room and not for tasks. Does not sleep if slots came back, or results were taken,
+    /// since the caller looked.
     ///
     /// # Errors
-    /// [`Error::Os`] when the system refuses.
+    /// As [`wait`](Self::wait).
     pub fn wait_for_room(&self) -> Result<Wake> {
-        // Memory that was given back between the last look and the announcement is found after a short sleep.
-        self.wait_unless(|| Ok(false), Duration::from_millis(5))
+        let view = self.control.worker(self.worker);
+        let found = || {
+            let PortState { slots, results, .. } = &mut *self.state.lock();
+            Ok(slots.sweep(view.slots) | results.has_new_head(view.results)?)
+        };
+        // Not longer: a place in the ring, or in the socket, comes without a notification.
+        self.wait_unless(found, Duration::from_millis(5))
     }
 
     fn wait_unless(&self, found: impl FnOnce() -> Result<bool>, limit: Duration) -> Result<Wake> {

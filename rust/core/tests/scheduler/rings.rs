@@ -23,7 +23,7 @@ impl Backend for Rings {
         let engine = Engine::new(workers, max_tasks, SHARE).unwrap();
         let port = |worker| {
             let fds = engine.worker_fds(worker).for_port().unwrap();
-            Port::attach(engine.control().clone(), worker, SHARE, fds).unwrap()
+            Port::attach(engine.control().clone(), worker, SHARE, fds, None).unwrap()
         };
         let ports = (0..workers).map(port).collect();
         Self { engine, ports }

@@ -22,11 +22,7 @@ pub(crate) fn engine() -> Engine {
 pub(crate) fn port(engine: &Engine, busy: Option<&[u64]>) -> Port {
     let fds = engine.worker_fds(0).for_port().unwrap();
     let control = engine.control().clone();
-    match busy {
-        None => Port::attach(control, 0, engine.share(), fds),
-        Some(busy) => Port::take_over(control, 0, engine.share(), fds, busy),
-    }
-    .unwrap()
+    Port::attach(control, 0, engine.share(), fds, busy).unwrap()
 }
 
 pub(crate) fn task(seq: u64) -> Task {

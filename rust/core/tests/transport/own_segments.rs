@@ -1,5 +1,7 @@
 //! Batches that lie in a segment of their own, and the room that they take.
 
+use std::time::{Duration, Instant};
+
 use ringloader_core::os::fd_passing::SendOutcome;
 use ringloader_core::sync::Ordering;
 use ringloader_core::transport::engine::Engine;
@@ -86,10 +88,44 @@ fn a_batch_larger_than_the_share_goes_alone_and_without_warm_slots() {
     assert!(matches!(has_room(&engine, &port, 8), Room::Ready));
 }
 
-/// There are so many workers that each has fewer slots than tasks.
+/// An engine with so many workers that each has fewer slots than tasks.
+fn crowded() -> Engine {
+    Engine::new(200, 600, 128 << 20).unwrap()
+}
+
+/// Returns true if the worker sleeps for room until its time is over, which takes no less.
+fn sleeps(port: &Port) -> bool {
+    let begun = Instant::now();
+    port.wait_for_room().unwrap();
+    begun.elapsed() >= Duration::from_millis(5)
+}
+
+/// The worker announces its sleep after the room has come, so no notification comes.
+#[test]
+fn room_that_comes_between_the_look_and_the_sleep_ends_the_wait() {
+    let engine = crowded();
+    let slots = u64::from(engine.control().geometry().slots);
+    let port = port(&engine, None);
+    (0..slots).for_each(|seq| answer(&engine, &port, seq));
+    let mut found = [false; 2];
+    // A thread that loses its core comes back too late to tell: once is enough.
+    for seq in 0..20 {
+        assert!(matches!(has_room(&engine, &port, 1000), Room::Later));
+        // What was taken before may end one wait.
+        port.wait_for_room().unwrap();
+        assert!(sleeps(&port), "nothing has come");
+        let taken = take(&engine, seq);
+        found[0] |= !sleeps(&port);
+        drop(taken);
+        found[1] |= !sleeps(&port);
+        answer(&engine, &port, slots + seq);
+    }
+    assert_eq!(found, [true; 2], "a batch that was taken, a slot that came back");
+}
+
 #[test]
 fn a_worker_without_a_free_slot_waits_for_the_parent() {
-    let engine = Engine::new(200, 600, 128 << 20).unwrap();
+    let engine = crowded();
     let slots = u64::from(engine.control().geometry().slots);
     assert_eq!((slots, engine.control().geometry().window), (32, 64 << 20));
     let port = port(&engine, None);

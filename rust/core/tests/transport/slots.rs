@@ -128,7 +128,7 @@ fn what_collation_has_outlives_the_port() {
     // A mapping of its own, as in a process that is no child of the parent's.
     let segment = Segment::attach(engine.worker_fds(0).segment).unwrap();
     let control = Arc::new(Control::attach(segment).unwrap());
-    let worker = Port::attach(control, 0, engine.share(), fds).unwrap();
+    let worker = Port::attach(control, 0, engine.share(), fds, None).unwrap();
     take_task(&engine, &worker, 1);
     let chunk = worker.allocate(LEAF).unwrap().expect("a slot is free");
     assert!(!worker.detach(), "the chunk is in a slot");
@@ -148,7 +148,8 @@ fn what_collation_has_outlives_the_port() {
     let fds = engine.worker_fds(0).for_port().unwrap();
     let segment = Segment::attach(engine.worker_fds(0).segment).unwrap();
     let base = segment.base().as_ptr() as usize;
-    let worker = Port::attach(Arc::new(Control::attach(segment).unwrap()), 0, engine.share(), fds).unwrap();
+    let worker =
+        Port::attach(Arc::new(Control::attach(segment).unwrap()), 0, engine.share(), fds, None).unwrap();
     assert!(worker.detach());
     drop(worker);
     assert!(!is_mapped(base));

@@ -81,6 +81,6 @@ fn a_worker_that_runs_is_not_succeeded() {
 fn held_slots_of_another_segment_are_refused() {
     let engine = engine();
     let fds = engine.worker_fds(0).for_port().unwrap();
-    let refused = Port::take_over(engine.control().clone(), 0, SHARE, fds, &[0, 0]);
+    let refused = Port::attach(engine.control().clone(), 0, SHARE, fds, Some(&[0, 0]));
     assert!(matches!(refused, Err(Error::Config(_))), "{refused:?}");
 }

@@ -316,7 +316,7 @@ impl Parent {
         let busy = self.engine.succeed(worker).unwrap();
         let fds = self.engine.worker_fds(worker).for_port().unwrap();
         let control = self.engine.control().clone();
-        let port = Port::take_over(control, worker, self.engine.share(), fds, &busy).unwrap();
+        let port = Port::attach(control, worker, self.engine.share(), fds, Some(&busy)).unwrap();
         let mut commits: Vec<Commit<&Port>> = Vec::new();
         loop {
             let mut commit = port.begin_commit();

@@ -41,13 +41,10 @@ pub(crate) fn run(orders: &str) {
     let control = Arc::new(Control::attach(Segment::attach(segment.as_fd()).unwrap()).unwrap());
     drop(segment);
     let fds = PortFds { eventfd, parent_eventfd, parent_pidfd, socket };
-    let port = match fields[2] {
-        "first" => Port::attach(control.clone(), number, share, fds),
-        busy => {
-            let busy: Vec<u64> = busy.split(',').map(|word| u64::from_str_radix(word, 16).unwrap()).collect();
-            Port::take_over(control.clone(), number, share, fds, &busy)
-        }
-    };
+    let words =
+        || fields[2].split(',').map(|word| u64::from_str_radix(word, 16).unwrap()).collect::<Vec<_>>();
+    let busy = (fields[2] != "first").then(words);
+    let port = Port::attach(control.clone(), number, share, fds, busy.as_deref());
     let random = Random(u64::from(std::process::id()));
     let mut worker = Worker { control, port: port.unwrap(), random, kept: Vec::new() };
     while !worker.port.is_done() {

@@ -77,7 +77,7 @@ impl SampleRows {
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let (tasks, core) = (port.tasks(), &claimed.core);
         for run in 0..core.plan.runs() {
-            let is_there = match (tasks.claims().part(core, run), own) {
+            let is_there = match (tasks.claims().of(core).part(run), own) {
                 (Some(Part::Rows), _) => true,
                 (None, Some(own)) if core.claim.run == Some(run) => self.write_rows(port, claimed, own)?,
                 _ => false,

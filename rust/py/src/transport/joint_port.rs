@@ -97,12 +97,13 @@ impl JointPort {
 
     /// Says that the batch's result was sent by this worker, which has collated it.
     fn note_sent(&self, claimed: &Claimed) {
-        self.tasks.claims().note_sent(&claimed.core);
+        self.tasks.claims().of(&claimed.core).note_sent(claimed.core.claim);
     }
 
     /// Takes the collation of a batch if the samples of all other runs are there. The caller then collates.
     fn begin_last(&self, claimed: &Claimed) -> bool {
-        let is_last = self.has_claims() && self.tasks.claims().begin_last(&claimed.core);
+        let is_last =
+            self.has_claims() && self.tasks.claims().of(&claimed.core).begin_last(claimed.core.claim);
         if is_last {
             self.note_made(claimed);
         }
@@ -222,7 +223,7 @@ impl JointPort {
         if let Some(clock) = clock {
             self.note_times(claimed, &clock.run_sent());
         }
-        let is_last = self.tasks.claims().finish(&claimed.core, part);
+        let is_last = self.tasks.claims().of(&claimed.core).finish(claimed.core.claim, part);
         if let Some(clock) = clock.filter(|_| is_last) {
             clock.note_last();
         }
@@ -243,7 +244,7 @@ impl JointPort {
                 parts.push(own.clone());
                 continue;
             }
-            match self.tasks.claims().part(&claimed.core, run) {
+            match self.tasks.claims().of(&claimed.core).part(run) {
                 Some(Part::Bytes { offset, len }) => parts.push(self.read(py, claimed, offset, len)?),
                 Some(Part::Rows) => parts.push(self.read_rows(py, claimed, run)?),
                 Some(Part::Unsent) | None => return Ok(None),

@@ -178,12 +178,7 @@ impl Port {
         fds: PortFds,
         busy: Option<Vec<u64>>,
     ) -> PyResult<Self> {
-        let core = match busy {
-            None => Core::attach(control, worker, share, fds),
-            Some(busy) => Core::take_over(control, worker, share, fds, &busy),
-        }
-        .map_err(exception)?;
-        Ok(Self::of(core))
+        Core::attach(control, worker, share, fds, busy.as_deref()).map(Self::of).map_err(exception)
     }
 
     pub(super) fn of(core: Core) -> Self {

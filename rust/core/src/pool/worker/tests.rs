@@ -344,7 +344,7 @@ fn registered_pages_make_no_room() {
     audit(&slots, words);
     os.punched.clear();
     assert_eq!(slots.grow(words, c, 257 * KIB, &mut os), Ok(Growth::NoRoom));
-    assert!(!slots.room_beside(words, 257 * KIB, &mut os));
+    assert!(!slots.make_room(words, 257 * KIB, &mut os));
     assert_eq!(os.punched, [], "what would not be enough is left warm");
     assert_eq!(slots.grow(words, c, 256 * KIB, &mut os), Ok(Growth::Ready));
     slots.shrink(words, u64::MAX, &mut os);

@@ -9,7 +9,7 @@ use crate::transport::worker_handle::holds_overwritten;
 
 impl Engine {
     /// Makes the rings of `worker`, whose process has ended or never ran, ready for a successor. Returns the slots
-    /// that are still held, for [`Port::take_over`](crate::transport::port::Port::take_over). To be called after
+    /// that are still held, for [`Port::attach`](crate::transport::port::Port::attach). To be called after
     /// [`take_ended`](crate::transport::Transport::take_ended) has named the worker and [`try_next`](crate::transport::Transport::try_next) has
     /// given all that it had committed; then start the successor, [`watch_worker`](Self::watch_worker)
     /// it, and send again every task whose result has not come.

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::Claimed;
-use crate::joint::{Batch, Cost, Part, Pending, WORDS, mean, per_run};
+use crate::joint::{Batch, Cost, Pending, WORDS, mean, per_run};
 use crate::sync::{AtomicU64, Ordering};
 use crate::transport::task_number::{epoch_of, is_before};
 
@@ -96,25 +96,10 @@ impl<'a> Claims<'a> {
         }
     }
 
-    /// Takes the collation of a batch whose other runs are made. See [`Batch::begin_last`].
-    pub fn begin_last(&self, claimed: &Claimed) -> bool {
-        self.batch(claimed.place).begin_last(claimed.claim)
-    }
-
-    /// The run was made, and its part is written, or its rows are. Returns true if this worker is to collate the batch.
-    pub fn finish(&self, claimed: &Claimed, part: Part) -> bool {
-        self.batch(claimed.place).finish(claimed.claim, part)
-    }
-
-    /// The batch's result is committed by this worker, which has collated it.
-    pub fn note_sent(&self, claimed: &Claimed) {
-        self.batch(claimed.place).note_sent(claimed.claim);
-    }
-
-    /// The part of a run; `None` of one that is not made.
+    /// Returns the batch of which a worker has claimed something.
     #[must_use]
-    pub fn part(&self, claimed: &Claimed, run: u32) -> Option<Part> {
-        self.batch(claimed.place).part(run)
+    pub fn of(&self, claimed: &Claimed) -> &'a Batch {
+        self.batch(claimed.place)
     }
 
     /// Notes the nanoseconds that each sample of a run took to make.

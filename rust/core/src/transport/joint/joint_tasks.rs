@@ -155,6 +155,7 @@ mod tests {
     use super::*;
     use crate::joint::Part;
     use crate::timing::Stamps;
+    use crate::transport::joint::Claimed;
     use crate::transport::message::TaskKind;
     use crate::transport::task_number::EPOCH_SHIFT;
 
@@ -187,7 +188,7 @@ mod tests {
         for (seq, index) in (0..).zip(&indices) {
             let claimed = worker.claims().claim(0, |_| true).unwrap();
             assert_eq!((claimed.plan.seq, worker.index(&claimed).as_ref()), (seq, Ok(index)));
-            worker.claims().finish(&claimed, Part::Unsent);
+            worker.claims().of(&claimed).finish(claimed.claim, Part::Unsent);
             tasks.answered(seq, false).unwrap();
         }
         assert!(blocks() <= before + 16, "{} blocks", blocks());
@@ -202,20 +203,21 @@ mod tests {
         let memory = tasks.memory();
         let make = |seq| {
             let claimed = memory.claims().claim(0, |of| of == seq).unwrap();
-            assert!(memory.claims().finish(&claimed, Part::Rows));
+            assert!(memory.claims().of(&claimed).finish(claimed.claim, Part::Rows));
             claimed
         };
         (0..3).for_each(|task| _ = put(of(0, task)));
         put(of(1, 0));
         assert!(memory.claims().are_over_before(0) && !memory.claims().are_over_before(1));
-        [0, 1].iter().for_each(|&task| memory.claims().note_sent(&make(of(0, task))));
+        let send = |claimed: &Claimed| memory.claims().of(claimed).note_sent(claimed.claim);
+        [0, 1].iter().for_each(|&task| send(&make(of(0, task))));
         // The last one has no place yet.
         assert!(!memory.claims().are_over_before(1));
         tasks.answered(of(0, 0), false).unwrap();
         assert!(!memory.claims().are_over_before(1));
         let last = make(of(0, 2));
         assert!(!memory.claims().are_over_before(1));
-        memory.claims().note_sent(&last);
+        send(&last);
         assert!(memory.claims().are_over_before(1) && !memory.claims().are_over_before(2));
         tasks.answered(of(0, 1), false).unwrap();
         assert!(
@@ -251,8 +253,8 @@ mod tests {
         assert_eq!(worker.claims().claim(1, |seq| seq > 1).map(|claimed| claimed.plan.seq), None);
         let stamps = Stamps { got: 3, made: 5, ..Stamps::default() };
         worker.note_times(&first, 0, &stamps);
-        assert!(!worker.claims().finish(&first, Part::Bytes { offset: 64, len: 4 }));
-        assert!(worker.claims().begin_last(&second));
+        assert!(!worker.claims().of(&first).finish(first.claim, Part::Bytes { offset: 64, len: 4 }));
+        assert!(worker.claims().of(&second).begin_last(second.claim));
         assert_eq!(tasks.answered(0, false), Ok(2));
         assert_eq!(tasks.take_timed(1), []);
         assert_eq!(tasks.take_timed(0), [TimedRun { worker: 0, stamps, samples: 0..1 }]);
@@ -289,9 +291,9 @@ mod tests {
         let second = [claim(1), claim(0)];
         assert_eq!((second[0].plan.seq, second[0].samples()), (1, 0..4));
         assert!(tasks.has_claim(1) && !tasks.has_claim(2));
-        assert!(!worker.claims().finish(&second[0], Part::Bytes { offset: 64, len: 4 }));
+        assert!(!worker.claims().of(&second[0]).finish(second[0].claim, Part::Bytes { offset: 64, len: 4 }));
         assert!(!tasks.has_claim(1) && !tasks.has_made(1), "not before the batch is there");
-        assert!(worker.claims().begin_last(&second[1]));
+        assert!(worker.claims().of(&second[1]).begin_last(second[1].claim));
         assert_eq!(tasks.answered(1, false), Ok(0));
         assert!(tasks.has_made(0) && tasks.has_made(1));
         assert!(tasks.has_claim(0), "of the first batch");

@@ -206,7 +206,7 @@ impl JointMemory {
     /// # Errors
     /// [`Error::Memory`] when the machine or the control group has not enough left; [`Error::Corrupt`].
     pub fn reserve(&self, claimed: &Claimed, len: u64, probe: &MemoryProbe) -> Result<Option<u64>> {
-        let batch = self.claims().batch(claimed.place);
+        let batch = self.claims().of(claimed);
         let mut room = batch.room();
         loop {
             let rows = room.form().map(|at| self.rows_at(claimed, at)).transpose()?;
@@ -356,7 +356,7 @@ mod tests {
             let found = memory.columns_of(&claimed, form, probe).map(|places| places.is_some());
             let after =
                 memory.rows(&claimed).unwrap().map(|rows| memory.after_rows(&claimed, rows.end, 512, probe));
-            memory.claims().finish(&claimed, Part::Rows);
+            memory.claims().of(&claimed).finish(claimed.claim, Part::Rows);
             tasks.answered(seq, false).unwrap();
             (found, after.is_some_and(|start| matches!(start, Ok(Some(_)))))
         };
@@ -378,7 +378,7 @@ mod tests {
             tasks.put(seq, (TaskKind::Indices, vec![0; 16]), 2).unwrap();
             let claimed = memory.claims().claim(0, |_| true).unwrap();
             let found = memory.reserve(&claimed, len, probe);
-            memory.claims().finish(&claimed, Part::Unsent);
+            memory.claims().of(&claimed).finish(claimed.claim, Part::Unsent);
             tasks.answered(seq, false).unwrap();
             found
         };

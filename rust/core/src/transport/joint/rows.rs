@@ -43,7 +43,7 @@ impl JointMemory {
         else {
             return Ok(None);
         };
-        let batch = self.claims().batch(claimed.place);
+        let batch = self.claims().of(claimed);
         let mut written = None;
         let mut room = batch.room();
         let at = loop {
@@ -79,7 +79,7 @@ impl JointMemory {
     /// # Errors
     /// [`Error::Corrupt`] for what no worker writes.
     pub fn rows(&self, claimed: &Claimed) -> Result<Option<Rows>> {
-        self.claims().batch(claimed.place).room().form().map(|at| self.rows_at(claimed, at)).transpose()
+        self.claims().of(claimed).room().form().map(|at| self.rows_at(claimed, at)).transpose()
     }
 
     pub(super) fn rows_at(&self, claimed: &Claimed, at: u64) -> Result<Rows> {
@@ -108,7 +108,7 @@ impl JointMemory {
         probe: &MemoryProbe,
     ) -> Result<Option<u64>> {
         let start = end.next_multiple_of(ALIGNMENT);
-        let top = self.claims().batch(claimed.place).room().top();
+        let top = self.claims().of(claimed).room().top();
         let Some(end) = start.checked_add(len).filter(|&end| end <= top) else { return Ok(None) };
         self.warm(claimed.plan.window, End::Front, end, probe)?;
         Ok(Some(start))

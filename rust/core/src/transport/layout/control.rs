@@ -4,16 +4,21 @@
 use std::ops::Range;
 
 use super::geometry::{GRANULE, Geometry, SegmentOffsets};
+use super::structures::WorkerView;
+use super::views::Views;
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::page::page_size;
 use crate::pool::{Limits, SlotId, retire};
 use crate::process::Process;
+use crate::sync::ready::ReadyBits;
 use crate::sync::{Lock, Ordering, WaitFlag};
 
 /// A segment with structures in it.
 #[derive(Debug)]
 pub struct Control {
+    /// Before the segment, in which they lie: dropped first.
+    pub(super) views: Views,
     pub(super) segment: Segment,
     pub(super) geometry: Geometry,
     /// The offsets that follow from the geometry, kept because each batch needs them several times.
@@ -36,13 +41,30 @@ impl Control {
             )));
         }
         let offsets = geometry.offsets();
-        Ok(Self { segment, geometry, offsets, refusal: Lock::default(), maker })
+        let views = Views::new(&segment, &geometry, &offsets);
+        Ok(Self { views, segment, geometry, offsets, refusal: Lock::default(), maker })
     }
 
     /// The segment.
     #[must_use]
     pub fn segment(&self) -> &Segment {
         &self.segment
+    }
+
+    /// Returns the bits of the workers that have committed something that the parent has not looked at.
+    #[must_use]
+    pub fn ready(&self) -> ReadyBits<'_> {
+        self.views.ready
+    }
+
+    /// The structures of one worker.
+    ///
+    /// # Panics
+    /// When there is no such worker.
+    #[inline]
+    #[must_use]
+    pub fn worker(&self, worker: u32) -> &WorkerView<'_> {
+        &self.views.workers[worker as usize]
     }
 
     /// Returns the geometry of the segment.
@@ -54,19 +76,19 @@ impl Control {
     /// Says to every worker that nothing more is wanted.
     pub fn set_done(&self) {
         // ORDERING done: a flag that orders nothing else; workers that must see it soon are woken by their eventfds.
-        self.header().done.store(1, Ordering::Release);
+        self.views.header.done.store(1, Ordering::Release);
     }
 
     /// Returns true if nothing more is wanted.
     #[must_use]
     pub fn is_done(&self) -> bool {
         // ORDERING done: see `set_done`.
-        self.header().done.load(Ordering::Acquire) != 0
+        self.views.header.done.load(Ordering::Acquire) != 0
     }
 
     /// Takes back that nothing more is wanted, and what was counted. No worker is left to see it.
     pub(crate) fn begin_again(&self) {
-        self.header().done.store(0, Ordering::Relaxed);
+        self.views.header.done.store(0, Ordering::Relaxed);
         for worker in 0..self.geometry.workers {
             self.worker(worker).counters.clear();
         }
@@ -75,7 +97,7 @@ impl Control {
     /// Raised while the parent sleeps for a result of any worker.
     #[must_use]
     pub fn parent_sleeps(&self) -> &WaitFlag {
-        &self.header().parent_sleeps
+        &self.views.header.parent_sleeps
     }
 
     /// Returns the range of a worker's task arena in the segment.

@@ -40,7 +40,7 @@ impl Control {
             }
         };
         let control = Self::over(segment, geometry, Some(process::current()))?;
-        for (word, value) in control.header().geometry.iter().zip(geometry.words()) {
+        for (word, value) in control.views.header.geometry.iter().zip(geometry.words()) {
             word.store(value, Ordering::Relaxed);
         }
         Ok((control, fd))

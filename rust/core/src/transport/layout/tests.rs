@@ -157,7 +157,7 @@ fn a_foreign_segment_is_refused() {
     let (blank, _fd) = Segment::create("test", 1 << 20).unwrap();
     assert!(matches!(Control::attach(blank), Err(Error::Corrupt(_))));
     let (ours, fd) = create(Geometry::new(1, 1, 1 << 20).unwrap());
-    for word in &ours.header().geometry {
+    for word in &ours.views.header.geometry {
         let held = word.swap(u64::MAX / 3, Ordering::Relaxed);
         assert!(attach(&fd).is_err(), "{held} replaced");
         word.store(held, Ordering::Relaxed);

@@ -122,7 +122,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
         let bytes = len.next_multiple_of(port.limits.page);
         let mut state = port.state.lock();
         state.count_own(view.results)?;
-        if !state.slots.room_beside(view.slots, bytes, &mut &*port) {
+        if !state.slots.make_room(view.slots, bytes, &mut &*port) {
             // INVARIANT: as in `reserve`.
             if !view.results.is_empty()? {
                 return Ok(None);

@@ -44,7 +44,7 @@ impl<I, R> JointTasks<I, R> {
     pub(super) fn note_sent(&mut self, worker: u32, seq: u64) -> bool {
         let Some(joint) = &mut self.0 else { return false };
         let sent = joint.workers[worker as usize].collating.take_if(|claimed| claimed.plan.seq == seq);
-        sent.inspect(|sent| joint.claims().note_sent(sent)).is_some()
+        sent.inspect(|sent| joint.claims().of(sent).note_sent(sent.claim)).is_some()
     }
 
     /// Takes the task that has its result, for the caller to drop. Returns true if workers must be woken.
@@ -123,7 +123,7 @@ impl<I, R> ThreadTasks<I, R> {
             kept.resize_with(kept.len().max(run + 1), || None);
             part = std::mem::replace(&mut kept[run], part);
         }
-        (part, self.claims().finish(claimed, made))
+        (part, self.claims().of(claimed).finish(claimed.claim, made))
     }
 
     fn lay_out(&mut self) -> bool {

@@ -79,10 +79,7 @@ impl MainRelay {
             .inherited_fds(worker)
             .map_err(|error| Error::io("taking a worker's descriptors", &error))?;
         let control = engine.control().clone();
-        let port = match busy {
-            None => Port::attach(control, worker, engine.share(), fds)?,
-            Some(busy) => Port::take_over(control, worker, engine.share(), fds, busy)?,
-        };
+        let port = Port::attach(control, worker, engine.share(), fds, busy)?;
         let ended = EventFd::new()?;
         let watched: OwnedFd = ended
             .as_fd()

@@ -121,7 +121,7 @@ impl WorkerRelay {
     pub fn port(&self) -> Result<Port> {
         let WorkerShared { engine, .. } = &*self.shared;
         let fds = engine.inherited_fds(0).map_err(io("taking the rings' descriptors"))?;
-        Port::attach(engine.control().clone(), 0, engine.share(), fds)
+        Port::attach(engine.control().clone(), 0, engine.share(), fds, None)
     }
 
     /// The answer to this task will be the worker's last in this epoch.

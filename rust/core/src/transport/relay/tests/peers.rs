@@ -64,7 +64,7 @@ fn beats_without_end_cost_no_other_worker_anything() {
 fn frames_without_content_are_counted_against_a_turn() {
     let engine = Engine::new(1, 4, SHARE).unwrap();
     let fds = engine.inherited_fds(0).unwrap();
-    let port = Arc::new(Port::attach(engine.control().clone(), 0, engine.share(), fds).unwrap());
+    let port = Arc::new(Port::attach(engine.control().clone(), 0, engine.share(), fds, None).unwrap());
     let listener = TcpListener::bind((HOST, 0)).unwrap();
     let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
     let mut socket = listener.accept().unwrap().0;

@@ -22,7 +22,7 @@ fn serving_of(engine: &Engine, workers: u32) -> (Serving, Vec<TcpStream>) {
         let socket = listener.accept().unwrap().0;
         socket.set_nonblocking(true).unwrap();
         let fds = engine.inherited_fds(worker).unwrap();
-        let port = Port::attach(engine.control().clone(), worker, engine.share(), fds).unwrap();
+        let port = Port::attach(engine.control().clone(), worker, engine.share(), fds, None).unwrap();
         let mut link = Link::new(1, Arc::new(port), EventFd::new().unwrap());
         link.connect(socket);
         link.flush().unwrap();
