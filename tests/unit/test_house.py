@@ -19,12 +19,12 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_364,
+    "lines of the package": 18_349,
     "modules of the package": 176,
-    "lines of the core": 4_317,
-    "lines of `_features/state`": 1_491,
+    "lines of the core": 4_307,
+    "lines of `_features/state`": 1_489,
     "lines of another feature": 895,
-    "pairs of features": 5,
+    "pairs of features": 4,
     "modules in one folder": 11,
     "lines of Rust": 23_188,
     "files of the binding": 74,
@@ -36,7 +36,6 @@ NAMED = {
     # The sampler's own attribute.
     "_sources/rollover": {"last_batch"},
     "_start/fallback": {"worker_method"},
-    "_transport/overdue": {"snapshot_every_n_steps"},
 }
 # torch has a device and seeds too, and the core divides the memory.
 THE_CORES = {"device", "seed", "max_shared_bytes"}
@@ -76,7 +75,7 @@ NAMED_IN_RUST = {
 
 # Files of the package whose code runs in one epoch, and those that a feature adds to a plain one.
 PLAIN = 33
-MORE = {"on_error": 8, "state": 9, "lost": 10, "stats": 8}
+MORE = {"on_error": 8, "state": 9, "lost": 9, "stats": 8}
 
 
 def measured() -> dict[str, int]:

@@ -344,7 +344,6 @@ PYTHON_MAY_USE = {
 PAIRS = {
     ("joint", "arrays"),
     ("joint", "threads"),
-    ("losses", "arrays"),
     ("seeding", "arrays"),
     ("state", "seeding"),
 }

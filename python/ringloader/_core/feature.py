@@ -122,8 +122,8 @@ class TrackedEpoch(Protocol):
     def start_of(self, worker: int) -> Any:
         """Returns where a worker begins; None: at the beginning of the epoch."""
 
-    def start_after(self, worker: int) -> tuple[bool, Any]:
-        """Returns where the successor of a lost worker begins; False: that is not known."""
+    def start_after(self, worker: int) -> tuple[str | None, Any]:
+        """Returns why a lost worker may have no successor, if that is so, and where one begins."""
 
     def begin(self, iterator: TorchIterator, drawn: bool) -> None:
         """Records the seeds of an iterator, and whether this epoch has drawn them."""

@@ -279,13 +279,14 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
     def _replace_lost(self, worker_id: int, in_hand: Late | None) -> bool:
         """Starts a successor of a worker that has ended, if there may be one."""
         self._transport.sound = False
-        start, is_known = self._start_of(worker_id, tells=True), True
+        start, refusal = self._start_of(worker_id, tells=True), None
         if self._plan.tracked is not None:
-            is_known, position = self._plan.tracked.start_after(worker_id)
+            refusal, position = self._plan.tracked.start_after(worker_id)
             start = dataclasses.replace(start, position=position)
+        if self._dataset_kind == internals.ITERABLE:
+            refusal = "a worker of an IterableDataset is not restarted, which would begin its part again"
         restart = functools.partial(self._transport.start_later, self._work_of(worker_id, start))
-        is_iterable = self._dataset_kind == internals.ITERABLE
-        lost = LostWorker(worker_id, self._workers[worker_id], in_hand, restart, is_iterable, is_known)
+        lost = LostWorker(worker_id, self._workers[worker_id], in_hand, restart, refusal)
         try:
             is_replaced = self._all_workers.replace(lost)
         except BaseException as error:

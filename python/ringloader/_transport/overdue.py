@@ -30,8 +30,7 @@ class LostWorker:
         handle: Its handle.
         in_hand: What it was in; None if that is not known.
         restart: Starts a successor, and returns its handle.
-        is_iterable: True for a dataset whose workers cannot continue where they were.
-        state_is_known: True if a successor can have the state of its dataset.
+        refusal: Why it may have no successor, however it was lost; None if it may.
         notes: Why it got no successor, for the error.
     """
 
@@ -39,21 +38,8 @@ class LostWorker:
     handle: Any
     in_hand: Late | None
     restart: Callable[[], Any]
-    is_iterable: bool
-    state_is_known: bool
+    refusal: str | None
     notes: list[str] = dataclasses.field(default_factory=list)
-
-    @property
-    def refusal(self) -> str | None:
-        """Why it may have no successor, however it was lost; None if it may."""
-        if self.is_iterable:
-            return "a worker of an IterableDataset is not restarted, which would begin its part again"
-        if not self.state_is_known:
-            return (
-                "the dataset's state after the worker's last batch is not known: that batch was not handed "
-                "out yet, or has no state (snapshot_every_n_steps)"
-            )
-        return None
 
 
 def add_notes(error: BaseException, workers: Sequence[Any], late: Iterable[Late]) -> None:

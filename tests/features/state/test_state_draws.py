@@ -75,16 +75,3 @@ def test_later_epochs_are_those_of_a_run_that_was_not_stopped(kind, has_generato
             seen += flat(itertools.islice(loader, then))
             loader = resumed(kind, has_generator, *taken(loader), **options)
         assert [seen + flat(loader), flat(loader), flat(loader)] == whole, (stop, then)
-
-
-def test_a_state_without_the_number_of_draws():
-    """The first dicts of version 1 had none."""
-    torch.manual_seed(5)
-    loader = made("several permutations", True)
-    iterator = iter(loader)
-    next(iterator)
-    state, _ = taken(loader)
-    del state["draws"]
-    again = made("several permutations", True)
-    again.load_state_dict(state)
-    assert flat(again) == flat(iterator)

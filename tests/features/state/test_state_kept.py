@@ -1,6 +1,5 @@
 """Datasets that live on after a resumed epoch: how their later epochs begin."""
 
-import copy
 import itertools
 import pickle
 import random
@@ -327,18 +326,3 @@ def test_a_batch_that_raises_first(way):
     assert read(resumed)[:1] == ["bad"]
     assert read(resumed) == whole
     assert read(resumed) == whole
-
-
-def test_older_dicts_with_the_state_of_an_epoch_before_are_read():
-    """Version 1 had positions in a later epoch than that of the state."""
-    loader = built(Stream(), "one")
-    whole = list(loader)
-    list(itertools.islice(loader, 2))
-    state = copy.deepcopy(loader.state_dict())
-    for ends in (1, 2, -1):
-        state["workers"]["parts"] = [
-            {"batches": 2, "since": 0, "ends": ends, "outlives": True, "is_ended": True, "dataset": {"at": 0}}
-        ]
-        resumed = built(Stream(), "one")
-        resumed.load_state_dict(state)
-        assert [list(resumed) for _ in range(2)] == [whole[2:], whole]

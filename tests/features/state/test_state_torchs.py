@@ -186,25 +186,6 @@ def test_a_stream_has_no_state(options, monkeypatch):
         iter(loader)
 
 
-def test_older_states_of_streams_are_read():
-    """Those that torch's own loader had given count the batches of all workers, which came in turn."""
-
-    def stream():
-        return ringloader.StatefulDataLoader(Stream(), batch_size=4, collate_fn=list, num_workers=2)
-
-    torch.manual_seed(3)
-    loader = stream()
-    iterator = iter(loader)
-    got = list(itertools.islice(iterator, 3))
-    state = loader.state_dict()
-    rest = list(iterator)
-    assert state["workers"]["next"] == 1
-    state["workers"].update(parts=[{}, {}], next=0, drop=len(got), is_counted=False)
-    resumed = stream()
-    resumed.load_state_dict(state)
-    assert list(resumed) == rest
-
-
 def test_where_torchs_loader_has_no_state(monkeypatch, caplog):
     off(monkeypatch)
     loader = ringloader.StatefulDataLoader(Numbers(), num_workers=2, in_order=False)

@@ -111,11 +111,6 @@ def option_for(loader: TorchLoader) -> Gather | None:
     return Gather() if may_gather else None
 
 
-def is_gathered(dataset: Any) -> bool:
-    """True for a dataset whose samples are gathered natively."""
-    return type(dataset) in _KINDS
-
-
 def draws_nothing(dataset: Any) -> bool:
     """True for plain arrays and tensors: no random number has a part in their samples."""
     kind = _KINDS.get(type(dataset))

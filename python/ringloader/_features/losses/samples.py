@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._common.attributes import shown
-from ringloader._features import arrays
 from ringloader._features.shared_words import SharedWords
 from ringloader._torch import collating
 from ringloader._transport.overdue import Late
@@ -246,7 +245,7 @@ class _Noting(WorkerOption):
         if self._ahead is not None:
             self._ahead.is_careful = self._is_first and bool(self._words.get(self._worker, _NOTES))
         # Samples of plain arrays are gathered natively: they do not wait, and run no code of the user's.
-        if not arrays.is_gathered(torchs.dataset):
+        if samples.gather is None:
             samples.use("sample_timeout, or restart_workers after the loss of a worker,")
             samples.before_batch.append(self._begin)
             samples.get = functools.partial(self._get, samples.get)

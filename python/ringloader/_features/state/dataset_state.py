@@ -57,19 +57,20 @@ class DatasetState:
         """Returns the point from which a worker resumes; None in an epoch that was not resumed."""
         return ResumePoint(self.begun.parts[worker], 0, self._size) if self._is_resumed else None
 
-    def start_after(self, worker: int) -> tuple[bool, ResumePoint | None]:
+    def start_after(self, worker: int) -> tuple[str | None, ResumePoint | None]:
         """Returns where the successor of a lost worker begins: after its last answer.
 
         Returns:
-            False if the state after that answer is not known, and the beginning.
+            The reason if the state after that answer is not known, and the beginning.
         """
         answered, passed = self.worker_progress.when_lost(worker)
         if not answered:
-            return True, self.start_of(worker)
+            return None, self.start_of(worker)
         last = self._last[worker]
         if last is None or not last.asked == answered == passed:
-            return False, None
-        return True, ResumePoint(Part(snapshot=last.snapshot), answered)
+            why = "that batch was not handed out yet, or has no state (snapshot_every_n_steps)"
+            return f"the dataset's state after the worker's last batch is not known: {why}", None
+        return None, ResumePoint(Part(snapshot=last.snapshot), answered)
 
     position = StagePosition.SNAPSHOTS
 
@@ -179,11 +180,10 @@ def option_for(loader: TorchLoader) -> Snapshots | None:
     """Returns the option that takes the states of a loader's dataset, if it may have one."""
     if not is_asked(loader):
         return None
-    is_iterable = decides(loader)
     policy = SnapshotPolicy(
         every=every(loader),
         workers=loader.num_workers,
-        is_iterable=is_iterable,
+        is_iterable=decides(loader),
         of_dataset=not share_dataset(loader),
     )
     return Snapshots(policy)

@@ -107,9 +107,9 @@ class Epoch:
         """Returns the point from which a worker resumes; None: it begins with the epoch."""
         return None if self.dataset is None else self.dataset.start_of(worker)
 
-    def start_after(self, worker: int) -> tuple[bool, ResumePoint | None]:
-        """Returns the point from which the successor of a lost worker resumes; False: it is not known."""
-        return (True, None) if self.dataset is None else self.dataset.start_after(worker)
+    def start_after(self, worker: int) -> tuple[str | None, ResumePoint | None]:
+        """Returns why a lost worker may have no successor, and the point from which one resumes."""
+        return (None, None) if self.dataset is None else self.dataset.start_after(worker)
 
     def stages(self) -> Iterable[Stage]:
         """Returns the stages that batches of the epoch pass: with workers, states are taken off them."""

@@ -182,8 +182,7 @@ def read_workers(value: object) -> Workers:
     many = max(1, found.num_workers)
     if len(found.parts) != many or found.next >= many:
         raise ValueError(f"its 'parts' must be a list of {many}, and its 'next' one of them")
-    # Older dicts of this version have one number of batches for all workers, which they gave in turn.
-    return found.moved(count(value.get("drop", 0))) if isinstance(value, Mapping) else found
+    return found
 
 
 def _read_part(value: object) -> Part:
@@ -193,9 +192,6 @@ def _read_part(value: object) -> Part:
     given = {**vars(Part()), **vars(Snapshot(b"")), **value}
     of_part, of_snapshot = read_fields(Part, given), read_fields(Snapshot, given)
     states = {name: value[name] for name in ("dataset", "iterator") if name in value}
-    if value.get("ends"):
-        # Older dicts of this version have the state of an epoch before: this epoch is read again.
-        return Part(of_part["batches"], of_part["batches"])
     if not states:
         return Part(**of_part)
     try:

@@ -207,7 +207,6 @@ def from_dict(state: Mapping[str, Any]) -> Saved:
             f"version={state['version']!r:.50}: use the version of ringloader that made it, or a newer one"
         )
     try:
-        # The first dicts of this version had no number of draws.
-        return Saved(**read_fields(Saved, {"draws": None, **state}, _NAMES))
+        return Saved(**read_fields(Saved, state, _NAMES))
     except ValueError as error:
         raise ValueError(f"load_state_dict(): {error}; pass the dict that state_dict() returned") from None
