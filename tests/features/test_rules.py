@@ -259,7 +259,7 @@ CASES = {
         "last_batch='keep' and batch_size=None do not go together",
         "pass a batch_size",
     ),
-    ("last_batch", "with a `batch_sampler` that does otherwise"): Case(
+    ("last_batch", "with a `batch_sampler` that treats its last batch in another way"): Case(
         {"last_batch": "keep"},
         {"batch_sampler": BatchSampler(SequentialSampler(NUMBERS), 2, True)},
         "last_batch='keep' and batch_sampler=<",
@@ -333,7 +333,7 @@ CASES = {
         "or pass snapshot_every_n_steps=None",
         stateful=True,
     ),
-    ("prefetch_epochs", "with threads over a dataset that has `set_epoch`"): Case(
+    ("prefetch_epochs", 'with `worker_method="thread"`, if the dataset has `set_epoch`'): Case(
         {"prefetch_epochs": True, "worker_method": "thread"},
         {"dataset": Told(), **PERSISTENT},
         "prefetch_epochs=True and worker_method='thread' over a dataset with set_epoch do not go together",

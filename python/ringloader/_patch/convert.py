@@ -32,8 +32,8 @@ def convert(loader: object, **options: Unpack[GivenOptions]) -> Any:
     class with the same name, a subclass of its class and of ``ringloader.DataLoader``. Copies and pickles
     have the new class, too. A running iterator does not change.
 
-    For type checkers, the result is a ``ringloader.DataLoader``. To use attributes of another class, use the
-    variable that has the loader: it is the same object.
+    For type checkers, the result is a ``ringloader.DataLoader``. If your class has more attributes, use your
+    own variable: it is the same object.
 
     Args:
         loader: A ``torch.utils.data.DataLoader``. For a ``ringloader.DataLoader`` only options change.

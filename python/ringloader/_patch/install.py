@@ -41,8 +41,9 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
     - ``on_error`` with a ``Dispatch``;
     - ``on_error="retry"`` with an ``IterableDataset``;
     - ``sample_timeout`` with a ``Dispatch`` or an ``IterableDataset``;
-    - ``prefetch_epochs`` with an ``IterableDataset``, a dataset that has a ``state_dict`` or threads over a
-      dataset that has ``set_epoch``, or without ``persistent_workers`` or ``worker_pool``.
+    - ``prefetch_epochs`` with an ``IterableDataset`` or a dataset that has a ``state_dict``, without
+      ``persistent_workers`` or ``worker_pool``, or with ``worker_method="thread"``, if the dataset has
+      ``set_epoch``.
 
     A loader that a dataset makes in a worker process ignores ``device``, ``device_transform`` and
     ``num_workers``, because the main process moves the worker's batches. It also ignores ``worker_reset_fn``,
@@ -58,7 +59,7 @@ def install(*, stateful: bool = False, **options: Unpack[GivenOptions]) -> None:
         stateful: True to replace torchdata's ``StatefulDataLoader`` by ``ringloader.StatefulDataLoader``, in
             all modules that have imported it by name or import it later. Existing objects and subclasses do
             not change, and the log names the subclasses. ``**options`` do not apply to the class. torch's
-            class gets no new method.
+            ``DataLoader`` gets no ``state_dict``.
         **options: The keyword-only arguments of ``ringloader.DataLoader``, for loaders of any other class.
             Options that are not given have their defaults.
 
@@ -90,7 +91,7 @@ def installed(
 
     Args:
         stateful: As ``ringloader.install`` takes it.
-        **options: As ``ringloader.install`` takes them, checked at once.
+        **options: As ``ringloader.install`` takes them. This call checks them, before ``with``.
 
     Raises:
         TypeError: If an option is unknown, or has the wrong type.

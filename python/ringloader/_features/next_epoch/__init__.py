@@ -23,7 +23,7 @@ RULES = (
     ),
     of_loader(
         "prefetch_epochs",
-        "with threads over a dataset that has `set_epoch`",
+        'with `worker_method="thread"`, if the dataset has `set_epoch`',
         lambda options, facts: options.worker_method == THREAD and facts.has_set_epoch,
         f"worker_method={THREAD!r} over a dataset with set_epoch",
         "threads share the dataset, which is in one epoch at a time; leave one of them out",

@@ -43,7 +43,7 @@ RULES = (
     ),
     Conflict(
         "last_batch",
-        "with a `batch_sampler` that does otherwise",
+        "with a `batch_sampler` that treats its last batch in another way",
         "made",
         _differs_from_batch_sampler,
         "last_batch={options.last_batch!r} and batch_sampler={facts.loader.batch_sampler!r:.200} do not go "
