@@ -18,7 +18,7 @@
 mod reader;
 mod writer;
 
-pub use reader::{Class, SkeletonReader};
+pub use reader::SkeletonReader;
 pub use writer::SkeletonWriter;
 
 /// One token of a skeleton.
@@ -54,13 +54,9 @@ pub enum Token<'a> {
     Tuple(u32),
     /// A dict with this number of pairs, which follow: key, value, key, value. Memoised.
     Dict(u32),
-    /// A named tuple, whose items follow. Memoised.
-    NamedTuple {
-        /// Index of its class, see [`SkeletonReader::class`].
-        class: u32,
-        /// Number of items.
-        len: u32,
-    },
+    /// A named tuple. This number of values follow: two strings, the module and the name of its class, and its items.
+    /// Memoised.
+    NamedTuple(u32),
     /// The leaf with this index in the table. Memoised.
     Leaf(u32),
     /// The object with this memo number once more.
@@ -103,7 +99,6 @@ mod tag {
     pub(super) const TUPLE: u8 = 8;
     pub(super) const DICT: u8 = 9;
     pub(super) const NAMED_TUPLE: u8 = 10;
-    pub(super) const NAMED_TUPLE_NEW_CLASS: u8 = 11;
     pub(super) const LEAF: u8 = 12;
     pub(super) const MEMO: u8 = 13;
     pub(super) const PICKLE: u8 = 14;

@@ -35,7 +35,7 @@ pub use reader::{Dims, Leaf, Meta, repeats};
 pub use writer::MetaWriter;
 
 /// Version of the block, skeleton included: both ends must agree.
-pub const LAYOUT_VERSION: u16 = 1;
+pub const LAYOUT_VERSION: u16 = 2;
 
 /// Alignment of every storage in the window that has any bytes.
 pub const STORAGE_ALIGN: u64 = 64;

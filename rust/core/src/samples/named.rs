@@ -29,7 +29,7 @@ use crate::os::shared_file::SharedFile;
 use crate::samples::claim::Making;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"RLsample");
-const FORMAT: u64 = 3;
+const FORMAT: u64 = 4;
 /// Bytes of the header, and what the records begin at a multiple of, whatever the size of pages: a file with a name
 /// outlives the kernel that made it.
 const HEADER: u64 = 4096;

@@ -18,7 +18,9 @@ fn small_block() -> Vec<u8> {
     let key = skeleton.str("x");
     skeleton.leaf(tensor);
     skeleton.int(-3);
-    skeleton.named_tuple("m", "P", 4);
+    skeleton.named_tuple(6);
+    skeleton.str("m");
+    skeleton.str("P");
     skeleton.leaf(array);
     skeleton.leaf(bytes);
     skeleton.memo(key);
@@ -29,11 +31,11 @@ fn small_block() -> Vec<u8> {
 /// If this fails, the format has changed: raise `LAYOUT_VERSION` and set the bytes anew.
 #[test]
 fn the_format_is_the_one_of_this_version() {
-    assert_eq!(LAYOUT_VERSION, 1);
+    assert_eq!(LAYOUT_VERSION, 2);
     #[rustfmt::skip]
     let expected: &[&[u8]] = &[
-        b"RLmb", &[1, 0, 0, 0], &[8, 7, 6, 5, 4, 3, 2, 1],
-        &[2, 0, 0, 0], &[3, 0, 0, 0], &[5, 0, 0, 0], &[7, 0, 0, 0], &[30, 0, 0, 0, 0, 0, 0, 0],
+        b"RLmb", &[2, 0, 0, 0], &[8, 7, 6, 5, 4, 3, 2, 1],
+        &[2, 0, 0, 0], &[3, 0, 0, 0], &[5, 0, 0, 0], &[7, 0, 0, 0], &[32, 0, 0, 0, 0, 0, 0, 0],
         // storages
         &[128, 0, 0, 0, 0, 0, 0, 0], &[24, 0, 0, 0, 0, 0, 0, 0],
         &[64, 0, 0, 0, 0, 0, 0, 0], &[40, 0, 0, 0, 0, 0, 0, 0],
@@ -49,7 +51,7 @@ fn the_format_is_the_one_of_this_version() {
         // tags
         &[3, 0, 0, 0], b"<i2",
         // skeleton
-        &[9, 2], &[5, 1, b'x'], &[12, 0], &[3, 5], &[11, 1, b'm', 1, b'P', 4], &[12, 1], &[12, 2], &[13, 1],
+        &[9, 2], &[5, 1, b'x'], &[12, 0], &[3, 5], &[10, 6], &[5, 1, b'm'], &[5, 1, b'P'], &[12, 1], &[12, 2], &[13, 1],
         &[4, 0, 0, 0, 0, 0, 0, 0xf8, 0x3f],
     ];
     let block = small_block();
@@ -166,7 +168,7 @@ fn each_field_of_the_format_is_checked() {
     let (first, second, third, tags) = (72, 104, 136, 208);
     let changes = [
         (0, b'r', "magic"),
-        (4, 2, "version 2"),
+        (4, 1, "version 1"),
         (6, 1, "reserved 1"),
         (first + 1, 21, "no known dtype"),
         (first + 3, 1, "a reserved byte"),
@@ -203,13 +205,13 @@ fn a_cleared_writer_writes_as_a_new_one() {
     let mut writer = MetaWriter::default();
     let storage = writer.add_storage(StorageRecord { offset: 64, nbytes: 64 });
     writer.add_array(storage, 0, 4, b"<f4", ArrayFlags::default(), &[16]);
-    writer.skeleton().named_tuple("m", "P", 0);
+    writer.skeleton().named_tuple(0);
     let used = writer.finish(1).to_vec();
     writer.clear();
     assert_eq!(writer.finish(2), MetaWriter::default().finish(2));
     let storage = writer.add_storage(StorageRecord { offset: 64, nbytes: 64 });
     writer.add_array(storage, 0, 4, b"<f4", ArrayFlags::default(), &[16]);
-    writer.skeleton().named_tuple("m", "P", 0);
+    writer.skeleton().named_tuple(0);
     assert_eq!(writer.finish(1), used);
 }
 

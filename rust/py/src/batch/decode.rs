@@ -10,7 +10,7 @@ use ringloader_core::batch::{
 };
 use ringloader_core::transport::received::Received;
 
-use super::template::{TemplateCache, class_name};
+use super::template::TemplateCache;
 use super::{MOST_DEPTH_READ, SMALL};
 use crate::gil::{corrupt, exception};
 use crate::objects;
@@ -256,11 +256,11 @@ impl<'py> Tree<'_, 'py> {
                 self.memo[at] = Some(tuple.clone());
                 tuple
             }
-            Token::NamedTuple { class, len } => {
+            Token::NamedTuple(len) => {
                 let at = self.reserve(py)?;
-                let name = self.skeleton.class(class).ok_or_else(|| corrupt("no such class"))?;
-                let name = class_name(py, name.module, name.qualname)?;
-                let items = self.items(py, len)?;
+                let name = self.items(py, 2)?;
+                let items =
+                    self.items(py, len.checked_sub(2).ok_or_else(|| corrupt("a class without a name"))?)?;
                 let tuple = self.leaves.torch.named_tuple(&name, items)?;
                 self.memo[at] = Some(tuple.clone());
                 tuple

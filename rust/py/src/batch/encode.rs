@@ -301,6 +301,7 @@ impl Walk<'_> {
             return Ok(true);
         }
         let Ok(tuple) = object.cast::<PyTuple>() else { return Ok(false) };
+        let mut class = None;
         let number = if tuple.is_exact_instance_of::<PyTuple>() {
             self.to.meta.skeleton().tuple(tuple.len() as u32)
         } else {
@@ -310,12 +311,14 @@ impl Walk<'_> {
             if name.is_none() {
                 return Ok(false);
             }
-            let (module, qualname): (String, String) = name.extract()?;
-            self.to.meta.skeleton().named_tuple(&module, &qualname, tuple.len() as u32)
+            // The memo has the addresses of its strings.
+            self.to.drafts.held.push(name.clone().unbind());
+            class = Some(name.cast_into::<PyTuple>()?);
+            self.to.meta.skeleton().named_tuple(tuple.len() as u32 + 2)
         };
         // A tuple that contains itself, by way of a list, cannot be made before its items are.
         self.remember(object, None);
-        for item in tuple.iter() {
+        for item in class.iter().flatten().chain(tuple.iter()) {
             if !self.value(&item)? {
                 return Ok(false);
             }

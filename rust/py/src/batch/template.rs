@@ -224,15 +224,6 @@ impl Template {
     }
 }
 
-/// Module and name of a class, as it is looked up.
-pub(super) fn class_name<'py>(
-    py: Python<'py>,
-    module: &str,
-    qualname: &str,
-) -> PyResult<Bound<'py, PyTuple>> {
-    objects::arguments(py, [objects::text(py, module)?.into_any(), objects::text(py, qualname)?.into_any()])
-}
-
 fn all_differ(numbers: impl Iterator<Item = u32>) -> bool {
     let mut numbers: Vec<u32> = numbers.collect();
     numbers.sort_unstable();
@@ -276,10 +267,13 @@ impl TemplateReader<'_> {
                 Ok(Some(Node::List(items)))
             }
             Token::Tuple(len) => Ok(self.nodes(py, len)?.map(Node::Tuple)),
-            Token::NamedTuple { class, len } => {
-                let Some(name) = self.skeleton.class(class) else { return Ok(None) };
-                let name = class_name(py, name.module, name.qualname)?.unbind();
-                Ok(self.nodes(py, len)?.map(|items| Node::NamedTuple(name, items)))
+            Token::NamedTuple(len) => {
+                let (module, name) = (self.inner(py)?, self.inner(py)?);
+                let (Some(Node::Value(module)), Some(Node::Value(name))) = (module, name) else {
+                    return Ok(None);
+                };
+                let name = objects::arguments(py, [module, name].map(|text| text.into_bound(py)))?.unbind();
+                Ok(self.nodes(py, len.saturating_sub(2))?.map(|items| Node::NamedTuple(name, items)))
             }
             Token::Dict(len) => {
                 let mut items = Vec::new();

@@ -8,19 +8,9 @@ use crate::{Error, Result};
 /// In a box, an error takes no more room than the token that it stands for.
 type Boxed<T> = std::result::Result<T, Box<Error>>;
 
-/// A named tuple's class.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Class<'a> {
-    /// Its `__module__`.
-    pub module: &'a str,
-    /// Its `__qualname__`.
-    pub qualname: &'a str,
-}
-
 /// The tokens of a skeleton, each checked when it is read.
 ///
-/// A token's bytes are inside the skeleton, names of classes are UTF-8, leaf, memo and class numbers exist, and a container is
-/// only returned if all items still owed, its own included, have at least a byte each: memory reserved for announced
+/// A token's bytes are inside the skeleton, leaf and memo numbers exist, and a container is only returned if all items still owed, its own included, have at least a byte each: memory reserved for announced
 /// lengths stays within the length of the skeleton. The iterator ends after exactly one value; bytes beyond it, or
 /// too few, are an error. After an error it ends.
 #[derive(Debug, Clone)]
@@ -30,7 +20,6 @@ pub struct SkeletonReader<'a> {
     owed: u64,
     memo: u32,
     leaves: u32,
-    classes: Vec<Class<'a>>,
     /// Bytes of the whole skeleton.
     len: usize,
 }
@@ -39,7 +28,7 @@ impl<'a> SkeletonReader<'a> {
     /// Reads `bytes`, in which leaves are numbered below `leaf_count`.
     #[inline]
     pub fn new(bytes: &'a [u8], leaf_count: u32) -> Self {
-        Self { rest: bytes, owed: 1, memo: 0, leaves: leaf_count, classes: Vec::new(), len: bytes.len() }
+        Self { rest: bytes, owed: 1, memo: 0, leaves: leaf_count, len: bytes.len() }
     }
 
     /// Bytes not read yet.
@@ -50,11 +39,6 @@ impl<'a> SkeletonReader<'a> {
     /// Memo numbers taken so far: one less is the number of the memoisable token just read.
     pub fn memo_count(&self) -> u32 {
         self.memo
-    }
-
-    /// The class with this index. Classes are numbered in the order in which their first named tuple is read.
-    pub fn class(&self, index: u32) -> Option<Class<'a>> {
-        self.classes.get(index as usize).copied()
     }
 
     /// The next token, for a walker that knows it must come.
@@ -92,16 +76,7 @@ impl<'a> SkeletonReader<'a> {
             tag::LIST => Token::List(self.length(1)?),
             tag::TUPLE => Token::Tuple(self.length(1)?),
             tag::DICT => Token::Dict(self.length(2)?),
-            tag::NAMED_TUPLE => {
-                let class = self.below(self.classes.len() as u64, "class")?;
-                Token::NamedTuple { class, len: self.length(1)? }
-            }
-            tag::NAMED_TUPLE_NEW_CLASS => {
-                let class = self.classes.len() as u32;
-                let (module, qualname) = (self.text()?, self.text()?);
-                self.classes.push(Class { module, qualname });
-                Token::NamedTuple { class, len: self.length(1)? }
-            }
+            tag::NAMED_TUPLE => Token::NamedTuple(self.length(1)?),
             tag::LEAF => Token::Leaf(self.below(u64::from(self.leaves), "leaf")?),
             tag::MEMO => Token::Memo(self.below(u64::from(self.memo), "memo number")?),
             tag::PICKLE => Token::Pickle(self.blob()?),
@@ -114,7 +89,7 @@ impl<'a> SkeletonReader<'a> {
         | Token::Ints { .. }
         | Token::Tuple(_)
         | Token::Dict(_)
-        | Token::NamedTuple { .. }
+        | Token::NamedTuple(_)
         | Token::Leaf(_) = token
         {
             self.memo =
@@ -176,12 +151,6 @@ impl<'a> SkeletonReader<'a> {
             }
             _ => Err(self.corrupt(&format!("{len} integers of {width} bytes"))),
         }
-    }
-
-    #[inline]
-    fn text(&mut self) -> Boxed<&'a str> {
-        let blob = self.blob()?;
-        std::str::from_utf8(blob).map_err(|error| self.corrupt(&format!("text is not UTF-8: {error}")))
     }
 
     #[cold]

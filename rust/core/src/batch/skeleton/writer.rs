@@ -4,7 +4,6 @@
 use super::{tag, width_of};
 use crate::batch::varint;
 use crate::{Error, Result};
-use std::ops::Range;
 
 /// Writes a skeleton token by token. What takes a memo number returns it.
 ///
@@ -13,14 +12,6 @@ use std::ops::Range;
 pub struct SkeletonWriter {
     bytes: Vec<u8>,
     memo: u32,
-    classes: Vec<WrittenClass>,
-}
-
-/// The ranges of the written bytes that hold a class's names.
-#[derive(Debug)]
-struct WrittenClass {
-    module: Range<usize>,
-    qualname: Range<usize>,
 }
 
 impl SkeletonWriter {
@@ -33,7 +24,6 @@ impl SkeletonWriter {
     pub fn clear(&mut self) {
         self.bytes.clear();
         self.memo = 0;
-        self.classes.clear();
     }
 
     /// Makes room for the next token, with `len` bytes of text or content: it takes no memory then.
@@ -119,24 +109,10 @@ impl SkeletonWriter {
         self.take_memo()
     }
 
-    /// A named tuple of the class with this module and qualified name; `len` values must follow. Returns its memo
+    /// A named tuple; `len` values must follow: the module and the name of its class, and its items. Returns its memo
     /// number, to be used only once its items are written.
-    pub fn named_tuple(&mut self, module: &str, qualname: &str, len: u32) -> u32 {
-        let bytes = &self.bytes;
-        let known = self.classes.iter().position(|class| {
-            &bytes[class.module.clone()] == module.as_bytes()
-                && &bytes[class.qualname.clone()] == qualname.as_bytes()
-        });
-        match known {
-            Some(index) => self.number(tag::NAMED_TUPLE, index as u64),
-            None => {
-                self.bytes.push(tag::NAMED_TUPLE_NEW_CLASS);
-                let module = self.text(module.as_bytes());
-                let qualname = self.text(qualname.as_bytes());
-                self.classes.push(WrittenClass { module, qualname });
-            }
-        }
-        varint::put(&mut self.bytes, u64::from(len));
+    pub fn named_tuple(&mut self, len: u32) -> u32 {
+        self.number(tag::NAMED_TUPLE, u64::from(len));
         self.take_memo()
     }
 
@@ -168,14 +144,7 @@ impl SkeletonWriter {
     }
 
     fn blob(&mut self, tag: u8, value: &[u8]) {
-        self.bytes.push(tag);
-        self.text(value);
-    }
-
-    fn text(&mut self, value: &[u8]) -> Range<usize> {
-        varint::put(&mut self.bytes, value.len() as u64);
-        let start = self.bytes.len();
+        self.number(tag, value.len() as u64);
         self.bytes.extend_from_slice(value);
-        start..self.bytes.len()
     }
 }
