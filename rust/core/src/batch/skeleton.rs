@@ -12,8 +12,8 @@
 //! with a number that is already taken. A list or dict may be meant from inside itself: readers make it before its
 //! items. A tuple may not; a reader must refuse a number whose object is not made yet.
 //!
-//! **Classes.** The first named tuple of a class carries its module and qualified name, and the class takes the next
-//! index; later ones carry the index.
+//! **Classes.** The first two values of a named tuple are strings: the module and the name of its class. Of a class that
+//! comes again they are memo numbers.
 
 mod reader;
 mod writer;

@@ -62,7 +62,8 @@ fn write(value: &Value, out: &mut SkeletonWriter) {
         }
         Value::NamedTuple(module, qualname, items) => {
             let taken = out.named_tuple(items.len() as u32 + 2);
-            [module, qualname].map(|name| out.str(name));
+            out.str(module);
+            out.str(qualname);
             items.iter().for_each(|item| write(item, out));
             taken
         }
