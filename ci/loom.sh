@@ -48,6 +48,8 @@ FAULTS=(
   'loom_pool|take_over_after_a_death_before_any_store|busy_read_after_swap|came back without being out'
   'loom_pool|held_again_while_the_old_release_is_between_its_stores|hold_as_mark|a held slot was handed out'
   'loom_pool|an_own_lease_ends_while_the_slot_comes_back|own_lease_ignored|Causality violation'
+  'loom_pool|a_segment_is_used_again|segment_given_back_relaxed|Causality violation'
+  'loom_pool|a_segment_is_used_again|segment_back_relaxed|Causality violation'
   'loom_pool|a_chunk_is_handed_out_again_once_it_was_dropped|chunk_lease_ignored|Causality violation'
   'loom_pool|storing_meets_a_release|unheld_relaxed|Causality violation'
   'loom_pool|closing_meets_a_release|closed_by_load|the pages were not given back'

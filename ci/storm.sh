@@ -15,6 +15,7 @@ FAULTS=(
   'deaths|ended_not_looked_at|a whole batch was not handed out'
   'registered|punched_below_registered|the driver has other pages than the slot'
   'registered|retired_while_registered|the driver has other pages than the slot'
+  'oversize|segment_used_while_lent|has changed'
   'forks|given_back_under_a_child|found a batch changed'
   'slow_forks|fork_under_way_ignored|found a batch changed'
   'samples|cleared_while_read|a sample is wrong'

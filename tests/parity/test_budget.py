@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import os
 import re
 import time
 import warnings
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -157,6 +160,55 @@ def test_oversize_batches_stay_within_the_budget(loader_class, size, share, in_o
             assert sorted(int(label) for _, label in kept) == list(range(16))
             assert all(map(right, kept))
             del kept, batch
+
+
+def kept_segments(workers):
+    """Bytes of the segments of oversize batches that each worker has open, by their inodes."""
+    found = []
+    for worker in workers:
+        found.append({})
+        for link in Path(f"/proc/{worker.pid}/fd").iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                if "ringloader-batch" in str(link.readlink()):
+                    state = link.stat()
+                    found[-1][state.st_ino] = state.st_blocks * 512
+    return found
+
+
+def keep_nothing(workers):
+    return not any(kept_segments(workers))
+
+
+@pytest.mark.rings_only
+@pytest.mark.limit(300)
+@pytest.mark.parametrize("path", harness.PATHS)
+def test_memory_of_oversize_batches_is_used_again(loader_class, path):
+    """Never while a batch in it is held; two segments a worker, which are given back when it is idle."""
+    size, share = 5 * MEBI, 8 * MEBI
+    with harness.taking(path):
+        loader = loader_class(
+            Blocks(60, size), num_workers=2, batch_size=None, collate_fn=identity, max_shared_bytes=2 * share,
+            persistent_workers=True,
+        )  # fmt: skip
+        for _ in range(2):
+            kept, segments = [], set()
+            iterator = iter(loader)
+            assert_path(iterator, 2)
+            for number, batch in enumerate(iterator):
+                kept.append(batch)
+                if number % 7 == 6:
+                    assert all(map(right, kept))
+                if number % 3:
+                    kept.pop(number % len(kept))
+                for worker in kept_segments(iterator._workers):
+                    segments |= worker.keys()
+                    # One more while its batch is sent.
+                    assert len(worker) <= 3
+            assert len(segments) < 60
+            assert all(map(right, kept)) and len(kept) == 20
+            del kept, batch
+            assert wait_until(functools.partial(keep_nothing, iterator._workers), 20)
+        del iterator, loader
 
 
 class Unequal(Blocks):

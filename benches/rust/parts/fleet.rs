@@ -42,7 +42,7 @@ pub(crate) fn answer(port: &Port, engine: &Engine, task: &Task, meta: &mut MetaW
     assert!(matches!(commit.reserve(end), Ok(Room::Ready)));
     let address = commit.pointer(at, block.len() as u64).expect("what was reserved").as_ptr() as u64;
     segment.copy_in(address - base, block).expect("what was reserved");
-    assert!(commit.finish(task.seq, ResultKind::Batch, at..end, end, false).expect("a slot"));
+    assert!(commit.finish(task.seq, ResultKind::Batch, at..end, end).expect("a slot"));
 }
 
 /// Asks a received result for its table and the address of its leaf. `checked`: and reads every byte.

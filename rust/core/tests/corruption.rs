@@ -58,10 +58,13 @@ fn answer(engine: &Engine, port: &Port, seq: u64, kind: ResultKind, own: bool) -
     let end = LEAF + block.len() as u64;
     let content = [seq as u8; LEAF as usize];
     if own {
-        let Some((segment, fd)) = commit.own_segment(end)? else { return Ok(false) };
+        if !commit.own_segment(end)? {
+            return Ok(false);
+        }
+        let segment = commit.own().expect("there is one");
         segment.copy_in(0, &content)?;
         segment.copy_in(LEAF, &block)?;
-        return Ok(commit.send(&fd)? == SendOutcome::Yes && commit.finish(seq, kind, LEAF..end, end, true)?);
+        return Ok(commit.send()? == SendOutcome::Yes && commit.finish(seq, kind, LEAF..end, end)?);
     }
     let Room::Ready = commit.reserve(end)? else { return Ok(false) };
     let segment = engine.control().segment();
@@ -69,7 +72,7 @@ fn answer(engine: &Engine, port: &Port, seq: u64, kind: ResultKind, own: bool) -
     segment.copy_in(at, &content)?;
     segment.copy_in(at + LEAF, &block)?;
     drop(chunk);
-    commit.finish(seq, kind, LEAF..end, end, false)
+    commit.finish(seq, kind, LEAF..end, end)
 }
 
 /// Reads a received result as its decoder does, and all bytes that its table names.

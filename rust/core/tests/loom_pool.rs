@@ -17,9 +17,9 @@ use std::{
 use loom::sync::Notify;
 use ringloader_core::{
     Result,
-    pool::{Closing, Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
+    pool::{Closing, Custody, Fill, Growth, Leases, Limits, Pages, SlotId, SlotWords, WorkerSlots, retire},
     sync::{
-        Arc, AtomicU32, Ordering,
+        Arc, AtomicU32, AtomicU64, Ordering,
         doorbell::{WaitFlag, sleep_unless},
         thread::{self, JoinHandle},
     },
@@ -335,6 +335,32 @@ fn an_own_lease_ends_while_the_slot_comes_back() {
             world.use_up(2);
         }
         world.assert_whole(worker);
+    });
+}
+
+#[test]
+fn a_segment_is_used_again() {
+    let situations = &["used again", "not back yet"];
+    explore_all("a_segment_is_used_again", situations, |seen| {
+        let segment = Arc::new((AtomicU64::new(0), Payload::cells(1)));
+        let deliver = |value| {
+            segment.1[0].write(value);
+            Custody::new(&segment.0).lend();
+            let segment = Arc::clone(&segment);
+            // The thread's start is the edge of the ring's tail.
+            thread::spawn(move || {
+                assert_eq!(segment.1[0].read(), value);
+                assert!(Custody::new(&segment.0).give_back());
+            })
+        };
+        let first = deliver(1);
+        let second = Custody::new(&segment.0).is_back().then(|| deliver(2));
+        seen.note(if second.is_some() { "used again" } else { "not back yet" });
+        first.join().unwrap();
+        if let Some(second) = second {
+            second.join().unwrap();
+        }
+        assert!(Custody::new(&segment.0).is_back());
     });
 }
 

@@ -18,6 +18,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::mappings::map;
 use super::page::page_size;
 use crate::error::{Error, Result};
+use crate::sync::AtomicU64;
 
 /// A mapped memfd. Unmapped when dropped; pages that no process maps go back to the system. It keeps no
 /// descriptor: a batch that the user keeps costs none.
@@ -96,6 +97,21 @@ impl Segment {
                 self.len
             ))),
         }
+    }
+
+    /// The last word, which other processes may change at any time.
+    ///
+    /// # Errors
+    /// [`Error::Corrupt`] when the segment has no whole words.
+    pub fn last_word(&self) -> Result<&AtomicU64> {
+        const WORD: u64 = size_of::<AtomicU64>() as u64;
+        if !self.len.is_multiple_of(WORD) {
+            return Err(Error::Corrupt(format!("a segment of {} bytes", self.len)));
+        }
+        let at = self.pointer(self.len.saturating_sub(WORD), WORD)?;
+        // SAFETY: the range was checked, and is aligned since the mapping begins with a page; it lives as long as `self`
+        // (I1); every value of an atomic is valid.
+        Ok(unsafe { at.cast().as_ref() })
     }
 
     /// Replaces `into` by a private copy of `len` bytes at `offset`: parsed there, it cannot change meanwhile.

@@ -33,6 +33,8 @@
 //! between would see a slot that is not held, hand it out, and then receive its `free` bit a
 //! second time.
 //!
+//! The segment of an oversize batch has a word instead, which says on which side it is ([`Custody`]).
+//!
 //! # When a worker dies
 //!
 //! The parent drains the dead worker's ring, reads [`Leases::busy`], and only **then** does the
@@ -65,6 +67,7 @@
 mod budget;
 mod chunks;
 mod closing;
+mod custody;
 mod lease;
 pub mod registered;
 mod words;
@@ -79,6 +82,7 @@ use crate::sync::{AtomicU32, AtomicU64};
 pub use budget::{Growth, Limits, Pages};
 pub use chunks::Fill;
 pub use closing::{Closing, retire};
+pub use custody::Custody;
 pub use lease::Leases;
 pub use words::{SlotId, SlotWords};
 pub use worker::{OwnLease, WorkerSlots};

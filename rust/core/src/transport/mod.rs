@@ -28,6 +28,8 @@
 //!   copies a batch out, and its slot is free at once.
 //! - A batch larger than half a share travels in a segment of its own. Until the parent has taken it, the segment
 //!   counts against the share like a slot: the worker knows its size, and sees by the ring's `head` that it was taken.
+//!   The worker keeps two of them for later batches. A word in the segment says that the parent has dropped its last view;
+//!   from then on it counts again, until the worker uses it, or gives it back because it is idle or needs the room.
 //! - A worker without room waits only while results of its own are in the ring, and those come before the one that it
 //!   is filling. With none left, it sends its batch in a segment of its own, however large.
 //!
@@ -42,6 +44,7 @@
 //! | task taken, `head` not stored | the task is still in the ring | with a successor, undelivered tasks are done again |
 //! | task handed back, no result | nothing: no process has the task | with a successor, undelivered tasks are done again |
 //! | memory of an oversize batch sent, no `tail` | a descriptor in the socket | it goes with the socket pair: a successor gets another |
+//! | a segment that it kept, the batch in it held or dropped | nothing: only the parent has the memory | it goes with the batch |
 //!
 //! Each row, and some moments between other stores, has a name in the code ([`failpoint`](crate::testing::failpoint));
 //! `ci/storm.sh` kills a worker at each of them.

@@ -2,9 +2,9 @@
 
 mod chunk;
 mod commit;
+mod own;
 mod relayed;
 
-use std::collections::VecDeque;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -27,6 +27,7 @@ use crate::transport::message::{Task, TaskDescriptor, TaskKind};
 
 pub use chunk::Chunk;
 pub use commit::{Commit, Room};
+use own::OwnSegments;
 
 /// Leaves lie at multiples of this.
 pub const ALIGNMENT: u64 = crate::batch::wire::STORAGE_ALIGN;
@@ -63,13 +64,11 @@ struct PortState {
     open: bool,
     filling: Option<Fill>,
     fillings: u64,
-    /// Batches in segments of their own that the parent may not have taken: where each stands in the ring, and its
-    /// bytes. Private, so that a worker that dies leaves nothing to repair: its successor begins with an empty ring.
-    own: VecDeque<(u64, u64)>,
+    own: OwnSegments,
 }
 
 impl PortState {
-    /// Drops those of the batches in segments of their own that the parent has taken.
+    /// Counts the segments of oversize batches against the share.
     #[inline]
     fn count_own(&mut self, results: Ring<'_>) -> Result<()> {
         if self.own.is_empty() { Ok(()) } else { self.recount_own(results) }
@@ -79,9 +78,29 @@ impl PortState {
     fn recount_own(&mut self, results: Ring<'_>) -> Result<()> {
         let (head, tail) = (self.results.head(results)?, self.results.tail());
         let waiting = tail.wrapping_sub(head);
-        self.own.retain(|(at, _)| tail.wrapping_sub(*at) <= waiting);
-        self.slots.set_beside(self.own.iter().map(|(_, bytes)| bytes).sum());
+        self.slots.set_beside(self.own.count(|at| tail.wrapping_sub(at) <= waiting));
         Ok(())
+    }
+
+    /// Gives what oversize batches have left to the system. Returns true if that was anything.
+    fn give_back_own(&mut self, results: Ring<'_>) -> Result<bool> {
+        let any = self.own.give_back();
+        if any {
+            self.recount_own(results)?;
+        }
+        Ok(any)
+    }
+
+    /// Calls [`WorkerSlots::grow`]. What oversize batches have left makes room.
+    #[inline]
+    fn grow(&mut self, port: &Port, slot: SlotId, end: u64) -> Result<Growth> {
+        let view = port.control.worker(port.worker);
+        let grown = self.slots.grow(view.slots, slot, end, &mut &*port);
+        let is_short = matches!(grown, Ok(Growth::NoRoom) | Err(Error::Memory { .. }));
+        if is_short && self.give_back_own(view.results)? {
+            return self.slots.grow(view.slots, slot, end, &mut &*port);
+        }
+        grown
     }
 }
 
@@ -130,7 +149,7 @@ impl Port {
             open: false,
             filling: None,
             fillings: 0,
-            own: VecDeque::new(),
+            own: OwnSegments::default(),
         };
         // It lends the worker's collated batches to the worker itself and to the processes that it forks. It always counts
         // as lending: to find out at a fork would cost more than to record the fork.
@@ -220,8 +239,10 @@ impl Port {
         if began.elapsed() < LONGEST_SLEEP {
             return Ok(wake);
         }
-        let words = self.control.worker(self.worker).slots;
-        self.state.lock().slots.shrink(words, GIVEN_BACK, &mut &*self);
+        let view = self.control.worker(self.worker);
+        let mut state = self.state.lock();
+        state.give_back_own(view.results)?;
+        state.slots.shrink(view.slots, GIVEN_BACK, &mut &*self);
         Ok(if wake == Wake::Look { Wake::Idle } else { wake })
     }
 
@@ -292,14 +313,13 @@ impl Port {
             }
         };
         fill.take_back();
-        let start = fill.bump().next_multiple_of(ALIGNMENT);
+        let (slot, start) = (fill.slot, fill.bump().next_multiple_of(ALIGNMENT));
         let Some(end) = start.checked_add(nbytes) else { return Ok(None) };
-        let Growth::Ready = slots.grow(view.slots, fill.slot, end, &mut &*self)? else {
-            return Ok(None);
-        };
-        let window = self.control.window(self.worker, fill.slot);
+        let Growth::Ready = state.grow(self, slot, end)? else { return Ok(None) };
+        let PortState { slots, filling: Some(fill), .. } = &mut *state else { return Ok(None) };
+        let window = self.control.window(self.worker, slot);
         let pointer = self.control.segment().pointer(window.start + start, nbytes)?;
-        let lease = slots.own_lease(fill.slot);
+        let lease = slots.own_lease(slot);
         let lease = fill.hand_out(start, end, lease);
         failpoint("chunk-taken");
         let (address, process) = (pointer.as_ptr() as usize, self.process);
@@ -330,7 +350,7 @@ impl Port {
         state.open = false;
         state.fillings += 1;
         let generation = state.fillings;
-        Commit { port: self, fill: state.filling.take(), generation, own: 0 }
+        Commit { port: self, fill: state.filling.take(), generation, own: None, keeps: true }
     }
 
     /// Returns the counters of this worker's work.

@@ -7,7 +7,7 @@ use crate::batch::{Meta, wire};
 use crate::error::{Error, Result};
 use crate::forks::Moment;
 use crate::os::Segment;
-use crate::pool::SlotId;
+use crate::pool::{Custody, SlotId};
 use crate::process::{self, Process};
 use crate::sync::Arc;
 use crate::timing::Stamps;
@@ -23,7 +23,7 @@ pub enum Backing {
     Slot(HeldSlot),
     /// A window of a batch that all workers have made, likewise.
     Shared(HeldJointWindow),
-    /// A segment that carries this batch alone; gone once this is dropped.
+    /// A segment that carries this batch alone; gone, or the worker's, once this is dropped.
     Own(OwnSegment),
 }
 
@@ -106,7 +106,7 @@ impl Drop for OwnSegment {
     }
 }
 
-/// Gives the memory of an oversize batch back when it is dropped.
+/// Gives the memory of an oversize batch back when it is dropped: to its worker, or to the system.
 struct Emptied {
     segment: Arc<Segment>,
     process: &'static Process,
@@ -114,8 +114,10 @@ struct Emptied {
 
 impl Drop for Emptied {
     fn drop(&mut self) {
-        // Refused, the pages go with the mapping.
-        let _ = self.segment.punch(0, self.segment.len());
+        if !self.segment.last_word().is_ok_and(|word| Custody::new(word).give_back()) {
+            // Refused, the pages go with the mapping.
+            let _ = self.segment.punch(0, self.segment.len());
+        }
         self.process.discount_lent();
     }
 }

@@ -51,13 +51,14 @@ impl Backend for Rings {
         let segment = self.engine.control().segment();
         let at = commit.pointer(0, len).unwrap().as_ptr() as u64 - segment.base().as_ptr() as u64;
         segment.copy_in(at, block).unwrap();
-        assert!(commit.finish(seq, ResultKind::Batch, 0..len, len, false).unwrap());
+        assert!(commit.finish(seq, ResultKind::Batch, 0..len, len).unwrap());
     }
 
     /// The batch is said to lie in a segment of its own, which was never sent.
     fn commit_missing(&self, worker: u32, seq: u64) {
         let mut commit = self.ports[worker as usize].begin_commit();
-        assert!(commit.finish(seq, ResultKind::Batch, 0..64, 64, true).unwrap());
+        assert!(commit.own_segment(64).unwrap());
+        assert!(commit.finish(seq, ResultKind::Batch, 0..64, 64).unwrap());
     }
 
     fn commit_nonsense(&self, worker: u32) {

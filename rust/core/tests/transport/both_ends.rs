@@ -62,7 +62,7 @@ pub(crate) fn answer(engine: &Engine, port: &Port, seq: u64) {
     let at = commit.pointer(0, end).unwrap().as_ptr() as u64 - segment.base().as_ptr() as u64;
     segment.copy_in(at, &content(seq)).unwrap();
     segment.copy_in(at + LEAF, &block).unwrap();
-    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, false).unwrap());
+    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end).unwrap());
 }
 
 /// Answers a task in a segment of its own, after part of it had been written into a slot.
@@ -71,18 +71,25 @@ pub(crate) fn answer_oversize(engine: &Engine, port: &Port, seq: u64) {
     let chunk = port.allocate(LEAF).unwrap().expect("a slot is free");
     let mut commit = port.begin_commit();
     assert!(matches!(commit.reserve(SHARE).unwrap(), Room::Oversize));
-    send_own(&mut commit, seq);
+    assert!(send_own(&mut commit, seq, 2 * LEAF).is_some());
     drop(chunk);
 }
 
-pub(crate) fn send_own(commit: &mut Commit<&Port>, seq: u64) {
+/// Commits a batch in a segment of its own of `len` bytes. Returns where the worker has mapped it; `None`: there is no
+/// room yet.
+pub(crate) fn send_own(commit: &mut Commit<&Port>, seq: u64, len: u64) -> Option<usize> {
+    if !commit.own_segment(len).unwrap() {
+        return None;
+    }
     let block = describe(commit);
     let end = LEAF + block.len() as u64;
-    let (segment, fd) = commit.own_segment(end).unwrap().expect("there is room");
+    let segment = commit.own().unwrap();
+    let address = segment.base().as_ptr() as usize;
     segment.copy_in(0, &content(seq)).unwrap();
     segment.copy_in(LEAF, &block).unwrap();
-    assert_eq!(commit.send(&fd).unwrap(), SendOutcome::Yes);
-    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
+    assert_eq!(commit.send().unwrap(), SendOutcome::Yes);
+    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end).unwrap());
+    Some(address)
 }
 
 /// The next batch, which must be that of `seq`.

@@ -2,15 +2,13 @@
 
 use std::time::{Duration, Instant};
 
-use ringloader_core::os::fd_passing::SendOutcome;
 use ringloader_core::sync::Ordering;
 use ringloader_core::transport::engine::Engine;
-use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::port::{Port, Room};
 use ringloader_core::transport::received::Received;
 
 use crate::both_ends::{
-    LEAF, SHARE, answer, answer_oversize, check, content, describe, engine, port, take, take_task,
+    LEAF, SHARE, answer, answer_oversize, check, content, engine, port, send_own, take, take_task,
 };
 
 #[test]
@@ -27,15 +25,7 @@ fn an_oversize_batch_gives_its_slot_back() {
 /// Commits a batch in a segment of its own of `len` bytes. `false`: there is no room yet.
 fn answer_own(engine: &Engine, port: &Port, seq: u64, len: u64) -> bool {
     take_task(engine, port, seq);
-    let mut commit = port.begin_commit();
-    let Some((segment, fd)) = commit.own_segment(len).unwrap() else { return false };
-    let block = describe(&commit);
-    segment.copy_in(0, &content(seq)).unwrap();
-    segment.copy_in(LEAF, &block).unwrap();
-    assert_eq!(commit.send(&fd).unwrap(), SendOutcome::Yes);
-    let end = LEAF + block.len() as u64;
-    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, true).unwrap());
-    true
+    send_own(&mut port.begin_commit(), seq, len).is_some()
 }
 
 /// Returns the room for a batch in a slot. The batch is not committed.
@@ -45,12 +35,57 @@ fn has_room(engine: &Engine, port: &Port, seq: u64) -> Room {
 }
 
 #[test]
+fn a_segment_is_used_again_after_the_last_view_of_its_batch() {
+    let engine = engine();
+    let port = port(&engine, None);
+    let answer = |seq| {
+        take_task(&engine, &port, seq);
+        send_own(&mut port.begin_commit(), seq, SHARE / 4).unwrap()
+    };
+    let mut read = Vec::new();
+    for seq in (0..20).map(|round| 10 * round) {
+        let first = answer(seq);
+        let batch = take(&engine, seq);
+        let view = batch.backing().clone();
+        drop(batch);
+        let second = answer(seq + 1);
+        assert_ne!(first, second, "somebody has a view of the first");
+        assert_ne!(answer(seq + 2), second, "the second is on its way");
+        drop([1, 2].map(|next| take(&engine, seq + next)));
+        assert_eq!(answer(seq + 3), second);
+        take(&engine, seq + 3);
+        view.copy_out(0, LEAF, &mut read).unwrap();
+        assert_eq!(read, content(seq), "it was written to while somebody read it");
+        drop(view);
+    }
+}
+
+#[test]
+fn what_came_back_makes_room() {
+    let engine = engine();
+    let port = port(&engine, None);
+    for (seq, len) in [(1, SHARE / 2), (2, SHARE / 4)] {
+        assert!(answer_own(&engine, &port, seq, len));
+        take(&engine, seq);
+    }
+    assert!(answer_own(&engine, &port, 3, SHARE / 16), "no segment is so small");
+    assert!(answer_own(&engine, &port, 4, SHARE - SHARE / 8), "nothing is left of the others");
+    for seq in [3, 4] {
+        take(&engine, seq);
+    }
+    answer(&engine, &port, 5);
+    take_task(&engine, &port, 6);
+    assert!(matches!(port.begin_commit().reserve(SHARE / 2).unwrap(), Room::Ready), "a slot needs it");
+    take(&engine, 5);
+}
+
+#[test]
 fn segments_on_their_way_are_within_the_share() {
     let engine = engine();
     let port = port(&engine, None);
     // More often than the ring has places, so that positions come round.
     for seq in (0..20).map(|round| 10 * round) {
-        assert!(answer_own(&engine, &port, seq, SHARE / 2));
+        assert!(answer_own(&engine, &port, seq, SHARE / 2 - 8));
         assert!(answer_own(&engine, &port, seq + 1, SHARE / 2 - 5000));
         assert!(
             !answer_own(&engine, &port, seq + 2, 8000),
@@ -163,12 +198,12 @@ fn free_slots_make_room_for_a_segment() {
     }
     let mut batches: Vec<_> = (1..9).map(|seq| take(&engine, seq)).collect();
     let all = resident();
-    assert!(answer_own(&engine, &port, 20, SHARE - all));
+    assert!(answer_own(&engine, &port, 20, SHARE - all - 8));
     assert_eq!(resident(), all);
     take(&engine, 20);
     batches.truncate(3);
     // Beside the segment, the share has room for the three slots that are held and one of those that came back.
-    assert!(answer_own(&engine, &port, 21, SHARE - all / 2));
+    assert!(answer_own(&engine, &port, 21, SHARE - all / 2 - 8));
     assert_eq!(resident(), all / 2);
     take(&engine, 21);
     batches.iter().for_each(|batch| check(&engine, batch));
@@ -182,7 +217,7 @@ fn what_was_not_committed_takes_no_room() {
     for seq in 0..5 {
         take_task(&engine, &first, seq);
         let mut commit = first.begin_commit();
-        assert!(commit.own_segment(SHARE).unwrap().is_some());
+        assert!(commit.own_segment(SHARE).unwrap());
     }
     assert!(answer_own(&engine, &first, 5, SHARE));
     assert!(!answer_own(&engine, &first, 6, SHARE));

@@ -103,7 +103,7 @@ fn a_share_that_is_registered_is_not_waited_for() {
     take_task(&engine, &port, 50);
     let mut commit = port.begin_commit();
     assert!(matches!(commit.reserve(engine.largest()).unwrap(), Room::Oversize));
-    send_own(&mut commit, 50);
+    assert!(send_own(&mut commit, 50, 2 * LEAF).is_some());
     assert!(take(&engine, 50).is_oversize());
     drop(commit);
     drop(held);
@@ -124,7 +124,7 @@ fn deliver_large(engine: &Engine, port: &Port, seq: u64, bytes: u64) -> Received
     let at = chunk.address() as u64 - segment.base().as_ptr() as u64;
     segment.copy_in(at, &content(seq)).unwrap();
     segment.copy_in(at + LEAF, &block).unwrap();
-    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end, false).unwrap());
+    assert!(commit.finish(seq, ResultKind::Batch, LEAF..end, end).unwrap());
     drop((commit, chunk));
     take(engine, seq)
 }

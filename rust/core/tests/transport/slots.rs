@@ -117,7 +117,7 @@ fn a_commit_without_bytes_anywhere_is_refused() {
     let engine = engine();
     let port = port(&engine, None);
     take_task(&engine, &port, 1);
-    assert!(port.begin_commit().finish(1, ResultKind::Batch, 0..0, 0, false).is_err());
+    assert!(port.begin_commit().finish(1, ResultKind::Batch, 0..0, 0).is_err());
     assert!(engine.try_next().unwrap().is_none(), "nothing was committed");
 }
 

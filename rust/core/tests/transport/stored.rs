@@ -65,7 +65,7 @@ fn no_more_is_kept_than_asked_for() {
         let end = SHARE + block.len() as u64;
         assert!(matches!(commit.reserve(end).unwrap(), Room::Ready));
         engine.control().segment().copy_in(at + SHARE, &block).unwrap();
-        assert!(commit.finish(seq, ResultKind::Batch, SHARE..end, end, false).unwrap());
+        assert!(commit.finish(seq, ResultKind::Batch, SHARE..end, end).unwrap());
     }
     let held = engine.try_next().unwrap().unwrap();
     drop(first);

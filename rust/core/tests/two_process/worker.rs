@@ -121,11 +121,11 @@ impl Worker {
         let mut commit = self.port.begin_commit();
         let (mut meta, storages) = describe(leaves);
         let mut waits = 0;
-        let (plan, own) = loop {
+        let plan = loop {
             let plan = Plan::new(&mut commit, leaves, chunks, false);
             // The count of waits is at most this long in the block.
             match commit.reserve(plan.end + meta.encoded_len() as u64 + 16).unwrap() {
-                Room::Ready => break (plan, None),
+                Room::Ready => break plan,
                 Room::Later => {
                     waits += 1;
                     if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
@@ -134,9 +134,8 @@ impl Worker {
                 }
                 Room::Oversize => {
                     let plan = Plan::new(&mut commit, leaves, chunks, true);
-                    let own = commit.own_segment(plan.end + meta.encoded_len() as u64 + 16).unwrap();
-                    if own.is_some() {
-                        break (plan, own);
+                    if commit.own_segment(plan.end + meta.encoded_len() as u64 + 16).unwrap() {
+                        break plan;
                     }
                     waits += 1;
                     if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
@@ -150,11 +149,11 @@ impl Worker {
         }
         meta.skeleton().int(waits);
         let block = meta.finish(commit.generation());
-        match &own {
-            Some((segment, fd)) => {
+        match commit.own() {
+            Some(segment) => {
                 plan.copies(leaves).for_each(|(leaf, offset)| put(segment, offset, leaf));
                 segment.copy_in(plan.end, block).unwrap();
-                while commit.send(fd).unwrap() != fd_passing::SendOutcome::Yes {
+                while commit.send().unwrap() != fd_passing::SendOutcome::Yes {
                     if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
                         return false;
                     }
@@ -169,12 +168,12 @@ impl Worker {
         }
         let counters = self.port.counters().now();
         counters.batches.fetch_add(1, Ordering::Relaxed);
-        counters.oversize.fetch_add(own.is_some().into(), Ordering::Relaxed);
+        counters.oversize.fetch_add(commit.own().is_some().into(), Ordering::Relaxed);
         counters
             .in_place
             .fetch_add(plan.leaves.iter().filter(|(_, there)| *there).count() as u64, Ordering::Relaxed);
         let meta_at = plan.end..plan.end + block.len() as u64;
-        while !commit.finish(seq, ResultKind::Batch, meta_at.clone(), meta_at.end, own.is_some()).unwrap() {
+        while !commit.finish(seq, ResultKind::Batch, meta_at.clone(), meta_at.end).unwrap() {
             if self.port.wait_for_room().unwrap() == Wake::ParentEnded || self.port.is_done() {
                 return false;
             }

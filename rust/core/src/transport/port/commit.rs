@@ -1,10 +1,11 @@
 //! A batch on its way into the ring, into a slot or into a segment of its own.
 
 use std::ops::{Deref, Range};
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
-use super::Port;
+use super::own::OwnSegment;
+use super::{Port, PortState};
 use crate::error::{Error, Result};
 use crate::os::Segment;
 use crate::os::fd_passing::{self, SendOutcome};
@@ -33,8 +34,10 @@ pub struct Commit<P: Deref<Target = Port>> {
     pub(super) port: P,
     pub(super) fill: Option<Fill>,
     pub(super) generation: u64,
-    /// Bytes of its own segment.
-    pub(super) own: u64,
+    /// The segment of a batch that lies in no slot.
+    pub(super) own: Option<OwnSegment>,
+    /// True if the worker uses such a segment again.
+    pub(super) keeps: bool,
 }
 
 impl<P: Deref<Target = Port>> Commit<P> {
@@ -80,7 +83,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
         loop {
             state.count_own(view.results)?;
             if let Some(fill) = &self.fill {
-                match state.slots.grow(view.slots, fill.slot, end, &mut &*port)? {
+                match state.grow(port, fill.slot, end)? {
                     Growth::Ready => return Ok(Room::Ready),
                     Growth::Oversize => return Ok(Room::Oversize),
                     Growth::NoRoom => {}
@@ -92,7 +95,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
                 return Ok(Room::Later);
             }
             // Counted before the parent took the last one: look again, once.
-            if state.own.is_empty() {
+            if state.own.are_taken() {
                 return Ok(Room::Oversize);
             }
         }
@@ -108,64 +111,84 @@ impl<P: Deref<Target = Port>> Commit<P> {
         self.port.control.segment().pointer(window.start + offset, len)
     }
 
-    /// A segment of `len` bytes for this batch alone, checked against the memory that is left. `None`: once the parent
-    /// has taken what was committed before; wait and ask [`reserve`](Self::reserve) again.
+    /// Takes a segment of `len` bytes for this batch, one that was used before or a new one, which is checked against the
+    /// memory that is left. `false`: once the parent has taken what was committed before; wait and ask
+    /// [`reserve`](Self::reserve) again.
     ///
-    /// Such segments that the parent has not taken and the slots stay within the share together, but for a batch
-    /// that has nothing before it.
+    /// Such segments that the parent has not taken, those that are kept, and the slots stay within the share together, but
+    /// for a batch that has nothing before it.
     ///
     /// # Errors
     /// [`Error::Memory`] or [`Error::Os`] when there is no memory for it.
-    pub fn own_segment(&mut self, len: u64) -> Result<Option<(Segment, OwnedFd)>> {
+    pub fn own_segment(&mut self, len: u64) -> Result<bool> {
         let port = &*self.port;
         let view = port.control.worker(port.worker);
-        let bytes = len.next_multiple_of(port.limits.page);
         let mut state = port.state.lock();
-        state.count_own(view.results)?;
-        if !state.slots.make_room(view.slots, bytes, &mut &*port) {
+        let bytes = OwnSegment::bytes_for(len, port.limits.page);
+        let found = state.own.take(bytes);
+        let bytes = found.as_ref().map_or(bytes, OwnSegment::bytes);
+        let has_room = |state: &mut PortState| {
+            state.recount_own(view.results)?;
+            Ok::<_, Error>(state.slots.make_room(view.slots, bytes, &mut &*port))
+        };
+        let mut is_within = found.is_some() && has_room(&mut state)?;
+        if !is_within {
+            // The others make room. Where none was found, none of them fits.
+            state.own.give_back();
+            is_within = has_room(&mut state)?;
+        }
+        if !is_within {
             // INVARIANT: as in `reserve`.
             if !view.results.is_empty()? {
-                return Ok(None);
+                state.own.put_back(found);
+                return Ok(false);
             }
             // The segment exceeds the share in any case, but warm slots do not add to that: they are given back.
             state.slots.shrink(view.slots, bytes, &mut &*port);
         }
+        let own = match found {
+            Some(own) => own,
+            None => {
+                port.probe.require(bytes)?;
+                state.own.create(bytes, if self.keeps { port.limits.share } else { 0 })?
+            }
+        };
         drop(state);
-        port.probe.require(bytes)?;
-        let made = Segment::create("ringloader-batch", len)?;
-        self.own = bytes;
-        Ok(Some(made))
+        own.lend();
+        self.own = Some(own);
+        Ok(true)
     }
 
-    /// Sends the descriptor of an oversize batch's segment; to be called before [`finish`](Self::finish). Where it was
+    /// The segment of [`own_segment`](Self::own_segment), from whose start the batch is written.
+    #[must_use]
+    pub fn own(&self) -> Option<&Segment> {
+        self.own.as_ref().map(OwnSegment::segment)
+    }
+
+    /// Sends the descriptor of the batch's own segment; to be called before [`finish`](Self::finish). Where it was
     /// not sent: wait and try again.
     ///
     /// # Errors
-    /// [`Error::Os`] when the parent is gone.
-    pub fn send(&self, fd: &OwnedFd) -> Result<SendOutcome> {
-        let sent = fd_passing::send(self.port.socket.as_fd(), fd.as_fd(), self.generation)?;
+    /// [`Error::Os`] when the parent is gone, [`Error::Config`] when there is no such segment.
+    pub fn send(&self) -> Result<SendOutcome> {
+        let Some(own) = &self.own else {
+            return Err(Error::Config("the batch has no segment of its own".into()));
+        };
+        let sent = fd_passing::send(self.port.socket.as_fd(), own.fd(), self.generation)?;
         failpoint("segment-sent");
         Ok(sent)
     }
 
-    /// Commits the batch. `meta` was written to `meta_offset` of the slot, or of the segment that was
-    /// sent if `own`; `used` bytes of it are in use. `false`: the ring is full, wait and try again.
+    /// Commits the batch. `meta` was written to `meta_offset` of the slot, or of the batch's own segment, which was
+    /// sent; `used` bytes of it are in use. `false`: the ring is full, wait and try again.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] when the parent wrote what it never writes, [`Error::Config`] when there is no
-    /// slot and not `own`.
-    pub fn finish(
-        &mut self,
-        seq: u64,
-        kind: ResultKind,
-        meta: Range<u64>,
-        used: u64,
-        own: bool,
-    ) -> Result<bool> {
-        let location = match &self.fill {
-            Some(fill) if !own => BatchLocation::Slot(fill.slot),
-            None if !own => return Err(Error::Config("a batch without a slot has to be sent first".into())),
-            _ => BatchLocation::Own,
+    /// [`Error::Corrupt`] when the parent wrote what it never writes, [`Error::Config`] when there is neither.
+    pub fn finish(&mut self, seq: u64, kind: ResultKind, meta: Range<u64>, used: u64) -> Result<bool> {
+        let location = match (&self.own, &self.fill) {
+            (Some(_), _) => BatchLocation::Own,
+            (None, Some(fill)) => BatchLocation::Slot(fill.slot),
+            (None, None) => return Err(Error::Config("a batch without memory".into())),
         };
         self.push(seq, kind, meta, used, location)
     }
@@ -213,8 +236,8 @@ impl<P: Deref<Target = Port>> Commit<P> {
         if !state.results.push(view.results, &words)? {
             return Ok(false);
         }
-        if let BatchLocation::Own = location {
-            state.own.push_back((at, self.own));
+        if let Some(own) = self.own.take() {
+            state.own.sent(at, own);
         }
         // A batch in a segment of its own leaves the slot, if there is one, to be abandoned.
         if let BatchLocation::Slot(slot) = location {

@@ -1,7 +1,7 @@
 //! A worker's end as a relay serves it: in the main process, for a worker that is elsewhere.
 
 use std::ops::{Deref, Range};
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 
 use super::Port;
 use super::commit::Commit;
@@ -17,7 +17,7 @@ impl Port {
         let mut state = self.state.lock();
         state.open = false;
         state.fillings = generation;
-        Commit { port: self.clone(), fill: state.filling.take(), generation, own: 0 }
+        Commit { port: self.clone(), fill: state.filling.take(), generation, own: None, keeps: false }
     }
 
     /// Says that the caller is going to sleep until [`bell`](Self::bell) rings. It must look for a task again before it
@@ -66,18 +66,13 @@ impl Port {
 }
 
 impl<P: Deref<Target = Port>> Commit<P> {
-    /// Reads the bytes `range` of the batch from a socket, or some of them; `own`: they go into that segment and not
-    /// into the slot. Returns how many came: none at the end of the stream.
+    /// Reads the bytes `range` of the batch from a socket, or some of them. Returns how many came: none at the end of the
+    /// stream.
     ///
     /// # Errors
-    /// As [`Segment::receive`]; [`Error::Config`] when there is no slot.
-    pub fn receive(
-        &self,
-        socket: BorrowedFd<'_>,
-        range: Range<u64>,
-        own: Option<&(Segment, OwnedFd)>,
-    ) -> Result<std::io::Result<usize>> {
-        let (segment, start) = self.place(own)?;
+    /// As [`Segment::receive`]; [`Error::Config`] when the batch has no memory.
+    pub fn receive(&self, socket: BorrowedFd<'_>, range: Range<u64>) -> Result<std::io::Result<usize>> {
+        let (segment, start) = self.place()?;
         segment.receive(socket, start + range.start, range.end - range.start)
     }
 
@@ -85,13 +80,8 @@ impl<P: Deref<Target = Port>> Commit<P> {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub fn copy_out(
-        &self,
-        range: Range<u64>,
-        into: &mut Vec<u8>,
-        own: Option<&(Segment, OwnedFd)>,
-    ) -> Result<()> {
-        let (segment, start) = self.place(own)?;
+    pub fn copy_out(&self, range: Range<u64>, into: &mut Vec<u8>) -> Result<()> {
+        let (segment, start) = self.place()?;
         segment.copy_out(start + range.start, range.end - range.start, into)
     }
 
@@ -99,14 +89,14 @@ impl<P: Deref<Target = Port>> Commit<P> {
     ///
     /// # Errors
     /// As [`receive`](Self::receive).
-    pub fn copy_in(&self, offset: u64, bytes: &[u8], own: Option<&(Segment, OwnedFd)>) -> Result<()> {
-        let (segment, start) = self.place(own)?;
+    pub fn copy_in(&self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let (segment, start) = self.place()?;
         segment.copy_in(start + offset, bytes)
     }
 
     /// In which segment the batch lies, and where it begins.
-    fn place<'a>(&'a self, own: Option<&'a (Segment, OwnedFd)>) -> Result<(&'a Segment, u64)> {
-        if let Some((segment, _)) = own {
+    fn place(&self) -> Result<(&Segment, u64)> {
+        if let Some(segment) = self.own() {
             return Ok((segment, 0));
         }
         let Some(fill) = &self.fill else {

@@ -2,7 +2,7 @@
 
 use std::net::TcpStream;
 use std::ops::Range;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 
 use zerocopy::little_endian::U64;
 
@@ -12,7 +12,6 @@ use super::peer_clock::PeerClock;
 use super::reader::{AHEAD, Reader};
 use super::usize_from;
 use crate::error;
-use crate::os::Segment;
 use crate::os::clock::monotonic;
 use crate::os::fd_passing::SendOutcome;
 use crate::sync::Arc;
@@ -52,8 +51,6 @@ enum Frame {
 struct Batch {
     answer: Answer,
     commit: Commit<Arc<Port>>,
-    /// The segment of a batch that is too large for a slot.
-    own: Option<(Segment, OwnedFd)>,
     /// Bytes that have come; `None` before there is room.
     have: Option<u64>,
     /// True once its segment was sent.
@@ -166,7 +163,7 @@ impl Incoming {
                     FrameKind::Result => {
                         let answer = Answer::check(&header)?;
                         let commit = turn.port.begin_relayed(answer.generation);
-                        let batch = Batch { answer, commit, own: None, have: None, is_sent: false };
+                        let batch = Batch { answer, commit, have: None, is_sent: false };
                         *frame = Frame::Batch(Box::new(batch));
                         Ok(Step::On)
                     }
@@ -225,7 +222,7 @@ impl Batch {
                     return Ok(Step::Dry);
                 }
                 let range = have..have + asked;
-                let received = self.commit.receive(socket.as_fd(), range, self.own.as_ref());
+                let received = self.commit.receive(socket.as_fd(), range);
                 let received = received.map_err(Loss::ours)?;
                 let Some(read) = reader.record(usize_from(asked), received)? else { return Ok(Step::Dry) };
                 read as u64
@@ -233,7 +230,7 @@ impl Batch {
             ahead => {
                 let copied = left.min(ahead.len() as u64);
                 let bytes = &ahead[..usize_from(copied)];
-                self.commit.copy_in(have, bytes, self.own.as_ref()).map_err(Loss::ours)?;
+                self.commit.copy_in(have, bytes).map_err(Loss::ours)?;
                 reader.consume(usize_from(copied));
                 copied
             }
@@ -248,10 +245,11 @@ impl Batch {
         match self.commit.reserve(self.answer.len)? {
             Room::Ready => {}
             Room::Later => return Ok(false),
-            Room::Oversize => match self.commit.own_segment(self.answer.len)? {
-                Some(own) => self.own = Some(own),
-                None => return Ok(false),
-            },
+            Room::Oversize => {
+                if !self.commit.own_segment(self.answer.len)? {
+                    return Ok(false);
+                }
+            }
         }
         self.have = Some(0);
         Ok(true)
@@ -259,11 +257,10 @@ impl Batch {
 
     fn finish(&mut self, turn: &Turn<'_>) -> error::Result<Step> {
         let Answer { kind, seq, len, ref table, counts, .. } = self.answer;
-        let own = self.own.as_ref();
         if !self.is_sent {
             self.translate_stamps(turn.clock)?;
-            if let Some((_, fd)) = own {
-                match self.commit.send(fd)? {
+            if self.commit.own().is_some() {
+                match self.commit.send()? {
                     SendOutcome::Yes => {}
                     SendOutcome::Full | SendOutcome::TooManyInFlight => return Ok(Step::NoRoom),
                 }
@@ -278,18 +275,17 @@ impl Batch {
             }
             self.is_sent = true;
         }
-        let is_committed = self.commit.finish(seq, kind, table.clone(), len, own.is_some())?;
+        let is_committed = self.commit.finish(seq, kind, table.clone(), len)?;
         Ok(if is_committed { Step::Committed(self.answer.clone()) } else { Step::NoRoom })
     }
 
     /// Makes the moments that follow the batch, if there are any, this machine's.
     fn translate_stamps(&self, clock: &PeerClock) -> error::Result<()> {
         let Answer { len, ref table, generation, .. } = self.answer;
-        let own = self.own.as_ref();
         let Some(at) = len.checked_sub(Stamps::BYTES).filter(|&at| table.end <= at) else { return Ok(()) };
         let mut bytes = Vec::new();
-        self.commit.copy_out(at..len, &mut bytes, own)?;
+        self.commit.copy_out(at..len, &mut bytes)?;
         let Some(there) = Stamps::from_bytes(&bytes, generation) else { return Ok(()) };
-        self.commit.copy_in(at, &clock.translate(there, monotonic()).to_bytes(generation), own)
+        self.commit.copy_in(at, &clock.translate(there, monotonic()).to_bytes(generation))
     }
 }

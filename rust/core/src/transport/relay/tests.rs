@@ -129,23 +129,23 @@ fn take(port: &Port) -> Task {
 fn answer(port: &Port, seq: u64, len: usize) {
     let bytes = pattern(seq, len);
     let mut commit = port.begin_commit();
-    let own = loop {
+    loop {
         match commit.reserve(len as u64).unwrap() {
-            Room::Ready => break None,
+            Room::Ready => break,
             Room::Oversize => {
-                if let Some(own) = commit.own_segment(len as u64).unwrap() {
-                    break Some(own);
+                if commit.own_segment(len as u64).unwrap() {
+                    break;
                 }
             }
             Room::Later => {}
         }
         port.wait_for_room().unwrap();
-    };
-    commit.copy_in(0, &bytes, own.as_ref()).unwrap();
-    if let Some((_, fd)) = &own {
-        let _ = commit.send(fd).unwrap();
     }
-    while !commit.finish(seq, ResultKind::Batch, 0..8, len as u64, own.is_some()).unwrap() {
+    commit.copy_in(0, &bytes).unwrap();
+    if commit.own().is_some() {
+        let _ = commit.send().unwrap();
+    }
+    while !commit.finish(seq, ResultKind::Batch, 0..8, len as u64).unwrap() {
         port.wait_for_room().unwrap();
     }
 }

@@ -2,12 +2,10 @@
 
 use std::ffi::CString;
 use std::ops::Range;
-use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
-use ringloader_core::os::Segment;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::fd_passing::{SendOutcome, most_in_flight};
 use ringloader_core::os::memory::MemoryProbe;
@@ -84,24 +82,22 @@ impl Port {
             encoded.form(py, commit.filled())?;
             self.reserve(py, &mut commit, encoded, extra)
         })?;
-        let Some(Reserved { own, meta_at, meta_end, end }) = found else { return Ok(()) };
+        let Some(Reserved { meta_at, meta_end, end }) = found else { return Ok(()) };
         let Encoded { meta, drafts, groups, pickled, .. } = encoded;
         let block = meta.finish(generation);
-        let target = match (&own, joint) {
-            (Some((segment, _)), _) => Target::Own(segment),
+        let target = match (commit.own(), joint) {
+            (Some(segment), _) => Target::Own(segment),
             (None, Some(batch)) => batch.target(),
             (None, None) => Target::Slot(&commit),
         };
         // Before the commit: the parent finds a batch counted that it has taken.
         match kind {
             ResultKind::Object => self.core.counters().begin_epoch(),
-            _ if is_batch => self.count(groups, pickled.is_some(), own.is_some()),
+            _ if is_batch => self.count(groups, pickled.is_some(), commit.own().is_some()),
             _ => {}
         }
         target.write(py, groups.copies(), &drafts.held, meta_at, block)?;
-        if let Some((_, fd)) = &own
-            && !self.send_segment(py, &commit, fd)?
-        {
+        if commit.own().is_some() && !self.send_segment(py, &commit)? {
             return Ok(());
         }
         if let Some(clock) = clock {
@@ -109,7 +105,7 @@ impl Port {
         }
         let mut finish = || match joint {
             Some(batch) => commit.finish_shared(seq, kind, meta_at..meta_end, end, batch.window()),
-            None => commit.finish(seq, kind, meta_at..meta_end, end, own.is_some()),
+            None => commit.finish(seq, kind, meta_at..meta_end, end),
         };
         while !finish().map_err(exception)? {
             if self.rest(py)? {
@@ -120,10 +116,10 @@ impl Port {
     }
 
     /// Sends the batch's own segment. Returns false when the parent wants nothing more.
-    fn send_segment(&self, py: Python<'_>, commit: &Commit<&Core>, fd: &OwnedFd) -> PyResult<bool> {
+    fn send_segment(&self, py: Python<'_>, commit: &Commit<&Core>) -> PyResult<bool> {
         let begun = Instant::now();
         loop {
-            match commit.send(fd).map_err(exception)? {
+            match commit.send().map_err(exception)? {
                 SendOutcome::Yes => return Ok(true),
                 SendOutcome::TooManyInFlight if begun.elapsed() > SILENT => {
                     self.warn_of_many_in_flight(py)?
@@ -161,16 +157,15 @@ impl Port {
             let mut lay_out = |bump| {
                 let meta_at = encoded.lay_out(bump);
                 let meta_end = meta_at + len;
-                Reserved { own: None, meta_at, meta_end, end: meta_end + extra }
+                Reserved { meta_at, meta_end, end: meta_end + extra }
             };
-            let mut reserved = lay_out(Some(bump));
+            let reserved = lay_out(Some(bump));
             match commit.reserve(reserved.end).map_err(exception)? {
                 Room::Ready => return Ok(Some(reserved)),
                 Room::Later => {}
                 Room::Oversize => {
-                    reserved = lay_out(None);
-                    reserved.own = commit.own_segment(reserved.end).map_err(exception)?;
-                    if reserved.own.is_some() {
+                    let reserved = lay_out(None);
+                    if commit.own_segment(reserved.end).map_err(exception)? {
                         return Ok(Some(reserved));
                     }
                 }
@@ -243,7 +238,7 @@ impl<'a> JointBatch<'a> {
         // INVARIANT: as long as at 0, since `start` is a multiple of every alignment.
         let meta_at = encoded.lay_out(Some(start));
         let meta_end = meta_at + table;
-        Ok(Some(Reserved { own: None, meta_at, meta_end, end: meta_end + extra }))
+        Ok(Some(Reserved { meta_at, meta_end, end: meta_end + extra }))
     }
 
     pub(in super::super) fn target(&self) -> Target<'a, 'a> {
@@ -253,7 +248,6 @@ impl<'a> JointBatch<'a> {
 
 /// The memory that is reserved for a batch: in the slot, in a window, or in a segment of its own.
 pub(in super::super) struct Reserved {
-    pub(in super::super) own: Option<(Segment, OwnedFd)>,
     /// The start of the batch's table.
     pub(in super::super) meta_at: u64,
     pub(in super::super) meta_end: u64,
