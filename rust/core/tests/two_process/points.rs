@@ -140,9 +140,11 @@ pub(crate) fn slow_release(effort: Effort) -> Seen {
     let mut parent = Parent::with_workers(1, MAX_TASKS, SHARE, profile);
     let first = next(&mut parent);
     let slot = first.address();
+    rest(&parent);
     select("returned-held:400000:1");
     println!("point returned-held");
     let releaser = thread::spawn(move || drop(first));
+    until(|| view(&parent).slots.free[0].load(Ordering::Relaxed) != 0);
     // Keeps all that comes, until the slot has come round.
     let mut kept = vec![next(&mut parent)];
     while kept.last().is_none_or(|batch| batch.address() != slot) {
@@ -169,23 +171,16 @@ pub(crate) fn slow_release_over_a_death(effort: Effort) -> Seen {
     let profile = small(effort);
     let mut parent = Parent::with_workers(1, MAX_TASKS, SHARE, profile);
     let first = next(&mut parent);
-    let start = Instant::now();
-    while parent.engine.committed().unwrap() < u64::from(MAX_TASKS) - 1 {
-        thread::sleep(Duration::from_millis(1));
-        assert!(start.elapsed() < PATIENCE);
-    }
-    // The worker has answered all and rests: the slot comes round with the successor only.
+    rest(&parent);
+    // The slot comes round with the successor only.
     parent.kill_untaken(0);
     select("returned-held:400000:1");
     println!("point returned-held");
     let releaser = thread::spawn(move || drop(first));
     // No one else holds or sweeps: its first store, whichever that is, shows.
-    let start = Instant::now();
-    while view(&parent).slots.free[0].load(Ordering::Relaxed) == 0 && Leases::busy(view(&parent).slots) != [0]
-    {
-        thread::yield_now();
-        assert!(start.elapsed() < PATIENCE);
-    }
+    until(|| {
+        view(&parent).slots.free[0].load(Ordering::Relaxed) != 0 || Leases::busy(view(&parent).slots) == [0]
+    });
     let mut kept = Vec::new();
     while parent.engine.committed().unwrap() > 0 {
         kept.extend(parent.take().map(|(batch, _)| batch));
@@ -282,7 +277,20 @@ fn next(parent: &mut Parent) -> Kept {
     }
 }
 
-fn view(parent: &Parent) -> WorkerView<'_> {
+/// Waits until the worker has answered all of its tasks: it takes no slot until it gets the next.
+fn rest(parent: &Parent) {
+    until(|| parent.engine.committed().unwrap() == u64::from(MAX_TASKS) - 1);
+}
+
+fn until(is_so: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !is_so() {
+        thread::sleep(Duration::from_micros(100));
+        assert!(start.elapsed() < PATIENCE);
+    }
+}
+
+fn view(parent: &Parent) -> &WorkerView<'_> {
     parent.engine.control().worker(0)
 }
 
