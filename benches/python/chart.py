@@ -109,7 +109,7 @@ def throughput(page: str) -> str:
         "ringloader's better rate, times torch's better rate",
         "log scale; 1 is the better of torch's loader with 0 and 2 workers",
         0.5,
-        10,
+        20,
         len(found),
         1,
     )
@@ -130,7 +130,7 @@ def programs(page: str) -> str:
         "Programs: ringloader's better rate, times torch's better rate",
         "log scale; 1 is the better of torch's loader with 0 and 2 workers",
         0.5,
-        10,
+        20,
         len(found),
         1,
     )
