@@ -121,11 +121,11 @@ def test_a_file_that_cannot_be_used_is_an_error_at_once(tmp_path):
     CachedDataset(dataset, path=newer)
     with newer.open("r+b") as file:
         file.seek(8)
-        file.write(bytes([4]))
+        file.write(bytes([99]))
     os.mkfifo(tmp_path / "fifo")
     for name, text in [
         ("foreign", "no file of cached samples"),
-        ("newer", "format 4"),
+        ("newer", "format 99"),
         ("fifo", "no regular file"),
     ]:
         with pytest.raises(ValueError, match=text) as raised:

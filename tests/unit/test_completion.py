@@ -13,6 +13,12 @@ from ringloader._features.table import TABLE
 pytestmark = pytest.mark.rings_only
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cache of this process: another one may have written half of a file in jedi's own."""
+    monkeypatch.setattr(jedi.settings, "cache_directory", tmp_path_factory.getbasetemp() / "jedi")
+
+
 def _script(source: str) -> jedi.Script:
     # In this process: the other environments start one, and leave it.
     return jedi.Script(source, environment=jedi.InterpreterEnvironment())
