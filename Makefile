@@ -329,7 +329,7 @@ bench: $(VENV)/.bench $(RELEASE_STAMP) ## loaders side by side, programs, their 
 bench-threads: $(VENV)/.bench $(RELEASE_STAMP) ## threads as workers, beside processes and other packages' threads
 	$(BIN)/python -m benches.python.threads --threads-python $(THREADS_VENV)/bin/python
 
-bench-scaling: $(VENV)/.bench $(RELEASE_STAMP) ## main-process CPU for 1 to 64 workers
+bench-scaling: $(VENV)/.bench $(RELEASE_STAMP) ## main-process CPU for 1 to 128 workers
 	$(BIN)/python -m benches.python.scaling
 
 bench-sweep: $(VENV)/.bench $(RELEASE_STAMP) ## whatever is slower than torch's loader, over numbers of workers

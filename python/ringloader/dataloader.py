@@ -110,7 +110,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             Default: ``None`` (``"torch"``, or ``"sample"`` with ``worker_task="sample"`` or
             ``num_workers="auto"``). More: seeds.md.
         seed: Number from which ``seeding`` and ``ringloader.Seeds`` derive their numbers. Pass the same
-            number on all ranks. Default: ``None`` (torch's base seed, which differs between ranks). More:
+            number on all ranks. Default: ``None`` (torch's base seed, which each rank draws itself). More:
             seeds.md.
 
     Args: errors

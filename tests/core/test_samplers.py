@@ -168,6 +168,15 @@ def test_ranks_go_on_where_others_stopped(n):
                 assert found == [order[position % n] for position in positions]
 
 
+@pytest.mark.parametrize("name", ["rank", "num_samples"])
+def test_a_distributed_sampler_with_a_negative_number_is_left_to_torch(name):
+    sampler = BatchSampler(DistributedSampler(list(range(10)), 2, 1, shuffle=False, drop_last=True), 2, False)
+    setattr(sampler.sampler, name, -1)
+    assert samplers.draws_of(sampler).open() is None
+    with pytest.raises(AssertionError):
+        list(sampler)
+
+
 def test_a_distributed_sampler_over_another_length_is_left_to_torch():
     data = list(range(10))
     for drop_last in (False, True):

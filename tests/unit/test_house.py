@@ -19,14 +19,14 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_349,
+    "lines of the package": 18_354,
     "modules of the package": 176,
-    "lines of the core": 4_307,
-    "lines of `_features/state`": 1_489,
+    "lines of the core": 4_308,
+    "lines of `_features/state`": 1_493,
     "lines of another feature": 895,
     "pairs of features": 4,
     "modules in one folder": 11,
-    "lines of Rust": 23_270,
+    "lines of Rust": 23_278,
     "files of the binding": 74,
     "lines that make code at run time": 2,
 }

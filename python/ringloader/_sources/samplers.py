@@ -318,7 +318,8 @@ class _Distributed(TorchDraws):
     def _chunks(self, n: int) -> Iterator[torch.Tensor | bytes | range]:
         sampler, start, many = self.sampler, min(self.resumed.start, n), self.sampler.num_samples
         ranks, total = sampler.num_replicas, many * sampler.num_replicas
-        if sampler.rank >= ranks or not (total <= n if sampler.drop_last else n <= total <= n * total):
+        fits = total <= n if sampler.drop_last else n <= total <= n * total
+        if many < 0 or not (0 <= sampler.rank < ranks and fits):
             raise ValueError("a dataset of another length")
         if start:
             many = (n - start) // ranks if sampler.drop_last else -((start - n) // ranks)

@@ -137,13 +137,15 @@ class NativeOrder(Order):
             return
         draws.resumed = samplers.Resumed(saved.drawn)
         named = self.named_epoch()
-        self.set_epoch(saved.epoch)
-        stream = _opened(draws)
-        if draws.rolling is None:
-            stream.skip(_native.Passing([(0, _ALL)]))
-        while stream.next(draws) is not None:
-            pass
-        self.set_epoch(named)
+        try:
+            self.set_epoch(saved.epoch)
+            stream = _opened(draws)
+            if draws.rolling is None:
+                stream.skip(_native.Passing([(0, _ALL)]))
+            while stream.next(draws) is not None:
+                pass
+        finally:
+            self.set_epoch(named)
 
     def resumed(self, saved: Saved) -> Saved:
         """Returns the state from which this rank resumes, of the state of any rank."""

@@ -87,10 +87,12 @@ class ReadOrder(Order):
         counts = named is not None and named == saved.epoch
         if self.has_state or not (draws or counts or self._rolling is not None):
             return
-        self.set_epoch(saved.epoch)
-        collections.deque(self.index_sampler, maxlen=0)
-        if not counts:
-            self.set_epoch(named)
+        try:
+            self.set_epoch(saved.epoch)
+            collections.deque(self.index_sampler, maxlen=0)
+        finally:
+            if not counts:
+                self.set_epoch(named)
 
     def resumed(self, saved: Saved) -> Saved:
         """Returns the state from which this rank resumes, of the state of any rank.

@@ -68,10 +68,15 @@ struct PortState {
 }
 
 impl PortState {
-    /// Counts the segments of oversize batches against the share.
+    /// Counts the segments of oversize batches against the share. Those that came back beside slots that have grown
+    /// meanwhile go to the system.
     #[inline]
-    fn count_own(&mut self, results: Ring<'_>) -> Result<()> {
-        if self.own.is_empty() { Ok(()) } else { self.recount_own(results) }
+    fn count_own(&mut self, results: Ring<'_>, share: u64) -> Result<()> {
+        if self.own.is_empty() {
+            return Ok(());
+        }
+        self.own.give_back(share.saturating_sub(self.slots.resident()));
+        self.recount_own(results)
     }
 
     #[cold]
@@ -84,7 +89,7 @@ impl PortState {
 
     /// Gives what oversize batches have left to the system. Returns true if that was anything.
     fn give_back_own(&mut self, results: Ring<'_>) -> Result<bool> {
-        let any = self.own.give_back();
+        let any = self.own.give_back(0);
         if any {
             self.recount_own(results)?;
         }
@@ -303,7 +308,7 @@ impl Port {
             self.process.look();
             return Ok(None);
         }
-        state.count_own(view.results)?;
+        state.count_own(view.results, self.limits.share)?;
         let PortState { slots, filling, .. } = &mut *state;
         let fill = match filling {
             Some(fill) => fill,

@@ -131,10 +131,11 @@ impl Engine {
                     return Err(Error::Corrupt(format!("the memory of batch {generation} was not sent")));
                 };
                 let fd = fd_passing::receive(socket.as_fd(), generation)?;
-                let segment = Segment::attach(fd.as_fd())?;
-                segment.copy_out(meta_offset, meta_len, &mut meta)?;
-                segment.pointer(0, used)?;
-                Backing::Own(OwnSegment::new(segment))
+                // It gives the memory back, also where the batch turns out to be corrupt.
+                let backing = Backing::Own(OwnSegment::new(Segment::attach(fd.as_fd())?));
+                backing.copy_out(meta_offset, meta_len, &mut meta)?;
+                backing.pointer(0, used)?;
+                backing
             }
         };
         Ok(Received { worker, seq, kind, generation, used, meta_offset, meta, backing: Arc::new(backing) })

@@ -81,7 +81,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
             self.fill = slot.map(Fill::new);
         }
         loop {
-            state.count_own(view.results)?;
+            state.count_own(view.results, port.limits.share)?;
             if let Some(fill) = &self.fill {
                 match state.grow(port, fill.slot, end)? {
                     Growth::Ready => return Ok(Room::Ready),
@@ -134,7 +134,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
         let mut is_within = found.is_some() && has_room(&mut state)?;
         if !is_within {
             // The others make room. Where none was found, none of them fits.
-            state.own.give_back();
+            state.own.give_back(0);
             is_within = has_room(&mut state)?;
         }
         if !is_within {

@@ -120,16 +120,20 @@ impl OwnSegments {
         }
     }
 
-    /// Gives what came back to the system. Returns true if that was anything.
-    pub(super) fn give_back(&mut self) -> bool {
+    /// Gives what came back to the system, but for `room` bytes. Returns true if that was anything.
+    pub(super) fn give_back(&mut self, mut room: u64) -> bool {
         let before = self.kept.len();
         self.kept.retain(|own| {
-            let is_back = own.is_back();
-            if is_back {
-                // A child that the dataset has forked has a mapping, too. Refused, the pages go with the mappings.
-                let _ = own.segment.punch(0, own.bytes());
+            if !own.is_back() {
+                return true;
             }
-            !is_back
+            if let Some(rest) = room.checked_sub(own.bytes()) {
+                room = rest;
+                return true;
+            }
+            // A child that the dataset has forked has a mapping, too. Refused, the pages go with the mappings.
+            let _ = own.segment.punch(0, own.bytes());
+            false
         });
         self.kept.len() < before
     }
@@ -171,13 +175,13 @@ mod tests {
         let first = sent(&mut owns, MIB, 4 * MIB);
         assert_eq!(owns.count(|_| true), MIB);
         assert_eq!(owns.count(|_| false), 0, "the user's");
-        assert!(owns.take(MIB).is_none() && !owns.give_back());
+        assert!(owns.take(MIB).is_none() && !owns.give_back(0));
         assert!(drop_batch(&first));
         assert_eq!(owns.count(|_| false), MIB);
         assert_eq!(inode(&sent(&mut owns, MIB, 4 * MIB)), inode(&first));
         assert_eq!(owns.count(|_| false), 0);
         assert!(drop_batch(&first));
-        assert!(owns.give_back() && !owns.give_back());
+        assert!(!owns.give_back(MIB) && owns.give_back(MIB - 1) && !owns.give_back(0));
         assert_eq!((owns.count(|_| false), resident(&first)), (0, 0));
     }
 
