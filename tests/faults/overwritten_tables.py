@@ -56,7 +56,7 @@ def opened() -> int:
 
 def find_table(file: int, generation: int) -> int:
     """Returns where the table of this filling begins. Holes are left out."""
-    at, wanted = 0, _MAGIC + bytes([1, 0, 0, 0]) + generation.to_bytes(8, "little")
+    at, wanted = 0, _MAGIC + bytes([2, 0, 0, 0]) + generation.to_bytes(8, "little")
     while True:
         start = os.lseek(file, at, os.SEEK_DATA)
         at = os.lseek(file, start, os.SEEK_HOLE)
