@@ -207,8 +207,8 @@ def _off_linux(about: Any) -> str:
 def where(options: Options) -> str:
     """Returns the table of where options work."""
     rows = [
-        "| option | in threads | where torch's own loader runs | on a dataset's own loader in a worker "
-        "| on macOS and Windows, with workers |"
+        "| option | in threads | where torch's own loader runs "
+        "| in a loader that the dataset makes in a worker | on macOS and Windows, with workers |"
     ]
     rows.append("|---|---|---|---|---|")
     for name, about in options.table.items():
