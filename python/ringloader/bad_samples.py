@@ -19,7 +19,7 @@ Replace = Callable[[Any, Exception], Any]
 
 @dataclasses.dataclass(frozen=True)
 class Retry:
-    """A value of ``on_error``: the worker tries a sample that raises again, after a pause.
+    """A value of ``on_error``: if a sample raises, the worker pauses and tries it again.
 
     Args:
         times: The largest number of further tries.

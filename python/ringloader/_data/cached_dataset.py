@@ -66,8 +66,8 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         dataset: A map-style dataset, with a length. Its keys are ``0`` to ``len(dataset) - 1``.
         max_bytes: The most bytes of samples, over all processes. The cache also takes up to 8 bytes for each
             sample of ``dataset``. Default: half of the memory of the machine or its control group, divided by
-            ``LOCAL_WORLD_SIZE``; with ``path``, half of the free space of the file system. The cache checks
-            again as it grows, and takes no more than it leaves free.
+            ``LOCAL_WORLD_SIZE``; with ``path``, half of the free space of the file system. As the
+            cache grows, it checks the free space again, and stops before less is free than it has taken.
         path: A file for the samples. It is created if it does not exist. Processes of one machine may use it
             at the same time, and the next run reads it again. If the file is cut off or damaged, samples are
             made again. It holds pickles: use only files that you trust.

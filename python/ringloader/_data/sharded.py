@@ -36,8 +36,8 @@ class Sharded(torch.utils.data.IterableDataset[Any]):
             - ``"drop"``: the last ``n % shards`` items are dropped. A round has one item for each shard. A
               shard gives its item once the source has filled the round.
             - ``"pad"``: shards without an item in the last round get one of the first items again, in order,
-              as in ``DistributedSampler``. A shard keeps at most as many of the first items as there are
-              shards.
+              as in ``DistributedSampler``. For this, each shard keeps first items of the source in memory, at
+              most one for each shard.
 
             With ``"drop"`` and ``"pad"``, all ranks have the same number of batches.
         num_replicas: The number of ranks. Default: the number of ``torch.distributed``, if it is initialized
