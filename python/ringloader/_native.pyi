@@ -417,7 +417,7 @@ class Leaves:
 
 @type_check_only
 class Draws(Protocol):
-    """What torch reads and draws for one epoch of a sampler."""
+    """Reads and draws of torch for one epoch of a sampler."""
 
     def open(self) -> Stream | None: ...
     def odd_size(self, size: Any) -> int: ...

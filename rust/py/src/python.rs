@@ -169,7 +169,7 @@ impl<'py> Callbacks<'_, 'py> {
     }
 }
 
-/// What torch reads and draws for one epoch of a sampler: `Draws` in the stub.
+/// Reads and draws of torch for one epoch of a sampler: `Draws` in the stub.
 pub(crate) struct Draws<'a, 'py>(pub(crate) &'a Bound<'py, PyAny>);
 
 impl<'py> Draws<'_, 'py> {

@@ -58,9 +58,9 @@ impl Indices for Vec<i64> {
 /// Some of a sampler's indices, in order; perhaps none.
 #[derive(Debug)]
 pub enum Chunk {
-    /// Those that were drawn at once.
+    /// Indices that were drawn at once.
     Drawn(Box<dyn Indices>),
-    /// Those of a range.
+    /// Indices of a range.
     Range {
         /// The first.
         start: i64,

@@ -29,7 +29,7 @@
 //! - A batch larger than half a share travels in a segment of its own. Until the parent has taken it, the segment
 //!   counts against the share like a slot: the worker knows its size, and sees by the ring's `head` that it was taken.
 //!   The worker keeps two of them for later batches. A word in the segment says that the parent has dropped its last view;
-//!   from then on it counts again, until the worker uses it, or gives it back because it is idle or needs the room.
+//!   from then on it counts again, until the worker uses it, or gives it back because it is idle or slots take the room.
 //! - A worker without room waits only while results of its own are in the ring, and those come before the one that it
 //!   is filling. With none left, it sends its batch in a segment of its own, however large.
 //!

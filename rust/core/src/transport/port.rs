@@ -68,8 +68,8 @@ struct PortState {
 }
 
 impl PortState {
-    /// Counts the segments of oversize batches against the share. Those that came back beside slots that have grown
-    /// meanwhile go to the system.
+    /// Counts the segments of oversize batches against the share. If slots have grown meanwhile, segments that came back
+    /// and no longer fit go to the system.
     #[inline]
     fn count_own(&mut self, results: Ring<'_>, share: u64) -> Result<()> {
         if self.own.is_empty() {

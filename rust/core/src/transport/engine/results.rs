@@ -131,7 +131,7 @@ impl Engine {
                     return Err(Error::Corrupt(format!("the memory of batch {generation} was not sent")));
                 };
                 let fd = fd_passing::receive(socket.as_fd(), generation)?;
-                // It gives the memory back, also where the batch turns out to be corrupt.
+                // Made first: its drop gives the memory back if the batch is corrupt.
                 let backing = Backing::Own(OwnSegment::new(Segment::attach(fd.as_fd())?));
                 backing.copy_out(meta_offset, meta_len, &mut meta)?;
                 backing.pointer(0, used)?;

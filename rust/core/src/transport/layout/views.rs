@@ -21,7 +21,7 @@ pub(super) struct Views {
 }
 
 impl Views {
-    /// Those of a segment that has this geometry.
+    /// Views of a segment that has this geometry.
     pub(super) fn new(segment: &Segment, geometry: &Geometry, offsets: &SegmentOffsets) -> Self {
         let block = &offsets.block;
         let slots = geometry.slots as usize;

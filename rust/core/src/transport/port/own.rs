@@ -65,7 +65,7 @@ impl OwnSegment {
 /// All such segments of one worker.
 #[derive(Debug, Default)]
 pub(super) struct OwnSegments {
-    /// Where each batch stands in the ring that the parent may not have taken, and its bytes.
+    /// Batches that the parent may not have taken: the position of each in the ring, and its bytes.
     sent: VecDeque<(u64, u64)>,
     /// INVARIANT: at most [`MOST_KEPT`], each within the worker's share.
     kept: Vec<OwnSegment>,
@@ -82,14 +82,14 @@ impl OwnSegments {
         self.sent.is_empty()
     }
 
-    /// Returns the bytes that count against the share: those that the parent has not taken, and those that came back.
+    /// Returns the bytes that count against the share: of batches that the parent has not taken, and of segments that came back.
     pub(super) fn count(&mut self, is_untaken: impl Fn(u64) -> bool) -> u64 {
         self.sent.retain(|&(at, _)| is_untaken(at));
         let back = self.kept.iter().filter(|own| own.is_back()).map(OwnSegment::bytes);
         back.chain(self.sent.iter().map(|&(_, bytes)| bytes)).sum()
     }
 
-    /// Takes a segment that came back out of those that are kept, if one is large enough and no more than twice as large.
+    /// Takes a kept segment that came back, if one has between `bytes` and twice as many.
     pub(super) fn take(&mut self, bytes: u64) -> Option<OwnSegment> {
         let fits =
             |own: &OwnSegment| (bytes..=bytes.saturating_mul(2)).contains(&own.bytes()) && own.is_back();
