@@ -19,9 +19,9 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_354,
-    "modules of the package": 176,
-    "lines of the core": 4_308,
+    "lines of the package": 18_184,
+    "modules of the package": 173,
+    "lines of the core": 4_306,
     "lines of `_features/state`": 1_493,
     "lines of another feature": 895,
     "pairs of features": 4,

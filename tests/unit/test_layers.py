@@ -143,7 +143,6 @@ PYTHON_MAY_USE = {
         "_core",
         "_data",
         "_features.rules",
-        "_features.shared_words",
         "_features.table",
         "_features.worker_info",
         "_log",

@@ -58,7 +58,7 @@ fetchers = dict.fromkeys((numpy.ndarray, numpy.memmap, torch.Tensor, TensorDatas
 # class of a dataset of ours, datasets of rows, and torch's `timeout`.
 FEATURES = (
     ("ringloader._features.auto.auto_workers", {"num_workers"}),
-    ("ringloader._features.concurrency.concurrency", {"worker_concurrency"}),
+    ("ringloader._features.concurrency.making", {"worker_concurrency"}),
     # An epoch's start is the time in which the features after this one are imported and made.
     ("ringloader._features.stats.recording", {"stats"}),
     ("ringloader._features.arrays", {"rows"}),

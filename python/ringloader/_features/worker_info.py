@@ -1,10 +1,14 @@
-"""The ``get_worker_info()`` of a thread that is a worker, or works for one, and its generators."""
+"""The ``get_worker_info()`` of threads that are workers, and of samples that are made at once.
+
+Its generators are those of the worker, or of the sample that asks.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import contextvars
 import dataclasses
+import functools
 import os
 import random
 import threading
@@ -13,6 +17,7 @@ from typing import Any
 
 import numpy
 import torch
+from torch.utils.data import get_worker_info
 
 from ringloader._torch import internals, stand_ins
 
@@ -109,3 +114,67 @@ def _private_in_threads(torchs_own: Callable[..., Any]) -> Callable[..., Any]:
         return torchs_own(cls, size, device=device)
 
     return _new_shared
+
+
+# Makes the generators of the sample of this context when it first asks; None: it has those of its worker.
+_draws: contextvars.ContextVar[Callable[[], Any] | None] = contextvars.ContextVar(
+    "ringloader_draws", default=None
+)
+
+
+def enter(seed: int | None, info: Any) -> None:
+    """Makes this context that of a sample.
+
+    Args:
+        seed: Its seed; None: it has none.
+        info: The info of its worker; None: that of the process.
+    """
+    _draws.set(None if seed is None else functools.cache(functools.partial(generators, seed, seed)))
+    if info is not None:
+        take_over(info)
+
+
+class SampleInfo(internals.WorkerInfo):  # type: ignore[misc]
+    """torch's info of a worker, with the generators of the sample that asks.
+
+    Its ``worker_method`` is ``"thread"``: so torch's functions ask it for generators.
+    """
+
+    @property
+    def rng(self) -> Any:
+        draws = _draws.get()
+        return self.__dict__["_own"] if draws is None else draws()
+
+    @rng.setter
+    def rng(self, own: Any) -> None:
+        self.__dict__["_own"] = own
+
+
+def of_samples() -> Any:
+    """Gives this worker an info with the generators of samples, and returns it; None for a process."""
+    info: Any = get_worker_info()
+    if type(info) is not SampleInfo:
+        rng = getattr(info, "rng", None)
+        if rng is None:
+            rng = generators(info.seed, internals.generate_state(info.seed - info.id, info.id))
+        info = _made(info.id, info.num_workers, info.seed, info.dataset, rng)
+        if not stand_ins.is_in_worker_process():
+            take_over(info)
+        else:
+            internals.worker_module._worker_info = info
+    return None if info is internals.worker_module._worker_info else info
+
+
+def without_workers(base_seed: int, dataset: Any) -> Any:
+    """Returns the info of samples without workers: worker 0 of 1; None in a worker of another loader."""
+    if get_worker_info() is not None:
+        return None
+    put_in_place()
+    rng = generators(base_seed, internals.generate_state(base_seed, 0))
+    return _made(0, 1, base_seed, dataset, rng)
+
+
+def _made(worker: int, workers: int, seed: int, dataset: Any, rng: Any) -> SampleInfo:
+    return SampleInfo(
+        id=worker, num_workers=workers, seed=seed, dataset=dataset, rng=rng, worker_method="thread"
+    )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from ringloader._features.concurrency.event_loop import EventLoop, needs_loop, settled, start_thread
-from ringloader._features.concurrency.info import enter
+from ringloader._features.worker_info import enter
 
 
 @dataclasses.dataclass(slots=True, eq=False)
@@ -116,7 +116,6 @@ class Lines:
 
     Attributes:
         info: The same.
-        most_under_way: The most samples that were under way at once.
     """
 
     def __init__(self, limits: Limits, info: Any) -> None:
@@ -126,7 +125,6 @@ class Lines:
         # The calls that are under way, and their samples.
         self._calls: set[Call] = set()
         self._under_way = 0
-        self.most_under_way = 0
         self._waits_for_room: queue.SimpleQueue[None] | None = None
 
     @property
@@ -172,7 +170,6 @@ class Lines:
             if not call.is_unwanted:
                 self._calls.add(call)
                 self._under_way += call.size
-                self.most_under_way = max(self.most_under_way, self._under_way)
                 return call
         return None
 

@@ -1,4 +1,4 @@
-"""``worker_concurrency`` where batches are made: samples begin before their batch is fetched."""
+"""``worker_concurrency``: its feature, and its worker's side: samples begin before their batch is fetched."""
 
 from __future__ import annotations
 
@@ -7,20 +7,82 @@ import functools
 import inspect
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import util
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
+from ringloader._core.feature import Feature, Setup
+from ringloader._core.notes import beyond_iterators
 from ringloader._data.cached_dataset import CachedDataset
-from ringloader._features.concurrency import info
+from ringloader._features import worker_info
 from ringloader._features.concurrency.event_loop import CLOSES_WITHIN, Holder, Kept
 from ringloader._features.concurrency.lines import Call, Limits, LoopLines, ThreadLines
 from ringloader._features.concurrency.reading import LOOK_SECONDS, AheadChannel, Begun, EndedError
-from ringloader._features.shared_words import SharedWords
+from ringloader._features.rules import has_remote_pool
+from ringloader._features.table import Options
 from ringloader._worker.fetch import EMPTY, SampleFetcher, Turn, gives_several, inner
 from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
+
+if TYPE_CHECKING:
+    from ringloader._common.protocols import OurIterator
+    from ringloader._torch.protocols import TorchLoader
+
+
+class Concurrency(Feature):
+    """Makes the samples of each worker several at once.
+
+    Args:
+        samples: Makes them.
+        reads_ahead: True if workers take tasks before their turn.
+        are_processes: True if the workers are processes of this one.
+    """
+
+    def __init__(self, samples: Samples, reads_ahead: bool, are_processes: bool) -> None:
+        self._options = samples, Tasks()
+        self._reads_ahead = reads_ahead
+        self._are_processes = are_processes
+        # Ends the workers where the program exits.
+        self._at_exit: Any = None
+
+    def workers(self) -> Iterable[WorkerOption]:
+        return self._options
+
+    def schedule(self, scheduler: Any) -> None:
+        if self._reads_ahead:
+            scheduler.take_ahead()
+
+    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:  # noqa: ARG002
+        workers: Any = getattr(iterator, "_all_workers", None)
+        if self._are_processes and self._at_exit is None:
+            # Before `multiprocessing` terminates them, so that they close their datasets.
+            self._at_exit = util.Finalize(None, workers.end, (True,), exitpriority=1)
+
+    def close(self) -> None:
+        if self._at_exit is not None:
+            self._at_exit.cancel()
+
+
+def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Concurrency | None:
+    """Returns the feature; torch's own loader has none."""
+    if setup.path == "torch":
+        return None
+    are_here, is_remote = setup.path in ("threads", "single-process"), has_remote_pool(options)
+    holder = _held_by(loader, one_thread=setup.workers > 0) if are_here else None
+    samples = Samples(options.worker_concurrency, options.sample_timeout, holder)
+    # A worker claims one run of a batch after another.
+    return Concurrency(samples, options.worker_task != "sample", not (are_here or is_remote))
+
+
+def _held_by(loader: TorchLoader, one_thread: bool) -> Holder:
+    """Returns the loop and lines that a loader has over all its epochs."""
+    found = beyond_iterators.get(loader)
+    if isinstance(found, Holder) and found.kept.is_of_this_process and found.kept.one_thread == one_thread:
+        return found
+    made = Holder(Kept(one_thread))
+    beyond_iterators.put(loader, made)
+    return made
 
 
 class Samples(WorkerOption):
@@ -30,20 +92,15 @@ class Samples(WorkerOption):
         most: Samples that may be under way at once.
         seconds: The longest time of a coroutine for a sample; None: any.
         holder: The loop and lines of a loader without worker processes; None: each process has its own.
-        words: The most samples under way, by worker, for the main process; None: not noted.
     """
 
     position = Position.AHEAD
     ends_within = CLOSES_WITHIN
 
-    def __init__(
-        self, most: int, seconds: float | None, holder: Holder | None, words: SharedWords | None
-    ) -> None:
+    def __init__(self, most: int, seconds: float | None, holder: Holder | None) -> None:
         self._most = most
         self._seconds = seconds
         self._holder = holder
-        self._words = words
-        self._worker = 0
         self._kept = None if holder is None else holder.kept
         self.is_careful = False
         # True without workers.
@@ -51,9 +108,6 @@ class Samples(WorkerOption):
         self._lines: LoopLines | ThreadLines | None = None
         self._info: Any = None
         self._at_exit: Any = None
-        # The states of the process's generators before the first batch whose samples have seeds; None: then.
-        self._states: Any = None
-        self._is_checked = False
         # The batch that is fetched, until it was.
         self._begun: Begun | None = None
         self._is_fetched = False
@@ -68,14 +122,11 @@ class Samples(WorkerOption):
         """Returns True if another sample would begin at once; else the worker wakes once one would."""
         return self._lines is not None and self._rung is not None and self._lines.has_room(self._rung)
 
-    def join(self, worker: int, port: Any, start: EpochStart) -> None:  # noqa: ARG002
-        self._worker = worker
-
     def begin(self, dataset: Any, start: EpochStart) -> Any:
         if start.base_seed is None:
-            self._info = info.in_worker()
+            self._info = worker_info.of_samples()
         else:
-            self._is_here, self._info = True, info.without_workers(start.base_seed, dataset)
+            self._is_here, self._info = True, worker_info.without_workers(start.base_seed, dataset)
         return dataset
 
     def fill(self, samples: SampleFetcher) -> None:
@@ -99,7 +150,6 @@ class Samples(WorkerOption):
         if self._lines is None:
             self._lines = self._make_lines(self._kept, is_async(dataset, samples.is_asked_for_several))
         self._lines.info = self._info
-        self._lines.most_under_way = 0
 
     def _make_lines(self, kept: Kept, on_loop: bool) -> LoopLines | ThreadLines:
         limits = Limits(self._most, self._seconds, kept.one_thread)
@@ -128,10 +178,6 @@ class Samples(WorkerOption):
             if samples.handler is None:
                 for number, call in enumerate(calls):
                     call.batch, call.number = calls, number
-        if seeds and not self._is_checked:
-            # Once. Other threads of the program draw too, where workers are threads.
-            self._is_checked = True
-            self._states = info.states_of_process() if self._is_here or self._holder is None else None
         assert self._lines is not None
         self._lines.add(calls)
         return Begun(index, calls)
@@ -160,8 +206,6 @@ class Samples(WorkerOption):
             left = [] if begun is None else [call for call in begun.calls if not call.is_over]
             if left and self._lines is not None:
                 self._lines.drop(left)
-            if self._words is not None and self._lines is not None:
-                self._words.set(self._worker, 0, self._lines.most_under_way)
 
     def _get(self, turn: Turn, index: Any) -> Any:
         return self._outcome(turn.number, self._make_one, index)
@@ -176,9 +220,6 @@ class Samples(WorkerOption):
             call = Call(make, index)
             lines.add([call])
         self._wait(call)
-        if self._states is not None and (begun is None or number == len(begun.calls) - 1):
-            info.log_if_drawn(self._states)
-            self._states = None
         self._last = call
         return call.take()
 
@@ -204,8 +245,6 @@ class Samples(WorkerOption):
 
     def leave_process(self) -> None:
         self.close()
-        if self._words is not None:
-            self._words.close()
 
 
 class Tasks(WorkerOption):

@@ -6,11 +6,10 @@ Also its last batches, as Chrome trace events.
 from __future__ import annotations
 
 import dataclasses
-import html
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -59,7 +58,6 @@ class WorkerStats:
         send: Time for encoding and copying batches.
         room: Time of waiting for memory.
         cpu: Processor time of all this.
-        under_way: The largest number of samples at the same time; 0 if it is not known, as for Ray's workers.
     """
 
     id: int
@@ -70,7 +68,6 @@ class WorkerStats:
     send: float
     room: float
     cpu: float
-    under_way: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,12 +162,10 @@ class EpochStats:
             OSError: If the file cannot be written.
             RuntimeError: If this comes from a pickle, which has the figures only.
         """
-        from ringloader._features.stats import epoch
-
         if self._trace is None:
             raise RuntimeError("a pickle has no trace: save_trace(path) in the process that has measured")
 
-        epoch.save(self._trace, path, [(one.seconds, one.num_workers) for one in self.changes])
+        save(self._trace, path)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trace": None}
@@ -178,8 +173,12 @@ class EpochStats:
     # The text that a prompt and a notebook show, and that `str` gives.
     def __repr__(self) -> str:
         main = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.main.items())
-        where = f"path {self.path}, num_workers={self.num_workers}"
-        lines = [self._summary(f" ({where})"), f"main process: {main}"]
+        summary = (
+            f"{self.batches:,} batches in {self.seconds:.3f} s (path {self.path}, num_workers="
+            f"{self.num_workers}): startup {self.startup:.3f}, waiting {self.waiting:.3f}, caller "
+            f"{self.caller:.3f}"
+        )
+        lines = [summary, f"main process: {main}"]
         if self.workers:
             lines.append("worker" + "".join(f"{name:>9}" for name in ("batches", *TIMES)))
         for worker in self.workers:
@@ -188,43 +187,9 @@ class EpochStats:
         lines += [f"{one.num_workers} workers from {one.seconds:.3f} s on: {one.why}" for one in self.changes]
         return "\n".join([*lines, f"{self.verdict.kind}: {self.verdict.text}"])
 
-    def _repr_html_(self) -> str:
-        """Returns a bar for each worker, and the verdict."""
-        longest = max((sum(getattr(worker, name) for name in _COLOURS) for worker in self.workers), default=0)
-        rows = []
-        for worker in self.workers:
-            parts = [
-                f'<div title="{name} {getattr(worker, name):.3f} s" style="background:{colour};'
-                f'width:{getattr(worker, name) / (longest or 1.0):.2%}"></div>'
-                for name, colour in _COLOURS.items()
-            ]
-            rows.append(
-                '<div style="display:flex;height:1.2em;margin:2px 0"><span style="width:6em">'
-                f'worker {worker.id}</span><div style="display:flex;flex:1">{"".join(parts)}</div></div>'
-            )
-        legend = " ".join(
-            f'<span style="color:{colour}">&#9632;</span> {name}' for name, colour in _COLOURS.items()
-        )
-        verdict = html.escape(f"{self.verdict.kind}: {self.verdict.text}")
-        return f"<div><p>{self._summary()}</p>{''.join(rows)}<p>{legend}</p><p>{verdict}</p></div>"
-
-    def _summary(self, where: str = "") -> str:
-        return (
-            f"{self.batches:,} batches in {self.seconds:.3f} s{where}: startup {self.startup:.3f}, waiting "
-            f"{self.waiting:.3f}, caller {self.caller:.3f}"
-        )
-
 
 # The times of a worker, in the order of the table.
 TIMES = ("idle", "dataset", "collate", "send", "room", "cpu")
-# The times that a bar shows.
-_COLOURS = {
-    "dataset": "#4c78a8",
-    "collate": "#f58518",
-    "send": "#54a24b",
-    "room": "#e45756",
-    "idle": "#d9d9d9",
-}
 
 
 def in_words(seconds: float) -> str:
@@ -254,13 +219,12 @@ _THREE_MONTHS = 7_889_238
 _Event = tuple[int, str, int, int, dict[str, Any]]
 
 
-def save(trace: _native.Trace, path: Any, changes: Iterable[tuple[float, int]] = ()) -> None:
+def save(trace: _native.Trace, path: Any) -> None:
     """Writes the events to a file.
 
     Args:
         trace: The events.
         path: The file.
-        changes: When the number of workers changed, in seconds since the epoch began, and to which one.
     """
     base = time.time_ns() // 10**9 // _THREE_MONTHS * _THREE_MONTHS * 10**9
     # From the monotonic clock to the file's times.
@@ -284,17 +248,6 @@ def save(trace: _native.Trace, path: Any, changes: Iterable[tuple[float, int]] =
             "args": args,
         }
         for track, name, begun, length, args in found
-    ]
-    events += [
-        {
-            "ph": "C",
-            "cat": "ringloader",
-            "name": "num_workers",
-            "pid": process,
-            "ts": (trace.begun + seconds * 1e9 + offset) / 1000,
-            "args": {"num_workers": number},
-        }
-        for seconds, number in changes
     ]
     content = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base}
     Path(path).write_text(json.dumps(content))

@@ -1,6 +1,6 @@
 """Finds the limit of an epoch, and the change that helps.
 
-INVARIANT: the page "Is it the loader?" states these rules.
+INVARIANT: the page "Is it the loader?" states these rules, and the model of an epoch.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from typing import Any
 
 from ringloader._features.rules import THREAD
 from ringloader._features.stats.epoch import TIMES, EpochStats, Kind, Verdict, in_words
-from ringloader._features.stats.model import AS_GOOD, Model
 
 # A nanosecond, in seconds.
 _NANO = 1e-9
@@ -25,8 +24,6 @@ _MOST = 0.5
 _ROOM, _IDLE = 0.15, 0.3
 # A fetch holds others up if it takes this many times as long as usual in the fastest worker.
 _UNEVEN = 2.0
-# The part of the workers' time in which they compute that keeps the cores busy.
-_BUSY = 0.8
 # The part of the workers' time in which they compute that makes more workers than cores useless.
 _COMPUTES = 0.4
 # From this many batches on, start and end are a small part of the epoch, and all events too many to look at.
@@ -39,6 +36,12 @@ _START = 0.02
 _NEXT = 1e-6
 # The seconds of a batch's work above which its way from a worker is not the limit.
 _QUICK = 200e-6
+
+# An epoch that is longer than the shortest by at most this part is as good, if it needs fewer workers.
+_AS_GOOD = 1.05
+_MOST_WORKERS = 64
+# The seconds of the main process to hand a task to a worker and to get its batch.
+_HANDING = 20e-6
 
 # Parts of the workers' work: the subject of a sentence, and a remedy other than more workers.
 _WORK: dict[Kind, tuple[str, str]] = {
@@ -55,6 +58,50 @@ _MAIN = {
 
 
 @dataclasses.dataclass(frozen=True)
+class Model:
+    """An epoch by its parts, in seconds for each batch.
+
+    Attributes:
+        batches: Batches behind the first.
+        caller: The training step.
+        main: Work of the main process in ``next``.
+        work: Work of the workers.
+        cpu: Processor time of that.
+        start: The start of one worker; of the whole epoch.
+        cores: Processors.
+        handing: Work of the main process where there are workers.
+    """
+
+    batches: int
+    caller: float
+    main: float
+    work: float
+    cpu: float
+    start: float
+    cores: int
+    handing: float = _HANDING
+
+    def seconds(self, workers: int) -> float:
+        """Returns the length of the epoch with a number of workers."""
+        here = self.caller + self.main
+        if workers == 0:
+            step = here + self.work
+        else:
+            step = max(here + self.handing, self.work / workers, self.cpu / self.cores)
+        return self.start * workers + self.work + self.batches * step
+
+    def fewest_workers(self, most: int | None = None) -> int:
+        """Returns the smallest number of workers with which the epoch is about as short as it may be.
+
+        Args:
+            most: The most workers that there may be.
+        """
+        numbers = range(1, (most or max(_MOST_WORKERS, self.cores)) + 1)
+        shortest = min(map(self.seconds, numbers))
+        return next(number for number in numbers if self.seconds(number) <= shortest * _AS_GOOD)
+
+
+@dataclasses.dataclass(frozen=True)
 class Setting:
     """The settings of a loader that a verdict depends on.
 
@@ -66,7 +113,6 @@ class Setting:
         moves: True if batches are pinned, or moved to a device.
         is_dispatch: True if one process reads the source for all workers.
         worker_method: ``"multiprocessing"`` or ``"thread"``.
-        may_use_threads: True if the loader's other options go with threads for workers.
         may_be_at_once: True if a worker may make several samples at once, and makes one after another.
         may_prefetch: True if they go with a thread that decodes, and there is none.
         most_workers: The most workers that there may be; None for any number.
@@ -81,7 +127,6 @@ class Setting:
     moves: bool
     is_dispatch: bool
     worker_method: str
-    may_use_threads: bool
     may_prefetch: bool
     most_workers: int | None
     cores: int
@@ -89,8 +134,8 @@ class Setting:
     may_be_at_once: bool = False
 
 
-def judge(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> Verdict:
-    """Returns the verdict on an epoch.
+class Judge:
+    """Judges an epoch.
 
     Args:
         stats: The figures, whose own verdict is not read.
@@ -98,10 +143,7 @@ def judge(stats: EpochStats, setting: Setting, first_made: float, shared_bytes: 
         first_made: The seconds that a worker took for the first batch.
         shared_bytes: Bytes of shared memory of all workers; 0 without such memory.
     """
-    return _Judge(stats, setting, first_made, shared_bytes).verdict()
 
-
-class _Judge:
     def __init__(self, stats: EpochStats, setting: Setting, first_made: float, shared_bytes: int) -> None:
         self._stats = stats
         self._setting = setting
@@ -113,8 +155,7 @@ class _Judge:
         others = self._waited_for_others() if has_events and workers > 1 else 0.0
         start = max(stats.startup - first_made - stats.main["index"], 0.0)
         self._start = start + others if workers else 0.0
-        self._end = self._waited_for_the_end() if has_events else 0.0
-        self._waiting = stats.waiting - others - self._end
+        self._waiting = stats.waiting - others
         self._main = sum(stats.main.values())
         self._sums = {name: sum(getattr(one, name) for one in stats.workers) for name in TIMES}
         self._work = sum(self._sums[kind] for kind in _WORK)
@@ -126,12 +167,13 @@ class _Judge:
             main=self._main / max(stats.batches, 1),
             work=self._work / self._made,
             cpu=min(self._sums["cpu"], self._work) / self._made,
-            start=(self._start + self._end) / workers if workers else _START,
+            start=self._start / workers if workers else _START,
             # A dataset that computes in Python holds the interpreter lock.
             cores=1 if self._is_of_threads else setting.cores,
         )
 
     def verdict(self) -> Verdict:
+        """Returns the verdict."""
         stats = self._stats
         if stats.path == "torch":
             return self._verdict(
@@ -163,8 +205,7 @@ class _Judge:
         return self._of_work(self._work)
 
     def _of_start(self) -> Verdict:
-        stats = self._stats
-        limit = f"The start took {in_words(self._start)} of {in_words(stats.seconds)}"
+        limit = f"The start took {in_words(self._start)} of {in_words(self._stats.seconds)}"
         if self._setting.persistent_workers:
             return self._verdict("startup", f"{limit}. Later epochs have their workers, and start at once.")
         return self._advice(
@@ -185,16 +226,6 @@ class _Judge:
             if name == "wait" and begun >= trace.first:
                 waited += max(min(ended, ready) - begun, 0)
         return waited * _NANO
-
-    def _waited_for_the_end(self) -> float:
-        """Returns the time in the last call of next, if it had no batch: workers that do not stay end."""
-        if self._setting.persistent_workers or self._setting.is_iterable:
-            return 0.0
-        waits = [event for event in self._stats._trace.events() if event[0] == "wait"]
-        if not waits or waits[-1][1] < self._stats.batches:
-            return 0.0
-        _, _, begun, ended = waits[-1]
-        return float(ended - begun) * _NANO
 
     def _of_main(self) -> Verdict:
         stats, setting = self._stats, self._setting
@@ -270,7 +301,7 @@ class _Judge:
             work=model.work - self._sums["send"] / self._made,
         ).seconds(0)
         to_come = self._waiting / model.batches
-        if model.work > min(_QUICK, to_come) or here * AS_GOOD > stats.seconds:
+        if model.work > min(_QUICK, to_come) or here * _AS_GOOD > stats.seconds:
             return self._unknown(f"Nothing stands out: {idle}waited too.")
         # A loader that says no number has a pool's.
         pool = {} if self._setting.most_workers is None else {"worker_pool": None}
@@ -296,18 +327,12 @@ class _Judge:
             f"{name} is the limit: {in_words(each)} a batch, {part / whole:.0%} of {time}, and the step "
             f"{in_words(model.caller)}"
         )
-        if kind == "send" and setting.may_use_threads:
-            return self._advice(
-                kind,
-                f"{limit}. Threads send nothing, if the dataset does not hold the interpreter lock",
-                worker_method=THREAD,
-            )
         if kind == "dataset" and setting.is_dispatch:
             return self._verdict(
                 kind, f"{limit}. One process reads the source for any number of workers: a faster one helps."
             )
         number = model.fewest_workers(self._most_workers())
-        if number > setting.num_workers and model.seconds(number) * AS_GOOD < self._stats.seconds:
+        if number > setting.num_workers and model.seconds(number) * _AS_GOOD < self._stats.seconds:
             if kind == "dataset" and setting.may_be_at_once and model.cpu < _COMPUTES * model.work:
                 limit += (
                     ". It mostly waits, and a worker can wait for many samples at once: worker_concurrency=16"
@@ -317,9 +342,10 @@ class _Judge:
             return self._faster(
                 kind, f"{limit}. Use more workers{shares}{instead}", model.seconds(number), num_workers=number
             )
-        return self._verdict(
-            kind, f"{limit}. More workers would not help{self._why_no_more()}: what helps is {cheaper}."
-        )
+        limit += ". More workers would not help"
+        if self._is_of_threads:
+            limit += ", if the dataset holds the interpreter lock (processes would)"
+        return self._verdict(kind, f"{limit}: what helps is {cheaper}.")
 
     def _most_workers(self) -> int | None:
         """Returns the most workers to advise: the cores, unless workers mostly wait.
@@ -330,14 +356,6 @@ class _Judge:
         if model.cpu < _COMPUTES * model.work:
             return most
         return model.cores if most is None else min(most, model.cores)
-
-    def _why_no_more(self) -> str:
-        workers, model = max(self._setting.num_workers, 1), self._model
-        if workers < model.cores or model.cpu / model.cores < _BUSY * model.work / workers:
-            return ""
-        if self._is_of_threads:
-            return ", if the dataset holds the interpreter lock (processes would)"
-        return f", as {model.cores} cores are busy"
 
     def _fetches(self) -> list[tuple[int, float]]:
         """Returns the worker of each of the last batches, and the seconds that the dataset took for it."""
