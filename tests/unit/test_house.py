@@ -19,8 +19,8 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_184,
-    "modules of the package": 173,
+    "lines of the package": 18_092,
+    "modules of the package": 172,
     "lines of the core": 4_306,
     "lines of `_features/state`": 1_493,
     "lines of another feature": 895,

@@ -205,46 +205,47 @@ def _accept(requests: socket.socket, workers: int, share: int) -> list[Consumer]
 
 
 def _serve(source: Iterable[Any], consumers: list[Consumer]) -> None:
-    epoch = 1
-    while _all_are_in(consumers, epoch):
-        if epoch == 1:
+    is_seeded = False
+    while _all_are_in(consumers):
+        if not is_seeded:
             _seed(max(one.seed for one in consumers) + len(consumers))
-        _serve_epoch(source, consumers, epoch)
+            is_seeded = True
+        _serve_epoch(source, consumers)
         for one in consumers:
-            one.send_end(epoch)
-        epoch += 1
+            one.send_end()
 
 
-def _all_are_in(consumers: list[Consumer], epoch: int) -> bool:
-    """Waits until each worker has begun the epoch or ended. Returns True if any is left.
+def _all_are_in(consumers: list[Consumer]) -> bool:
+    """Waits until each worker has begun the next epoch or ended. Returns True if any is left.
 
     INVARIANT: no worker waits here for another. A worker begins an epoch before it asks for an item of it,
     and one that is still in the epoch before has been sent that one's end.
     """
     for one in consumers:
-        while one.epoch < epoch and not one.has_ended:
+        while not one.begun and not one.has_ended:
             one.receive()
+        one.begun = max(0, one.begun - 1)
     return any(not one.has_ended for one in consumers)
 
 
-def _serve_epoch(source: Iterable[Any], consumers: list[Consumer], epoch: int) -> None:
+def _serve_epoch(source: Iterable[Any], consumers: list[Consumer]) -> None:
     items = _items(source)
     turn = 0
-    while any(one.reads_in(epoch) for one in consumers):
+    while any(one.is_reading for one in consumers):
         one = consumers[turn % len(consumers)]
-        one.wait_for_turn(epoch)
-        if one.epoch > epoch:
+        one.wait_for_turn()
+        if one.begun:
             # The epoch was abandoned.
             return
         turn += 1
-        if one.reads_in(epoch):
+        if one.is_reading:
             try:
                 item = next(items)
             except StopIteration:
                 return
             except Exception:
                 item = internals.ExceptionWrapper(where=WHERE)
-            one.send(epoch, item)
+            one.send(item)
             del item
 
 
@@ -278,19 +279,22 @@ class Consumer:
 
     Args:
         port: The end of its rings.
+
+    Attributes:
+        begun: Epochs that it has begun after the one that is served.
+        seed: The loader's base seed.
+        has_ended: True once the worker has ended.
     """
 
     def __init__(self, port: _native.Port) -> None:
         self._port = port
-        self.epoch = 0
+        self.begun = 0
         self.seed = 0
         # The number of items that the worker may be sent now.
         self._allowance = 0
-        # The last epoch that the worker has left: it reads no more of it.
-        self._left = 0
+        # True if it reads no more in the epoch that it has begun last.
+        self._has_left = False
         self.has_ended = False
-        # The last epoch whose end it was sent.
-        self._end_sent = 0
 
     def receive(self, waits: bool = True) -> bool:
         """Takes a message, or notes the worker's end. Returns whether there was one."""
@@ -300,37 +304,35 @@ class Consumer:
         if found[0] is None:
             self.has_ended = True
             return True
-        epoch, (allowance, seed) = found[0]
-        self.epoch = abs(epoch)
-        if epoch < 0:
-            self._left = -epoch
-            return True
+        message, (allowance, self.seed) = found[0]
         self._allowance += allowance
-        self.seed = seed
+        if message != stream.TAKES:
+            self.begun += message != stream.LEAVES
+            self._has_left = message != stream.BEGINS
         return True
 
-    def wait_for_turn(self, epoch: int) -> None:
-        """Waits until the worker may be sent an item, or reads no more in that epoch."""
+    def wait_for_turn(self) -> None:
+        """Waits until the worker may be sent an item, or reads no more in this epoch."""
         # Each time: a worker that has left takes nothing, and an item for it might find no room.
         while self.receive(waits=False):
             pass
-        while self._allowance == 0 and self.reads_in(epoch) and self.epoch == epoch:
+        while self._allowance == 0 and self.is_reading:
             self.receive()
 
-    def reads_in(self, epoch: int) -> bool:
-        """True if the worker still takes items of that epoch."""
-        return not self.has_ended and self._left < epoch
+    @property
+    def is_reading(self) -> bool:
+        """True if the worker still takes items of the epoch that is served."""
+        return not (self.has_ended or self._has_left or self.begun)
 
-    def send(self, epoch: int, item: object) -> None:
+    def send(self, item: object) -> None:
         """Sends an item that was allowed. Waits for room."""
         self._allowance -= 1
         try:
-            self._port.put((epoch, item))
+            self._port.put((stream.ITEM, item))
         except Exception:
-            self._port.put((epoch, internals.ExceptionWrapper(where=WHERE)))
+            self._port.put((stream.ITEM, internals.ExceptionWrapper(where=WHERE)))
 
-    def send_end(self, epoch: int) -> None:
-        """Sends the end of an epoch, once. The ring has room for it, whatever was allowed."""
-        if self._end_sent < epoch and not self.has_ended:
-            self._end_sent = epoch
-            self._port.put((-epoch, None))
+    def send_end(self) -> None:
+        """Sends the end of an epoch. The ring has room for it, whatever was allowed."""
+        if not self.has_ended:
+            self._port.put((stream.END, None))

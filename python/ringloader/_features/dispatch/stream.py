@@ -1,8 +1,8 @@
 """A worker's end of what the dispatching process sends.
 
-Messages to the dispatching process are `(epoch, [allowance, seed])`: the worker is in this epoch, may be sent
-so many items more, and has the loader's base seed. With the epoch negated: the worker reads no more in it.
-Messages from there are `(epoch, item)`, and `(-epoch, None)` for its end.
+Messages come in their order, and each epoch has one end: so they name no epoch. Those to the dispatching
+process are `(message, [allowance, seed])`: the worker may be sent so many items more, and has the loader's
+base seed. Those from there are `(ITEM, item)` and `(END, None)`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,11 @@ import torch.utils.data
 import ringloader._native as _native
 from ringloader._torch import internals
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
+
+# The worker begins an epoch; begins one in which it takes no items; goes on; takes no more in its epoch.
+BEGINS, MISSES, TAKES, LEAVES = range(1, 5)
+# An item; the end of an epoch.
+ITEM, END = range(1, 3)
 
 # Seconds after which a worker that waits for an item looks again whether one is still wanted.
 _POLL_SECONDS = 0.1
@@ -89,7 +94,8 @@ class DispatchEnd(WorkerOption):
         self._tell_from = (prefetch + 1) // 2
         self._taken = prefetch
         self._seed = 0
-        self._epoch = 0
+        # Epochs that have begun here, and whose end has not come. Only items of the last one are taken.
+        self._open = 0
         self._is_reading = False
         # True between the error of a batch, and the error which says that it has ended the epoch here.
         self.has_failed = False
@@ -118,19 +124,17 @@ class DispatchEnd(WorkerOption):
         """Begins the next epoch. What is left of the one before is dropped."""
         info = torch.utils.data.get_worker_info()
         self._seed = 0 if info is None else info.seed - info.id
-        self._epoch += 1
+        self._open += 1
         self._is_reading = True
         self.has_failed = False
-        self._tell()
+        self._tell(BEGINS)
         return _Leaving(fetcher, self)
 
     def leave(self) -> None:
         """Takes no more items in this epoch."""
-        if not self._is_reading:
-            return
-        self._is_reading = False
-        if not self._has_died:
-            self._engine.put(0, (-self._epoch, [0, 0]))
+        if self._is_reading:
+            self._is_reading = False
+            self._tell(LEAVES)
 
     def fail(self) -> None:
         """Takes no more items in this epoch after the error of a batch, if errors end it."""
@@ -151,20 +155,28 @@ class DispatchEnd(WorkerOption):
 
     def miss(self, has_begun: bool) -> None:
         """Begins the next epoch, unless that has been done, and takes no items in it."""
-        if not has_begun:
-            self._epoch += 1
-            self._is_reading = True
+        if has_begun:
+            self.leave()
+        else:
+            self._open += 1
+            self._is_reading = False
             self._drop()
-        self.leave()
+            self._tell(MISSES)
 
     def _drop(self) -> None:
         """Takes all that has come: each epoch leaves its end, for which there must be room."""
         while not self._has_died and (found := self._engine.next(0.0)) is not None:
-            self._taken += found[0] > 0
+            self._note(found[0])
 
-    def _tell(self) -> None:
+    def _note(self, message: int) -> None:
+        if message == END:
+            self._open -= 1
+        else:
+            self._taken += 1
+
+    def _tell(self, message: int) -> None:
         if not self._has_died:
-            self._engine.put(0, (self._epoch, [self._taken, self._seed]))
+            self._engine.put(0, (message, [self._taken, self._seed]))
             self._taken = 0
 
     def __iter__(self) -> DispatchEnd:
@@ -192,14 +204,12 @@ class DispatchEnd(WorkerOption):
                 if self._port.is_done():
                     break
                 continue
-            epoch, item = found
-            if epoch < 0:
-                if -epoch == self._epoch:
-                    self._is_reading = False
-                continue
-            self._taken += 1
+            message, item = found
+            self._note(message)
             if self._taken >= self._tell_from:
-                self._tell()
-            if epoch == self._epoch:
+                self._tell(TAKES)
+            if message == END:
+                self._is_reading = self._open > 0
+            elif self._open == 1:
                 return item
         raise StopIteration
