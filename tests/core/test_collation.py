@@ -158,19 +158,6 @@ def test_code_of_the_users_runs_as_often_as_with_torch(port, monkeypatch, batch)
     assert looks() == expected > 0
 
 
-def test_a_dict_that_its_key_changes_is_an_error_at_most():
-    class Growing:
-        def __hash__(self):
-            data[len(data)] = 1
-            return 1
-
-    data = {}
-    data[Growing()] = [1]
-    with pytest.raises(RuntimeError, match="changed size"):
-        default_convert(data)
-    assert len(_native.Convert(default_convert, [])(data)) > 1
-
-
 def test_what_torch_warns_of_is_torchs(port):
     samples = [torch.zeros(4, dtype=torch.uint8).view(torch.complex32)]
     with pytest.raises(RefusedError):
@@ -239,14 +226,12 @@ def _replace_collate(port, monkeypatch):
     collate.replace_collate(port)
 
 
-@pytest.mark.parametrize(
-    "data", [IMAGE, {"a": IMAGE}, [1, "a"], ({"a": (1, b"c")}, [None, 2.5, True])], ids=repr
-)
+@pytest.mark.parametrize("data", [IMAGE, {"a": IMAGE}, [1, "a"], (IMAGE, b"c", None, 2.5, True)], ids=repr)
 def test_common_data_is_not_converted_by_torch(data):
     assert describe(_native.Convert(refuse, [])(data)) == describe(default_convert(data))
 
 
-@pytest.mark.parametrize("data", [np.arange(3), [np.arange(3)], Point(1, 2), OwnDict(a=1), AsTwo()])
+@pytest.mark.parametrize("data", [np.arange(3), [np.arange(3)], [[1]], Point(1, 2), OwnDict(a=1), AsTwo()])
 def test_other_data_is(data):
     with pytest.raises(RefusedError):
         _native.Convert(refuse, [])(data)

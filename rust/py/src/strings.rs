@@ -70,7 +70,6 @@ strings! {
     stride = "stride",
     strides = "strides",
     tb_frame = "tb_frame",
-    tolist = "tolist",
     type_ = "type",
     untyped_storage = "untyped_storage",
     view = "view",

@@ -11,16 +11,6 @@ fn mixed(z: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Returns a number for a value that is no int of 64 bits, of the words that it consists of. The order of the words
-/// counts, and so does their number.
-#[must_use]
-pub fn hash_of_words(words: impl IntoIterator<Item = u64>) -> u64 {
-    let (hash, count) = words.into_iter().fold((0_u64, 0_u64), |(hash, count), word| {
-        (mixed(hash.wrapping_add(STEP).wrapping_add(word)), count + 1)
-    });
-    mixed(hash.wrapping_add(count.wrapping_mul(STEP)))
-}
-
 /// Returns the sum of the hashes of the samples at `place`, `place + step`, ..., modulo 2^64. Parts of an epoch add up to
 /// the whole, in any order and by any number of ranks.
 #[inline]

@@ -47,7 +47,7 @@ pub mod shuffle;
 pub mod worker_progress;
 pub mod worker_selector;
 
-pub use fingerprint::{fingerprint_of, hash_of_words};
+pub use fingerprint::fingerprint_of;
 pub use ledger::{Ledger, Position};
 pub use ordinals::OrdinalSet;
 pub use places::{Places, TaskPlaces};

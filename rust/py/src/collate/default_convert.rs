@@ -1,10 +1,10 @@
-//! torch's `default_convert`, as a Python class: native for trees of common types.
+//! torch's `default_convert`, as a Python class: native for what it leaves as it is, and for flat containers of that.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
 use super::fallback::{Part, are_unchanged};
-use super::{DEEPEST, exact_items, is_number, is_text};
+use super::{exact_items, is_number, is_text};
 use crate::objects::entries_of;
 use crate::torch::names::Torch;
 
@@ -35,41 +35,19 @@ impl Convert {
     }
 }
 
-/// `None` for what torch must convert. Only the worker that sends the result sees it, so a dict of leaves may be the
-/// same object.
+/// `None` for what torch must convert: all but leaves, and flat containers of them. Only the worker that sends the result
+/// sees it, so a dict of leaves may be the same object.
 fn converted<'py>(torch: &Torch, data: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    if let Ok(dict) = data.cast_exact::<PyDict>()
-        && entries_of(dict).all(|(_, item)| is_leaf(torch, &item))
-    {
+    let stays = match data.cast_exact::<PyDict>() {
+        Ok(dict) => entries_of(dict).all(|(_, item)| is_leaf(torch, &item)),
+        Err(_) => is_leaf(torch, data),
+    };
+    if stays {
         return Ok(Some(data.clone()));
-    }
-    tree(torch, data, 0)
-}
-
-fn tree<'py>(torch: &Torch, data: &Bound<'py, PyAny>, depth: u32) -> PyResult<Option<Bound<'py, PyAny>>> {
-    if is_leaf(torch, data) {
-        return Ok(Some(data.clone()));
-    }
-    if depth == DEEPEST {
-        return Ok(None);
-    }
-    if let Ok(dict) = data.cast_exact::<PyDict>() {
-        let made = dict.copy()?;
-        // All of them first: a key's `__hash__` may be code that changes the dict.
-        for (name, item) in entries_of(dict).collect::<Vec<_>>() {
-            let Some(item) = tree(torch, &item, depth + 1)? else { return Ok(None) };
-            made.set_item(name, item)?;
-        }
-        return Ok(Some(made.into_any()));
     }
     // A tuple becomes a list, as with torch.
-    let Some(items) = exact_items(data) else { return Ok(None) };
-    let made = PyList::empty(data.py());
-    for item in &items {
-        let Some(item) = tree(torch, item, depth + 1)? else { return Ok(None) };
-        made.append(item)?;
-    }
-    Ok(Some(made.into_any()))
+    let items = exact_items(data).filter(|items| items.iter().all(|item| is_leaf(torch, item)));
+    items.map(|items| Ok(PyList::new(data.py(), items)?.into_any())).transpose()
 }
 
 /// Returns true if `default_convert` leaves the object as it is.
