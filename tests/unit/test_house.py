@@ -19,10 +19,10 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_092,
-    "modules of the package": 172,
-    "lines of the core": 4_306,
-    "lines of `_features/state`": 1_493,
+    "lines of the package": 17_983,
+    "modules of the package": 171,
+    "lines of the core": 4_287,
+    "lines of `_features/state`": 1_403,
     "lines of another feature": 895,
     "pairs of features": 4,
     "modules in one folder": 11,
