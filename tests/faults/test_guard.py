@@ -118,20 +118,6 @@ def test_a_fork_server_that_runs_the_main_file_itself(tmp_path: Path, kind: str)
     assert err.endswith(LAST.format(method="forkserver", file=tmp_path / "program.py", fork=fork)), err
 
 
-@pytest.mark.parametrize("begin", ["", PRELOAD_MAIN])
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_programs_that_do_without_the_guard_go_on(tmp_path: Path, method: str, begin: str) -> None:
-    # torch's loader is refused by multiprocessing in the worker, which goes on all the same.
-    program = (
-        "try:\n    found = len(list(ringloader.DataLoader(dataset, num_workers=2, **context)))\n"
-        "except RuntimeError as error:\n    found = type(error).__name__\n"
-        "if multiprocessing.parent_process() is None:\n    print(found, file=sys.stderr)"
-    )
-    ended = _run(tmp_path, method, program, begin)
-    assert ended.returncode == 0
-    assert "8" in ended.stderr.split(), ended.stderr
-
-
 @pytest.mark.parametrize("default", ["spawn", "forkserver"])
 def test_the_remedies(tmp_path: Path, default: str) -> None:
     begin = f"""

@@ -173,7 +173,7 @@ def _reduce_odd(_odd):
 
 
 @pytest.mark.rings_only
-@pytest.mark.parametrize("case", ["registered", "file_system", "another pickler", "asks for the process"])
+@pytest.mark.parametrize("case", ["registered", "file_system", "asks for the process"])
 def test_what_may_hold_for_one_process_is_pickled_for_each(loader_class, monkeypatch, case):
     held = None
     if case == "registered":
@@ -182,12 +182,6 @@ def test_what_may_hold_for_one_process_is_pickled_for_each(loader_class, monkeyp
     elif case == "file_system":
         monkeypatch.setattr(torch.multiprocessing, "_sharing_strategy", "file_system")
         held = torch.zeros(3)
-    elif case == "another pickler":
-
-        def dump(thing, file, protocol=None, dump=reduction.dump):
-            return dump(thing, file, protocol)
-
-        monkeypatch.setattr(reduction, "dump", dump)
     else:
         held = AsksForTheProcess()
     # Once more where it was tried together.

@@ -19,9 +19,9 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_983,
+    "lines of the package": 17_899,
     "modules of the package": 171,
-    "lines of the core": 4_287,
+    "lines of the core": 4_208,
     "lines of `_features/state`": 1_403,
     "lines of another feature": 895,
     "pairs of features": 4,

@@ -6,7 +6,7 @@ each use of a list is one step for the interpreter.
 
 from __future__ import annotations
 
-import contextlib
+import collections
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -18,7 +18,7 @@ from ringloader._common.weak_registry import WeakRegistry
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator, PathName
 
-# The number of loaders that are remembered: more only while they all live.
+# The number of loaders that are remembered: the newest ones.
 MOST = 1000
 
 
@@ -119,8 +119,7 @@ class Note:
 # The last note of each loader, and that of each iterator of other code's.
 _notes: WeakRegistry[Note] = WeakRegistry()
 # In the order of first use.
-_loaders: list[LoaderNotes] = []
-_forgotten = 0
+_loaders: collections.deque[LoaderNotes] = collections.deque(maxlen=MOST)
 
 
 def note(
@@ -144,7 +143,6 @@ def note(
     if before is None or before.of_loader.process != os.getpid():
         of_loader = LoaderNotes(loader)
         _loaders.append(of_loader)
-        _forget_oldest()
     else:
         of_loader = before.of_loader
     made = Note(of_loader, path, reason, counters)
@@ -209,24 +207,7 @@ def is_of_this_process(loader: object) -> bool:
 
 def all_loaders() -> list[LoaderNotes]:
     """Returns the notes of the loaders that this process has iterated, in the order of first use."""
-    _forget_oldest()
-    return [one for one in _loaders[:] if one.process == os.getpid()]
-
-
-def forgotten() -> int:
-    """Returns the number of loaders that were forgotten, which are gone."""
-    return _forgotten
-
-
-def _forget_oldest() -> None:
-    global _forgotten
-    excess = len(_loaders) - MOST
-    if excess > 0:
-        for one in [one for one in _loaders[:] if one.loader() is None][:excess]:
-            # Another thread may be faster.
-            with contextlib.suppress(ValueError):
-                _loaders.remove(one)
-                _forgotten += 1
+    return [one for one in list(_loaders) if one.process == os.getpid()]
 
 
 class Closes(Protocol):

@@ -15,7 +15,6 @@ import time
 from collections.abc import Iterator
 from multiprocessing import forkserver, util
 from multiprocessing.process import current_process
-from types import TracebackType
 from typing import Any
 
 # Of a process that found no guard. No shell, signal or library has it.
@@ -28,44 +27,33 @@ FORK = "multiprocessing_context='fork'"
 _ENDS_WITHIN = 2.0
 
 
-class NoGuardError(RuntimeError):
-    """The main file starts workers while it is run again for a worker.
+def refuse_in_import(context: Any) -> None:
+    """Ends this process if it is a worker-to-be that runs the main file again, and would start workers.
 
-    Args:
-        text: What is raised.
-        line: A line for the worker to print, since its parent raises the whole.
-    """
-
-    def __init__(self, text: str, line: str = "") -> None:
-        super().__init__(text)
-        self.line = line
-
-
-def refuse_in_import(context: Any, fork: str = FORK) -> None:
-    """Raises where this process is a worker-to-be that runs the main file again, and would start workers.
+    The parent raises the whole error: it came to the same line.
 
     Args:
         context: The ``multiprocessing`` context that would start them.
-        fork: The argument by which they would be forked.
-
-    Raises:
-        NoGuardError: If it is. Where nothing handles it, this process ends with :data:`EXIT_CODE`.
     """
-    if not hasattr(current_process(), "_inheriting"):
+    if not hasattr(current_process(), "_inheriting") or context.get_start_method() == "fork":
         return
-    method = context.get_start_method()
     place = _place_in_main()
-    if method == "fork" or place is None:
+    if place is None:
         return
     file, line = place
-    global _before
-    if sys.excepthook is not _end:
-        _before, sys.excepthook = sys.excepthook, _end
-    raise NoGuardError(
-        _text(method, fork, file),
-        f"ringloader: line {line} of {file} starts workers while it is run again for a worker; "
-        'it needs the guard `if __name__ == "__main__":`',
-    )
+    try:
+        sys.stderr.write(
+            f"ringloader: line {line} of {file} starts workers while it is run again for a worker; "
+            'it needs the guard `if __name__ == "__main__":`\n'
+        )
+        # First: in a worker of the server for `spawn` it runs the others.
+        util._exit_function()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                stream.flush()
+    finally:
+        os._exit(EXIT_CODE)
 
 
 def is_missing(method: str, exitcode: int | None) -> bool:
@@ -76,7 +64,13 @@ def is_missing(method: str, exitcode: int | None) -> bool:
 def error_of(method: str, fork: str = FORK) -> RuntimeError:
     """Returns the parent's error for a process that has ended because the main file has no guard."""
     file = getattr(sys.modules.get("__main__"), "__file__", None) or "the main module"
-    return RuntimeError(_text(method, fork, file))
+    return RuntimeError(
+        f"workers of the start method {method!r} run the main file again, and {file} starts workers "
+        "each time that it is run. Put what the program does into a function, and call it under the guard\n\n"
+        '    if __name__ == "__main__":\n'
+        "        main()\n\n"
+        f"or pass {fork}"
+    )
 
 
 @contextlib.contextmanager
@@ -98,16 +92,6 @@ def explaining_missing_guard(context: Any, fork: str = FORK) -> Iterator[None]:
         raise
 
 
-def _text(method: str, fork: str, file: str) -> str:
-    return (
-        f"workers of the start method {method!r} run the main file again, and {file} starts workers "
-        "each time that it is run. Put what the program does into a function, and call it under the guard\n\n"
-        '    if __name__ == "__main__":\n'
-        "        main()\n\n"
-        f"or pass {fork}"
-    )
-
-
 def _place_in_main() -> tuple[str, int] | None:
     """Returns the main file and the line at which it stands while it is run again; None if it is not."""
     frame = sys._getframe()
@@ -116,30 +100,6 @@ def _place_in_main() -> tuple[str, int] | None:
         if frame.f_globals.get("__name__") == _AGAIN and frame.f_code.co_name == "<module>":
             return frame.f_code.co_filename, frame.f_lineno
     return None
-
-
-# The hook in whose place ours is.
-_before: Any = sys.__excepthook__
-
-
-def _end(kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Prints an error that nothing has handled, and ends the process. A ``sys.excepthook``.
-
-    A fork server's child calls it too. The parent has the traceback: it came to the same line.
-    """
-    if not isinstance(error, NoGuardError):
-        _before(kind, error, traceback)
-        return
-    try:
-        sys.stderr.write(f"{error.line}\n")
-        # First: in a worker of the server for `spawn` it runs the others.
-        util._exit_function()  # type: ignore[attr-defined]
-        atexit._run_exitfuncs()
-        for file in (sys.stdout, sys.stderr):
-            with contextlib.suppress(Exception):
-                file.flush()
-    finally:
-        os._exit(EXIT_CODE)
 
 
 def _exit_code_of_server() -> int | None:

@@ -15,7 +15,6 @@ import itertools
 import mmap
 import os
 import pickle
-import sys
 import weakref
 from collections.abc import Callable, Iterator
 from multiprocessing import context, reduction
@@ -126,8 +125,6 @@ def _for_processes(pickler: pickle.Pickler, arrays: io.BufferedWriter, popen: _A
     table = dict(pickler.dispatch_table)
     for kind, reduce in reduction.ForkingPickler._extra_reducers.items():  # type: ignore[attr-defined]
         table[kind] = _reduce_for_all(reduce, popen)
-    for kind in _lock_types():
-        table.setdefault(kind, lambda lock: _reduce_lock(lock, popen))
     table.setdefault(np.ndarray, lambda array: _reduce_array(array, arrays))
     pickler.dispatch_table = table
     return pickler
@@ -162,19 +159,6 @@ def _reduce_for_all(reduce: Callable[[Any], Any], popen: _AnyPopen) -> Callable[
 
 def _refuse(thing: object) -> Any:
     raise NotForAllError(type(thing))
-
-
-def _lock_types() -> tuple[type, ...]:
-    module = sys.modules.get("multiprocessing.synchronize")
-    if module is None:
-        return ()
-    return module.Lock, module.RLock, module.Semaphore, module.BoundedSemaphore
-
-
-def _reduce_lock(lock: Any, popen: _AnyPopen) -> Any:
-    # Processes find it by its name, which goes with it.
-    popen.kept.append(lock)
-    return lock.__reduce_ex__(pickle.DEFAULT_PROTOCOL)
 
 
 def _reduce_array(array: np.ndarray[Any, Any], arrays: io.BufferedWriter) -> Any:
@@ -217,8 +201,6 @@ class Pickled:
     """
 
     def __init__(self, thing: object, new_pickler: fallback.NewPickler) -> None:
-        if not pickles_as_usual():
-            raise NotForAllError
         self._pickle, self._arrays = _new_memory(), _new_memory()
         stand_in = _AnyPopen()
         self._fds, self._kept = stand_in.fds, stand_in.kept
@@ -291,25 +273,12 @@ class ForOne:
         self._finds_main = finds_main
 
     def __reduce__(self) -> tuple[Any, ...]:
-        if not pickles_as_usual():
-            return _itself, (self._thing,)
         return pickle.loads, (fallback.attempt(self._dump, self._ways, finds_main=self._finds_main),)
 
     def _dump(self, new_pickler: fallback.NewPickler) -> bytes:
         file = io.BytesIO()
         new_pickler(file).dump(self._thing)
         return file.getvalue()
-
-
-def _itself(thing: object) -> object:
-    return thing
-
-
-def pickles_as_usual() -> bool:
-    """True if multiprocessing's pickling is its own: some replace it by one that can pickle more."""
-    parts = (reduction.ForkingPickler, reduction.dump, reduction.DupFd)
-    own = getattr(context, "reduction", None) is reduction
-    return own and all(part.__module__ == reduction.__name__ for part in parts)
 
 
 def _new_memory() -> _native.OwnFd:

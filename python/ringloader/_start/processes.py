@@ -258,9 +258,6 @@ class NewProcesses:
 
     Args:
         loader: The iterator's loader.
-
-    Raises:
-        RuntimeError: If the main file is being run by a worker that was just started.
     """
 
     fork = guard.FORK

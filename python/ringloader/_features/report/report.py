@@ -213,7 +213,7 @@ def reports() -> list[LoaderReport]:
     those whose class makes its iterators without torch's method. For such a loader, ``ringloader.report`` has
     the reason.
 
-    At most 1,000 loaders are remembered. The oldest loader that is gone is forgotten first.
+    The 1,000 newest loaders are remembered.
     """
     return [report_of(one) for one in notes.all_loaders()]
 
@@ -245,10 +245,7 @@ def report_of(one: notes.LoaderNotes) -> LoaderReport:
 def lines_at_exit() -> list[str]:
     """Returns the lines of the report at exit."""
     loaders = [one for one in notes.all_loaders() if one.more is not None and not one.more.is_workers]
-    found = lines((report_of(one), one.more.note.more.get("recording")) for one in loaders)
-    if notes.forgotten():
-        found.append(f"{notes.forgotten():,} more loaders, which are gone, are not listed")
-    return found
+    return lines((report_of(one), one.more.note.more.get("recording")) for one in loaders)
 
 
 def lines(found: Iterable[tuple[LoaderReport, Any]]) -> list[str]:
