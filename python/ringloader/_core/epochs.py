@@ -35,8 +35,8 @@ class Told(NamedTuple):
 _NEXT = "_ringloader_next_epoch"
 # On a loader: what it has told last.
 _TOLD = "_ringloader_told_epoch"
-# By loader: the epoch with which its sampler last shuffled.
-_shuffled_last: WeakRegistry[int] = WeakRegistry()
+# By loader: True once its sampler has shuffled.
+_has_shuffled: WeakRegistry[bool] = WeakRegistry()
 # Attributes of torch's iterator that its base class draws for an epoch: seeds, and the sampler's iterator.
 Drawn = dict[str, Any]
 
@@ -90,12 +90,12 @@ def set_next(loader: TorchLoader, epoch: int) -> None:
 
 
 def forget_shuffled(loader: TorchLoader) -> None:
-    """Makes the next epoch of a loader one that may have the number of the epoch before."""
-    _shuffled_last.pop(loader)
+    """Makes the next epoch of a loader one that may shuffle as the epoch before."""
+    _has_shuffled.pop(loader)
 
 
 def log_if_forgotten(loader: TorchLoader) -> None:
-    """Logs once if a sampler shuffles as in the epoch before. Call it when a loader has begun an epoch."""
+    """Logs once if nobody calls a sampler's ``set_epoch``. Call it when a loader has begun an epoch."""
     own = vars(loader)
     # For a batch sampler of the program's, torch makes a sampler that is never read, and no batch size.
     holder = own.get("batch_sampler") if own.get("batch_size") is None else None
@@ -105,12 +105,12 @@ def log_if_forgotten(loader: TorchLoader) -> None:
     # A subclass with an order of its own may count epochs in its own way.
     if type(sampler).__iter__ is not DistributedSampler.__iter__ or not sampler.shuffle:
         return
-    if _shuffled_last.get(loader) == sampler.epoch:
+    if sampler.epoch == 0 and _has_shuffled.get(loader):
         select_path.log_once(
-            "a DistributedSampler begins another epoch with the same number, and gives the same order again: "
+            "a DistributedSampler begins another epoch with the number 0, and gives the same order again: "
             "call its set_epoch(epoch) before each epoch"
         )
-    _shuffled_last.put(loader, sampler.epoch)
+    _has_shuffled.put(loader, True)
 
 
 class EpochPlan(NamedTuple):
