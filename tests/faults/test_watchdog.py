@@ -448,53 +448,32 @@ def test_what_was_waited_for_in_the_last_epoch_is_not_said_again():
     assert texts == []
 
 
-def test_the_end_of_the_iterator_while_a_stack_is_awaited(released):
+def test_the_end_of_the_iterator_while_a_stack_is_awaited():
     """The iterator's memory stays until the answer is read."""
     told = stacks.Stacks(1, notes=True)
-    ended = threading.Event()
-    loader = DataLoader(Waits({0}, released, 1), num_workers=1)
-    iterator = iter(loader)
-    pid = iterator._workers[0].pid
+    pid = os.getpid()
     told._records.set(0, stacks._PID, pid)
     told._records.set(0, stacks._SIGNAL, signal.SIGRTMAX - 1)
+    ending = threading.Thread(target=told.close)
 
     def ask(*_):
-        told.close()
-        assert told._users == 1 and told._records.get(0, stacks._PID) == pid
-        ended.set()
+        ending.start()
+        ending.join(0.1)
+        assert told._records.get(0, stacks._PID) == pid
         return "the stack"
 
     told._ask = ask
     assert told.stack(0, pid, time.monotonic() + 1) == "the stack"
-    assert ended.is_set()
+    ending.join()
     assert told.stack(0, pid, time.monotonic() + 1) == "(no stack: the iterator has ended)"
     assert told.seconds_in_batch(0, pid) is None
     assert not told.has_begun(0, pid)
     with pytest.raises(OSError):
         os.fstat(told._fd)
-    told.close()
-    released.touch()
-    assert len(list(iterator)) == 1
 
 
-def test_a_late_answer_is_taken_for_no_others():
-    told = stacks.Stacks(2, notes=True)
-    number = signal.SIGRTMAX - 1
-    blocked = os.fork()
-    if blocked == 0:
-        signal.pthread_sigmask(signal.SIG_BLOCK, {number})
-        time.sleep(60)
-        os._exit(0)
-    try:
-        while not stacks.signals_of(blocked)["SigBlk"] & stacks.bit(number):
-            time.sleep(0.001)
-        told._late = blocked, proc.start_of(blocked), number
-        me = os.getpid()
-        told._records.set(1, stacks._PID, me)
-        told._records.set(1, stacks._SIGNAL, number)
-        assert f"that of the process {blocked}" in told.stack(1, me, time.monotonic() + 1)
-    finally:
-        os.kill(blocked, signal.SIGKILL)
-        os.waitpid(blocked, 0)
-    assert "that of the process" not in told.stack(1, me, time.monotonic() + 0.1)
-    told.close()
+def test_a_handler_that_ends_the_iterator_waits_for_no_answer():
+    told = stacks.Stacks(1, notes=True)
+    with told._lock:
+        told.close()
+    assert not told.has_begun(0, os.getpid())

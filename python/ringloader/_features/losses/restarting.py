@@ -53,8 +53,6 @@ class Restarting(Feature):
             self._make_notes = functools.partial(
                 SampleNotes, workers, options.sample_timeout, crashes, loader._auto_collation, shares, grace
             )
-        # By worker: the last process of it that was lost, and what is known of that.
-        self._losses: dict[int, tuple[Any, Loss]] = {}
 
     def attach(self, transport: Any) -> None:
         self._engine = transport.engine
@@ -75,7 +73,8 @@ class Restarting(Feature):
     def lost(self, lost: LostWorker) -> Any:
         """Starts a successor, which this logs, and returns its handle; None if there may be none."""
         lost.handle.join(1.0)
-        loss = self._loss_of(lost)
+        notes = self._notes
+        loss = Loss() if notes is None else notes.loss(lost.worker, lost.in_hand, lost.handle.exitcode)
         if lost.refusal is None and (self._left or loss.is_late) and self._is_deserted(lost.worker):
             if not loss.is_late:
                 self._left -= 1
@@ -95,15 +94,6 @@ class Restarting(Feature):
         elif self._most:
             lost.notes.append(f"restart_workers={self._most}: all restarts of this epoch are used")
         return None
-
-    def _loss_of(self, lost: LostWorker) -> Loss:
-        process, loss = self._losses.get(lost.worker, (None, Loss()))
-        # Each further `next` after the error asks again.
-        if process is not lost.handle:
-            notes = self._notes
-            loss = Loss() if notes is None else notes.loss(lost.worker, lost.in_hand, lost.handle.exitcode)
-            self._losses[lost.worker] = lost.handle, loss
-        return loss
 
     def _is_deserted(self, worker: int) -> bool:
         """Returns whether no process that a lost worker forked has the memory that a successor would fill.

@@ -7,13 +7,11 @@ asked, also where the worker has the interpreter lock in native code.
 
 from __future__ import annotations
 
-import contextlib
 import faulthandler
 import os
 import signal
 import threading
 import time
-from collections.abc import Generator
 from pathlib import Path
 from typing import Any
 
@@ -65,35 +63,32 @@ class Stacks:
     def __init__(self, workers: int, notes: bool) -> None:
         self._records = SharedWords.make("ringloader-watchdog", _NUMBERS, workers, behind=_MOST_BYTES)
         self._fd = self._records.fd
+        # Keeps the memory while it is read: another thread may end the iterator.
         self._lock = threading.Lock()
-        self._users = 0
         self._is_closed = False
-        self._made_in = os.getpid()
-        # A process that was asked and has not answered: its number, its start and the signal.
-        self._late: tuple[int, int, int] | None = None
         self.notes = notes
         self.option = Watched(self._records, notes)
 
     def seconds_in_batch(self, worker: int, pid: int) -> float | None:
         """Returns for how long a worker has been making a batch; None if it makes none."""
-        with self._in_use() as is_open:
-            since = self._records.get(worker, _SINCE) if is_open and self._is_of(worker, pid) else 0
+        with self._lock:
+            since = self._records.get(worker, _SINCE) if self._is_of(worker, pid) else 0
         return max((time.monotonic_ns() - since) / 1e9, 0.0) if since else None
 
     def has_begun(self, worker: int, pid: int) -> bool:
         """True if the process has come to the start of the worker loop."""
-        with self._in_use() as is_open:
-            return is_open and self._is_of(worker, pid)
+        with self._lock:
+            return self._is_of(worker, pid)
 
     def _is_of(self, worker: int, pid: int) -> bool:
-        return self._records.get(worker, _PID) == pid
+        return not self._is_closed and self._records.get(worker, _PID) == pid
 
     def stack(self, worker: int, pid: int, until: float) -> str:
         """Returns a worker's Python stack, the innermost call first; or why there is none, in parentheses."""
         if proc.state_of(pid) in _ANSWERS_NOT:
             return "(no stack: it cannot answer)"
-        with self._in_use() as is_open:
-            if not is_open:
+        with self._lock:
+            if self._is_closed:
                 return "(no stack: the iterator has ended)"
             number = self._records.get(worker, _SIGNAL)
             if not self._is_of(worker, pid):
@@ -107,13 +102,12 @@ class Stacks:
                 return f"(no stack: {error})"
 
     def _ask(self, worker: int, pid: int, number: int, until: float) -> str:
-        if self._late is not None and _may_answer(*self._late):
-            return f"(no stack: that of the process {self._late[0]}, which was asked before, may still come)"
         begin = self._records.nbytes
         # The workers share the position at which they write. It tells how much the answer is.
         os.lseek(self._fd, begin, os.SEEK_SET)
         asked = bit(number)
-        process = _open(pid)
+        # The number may become another process's.
+        process = os.pidfd_open(pid)
         try:
             sets = signals_of(pid)
             if proc.start_of(pid) != self._records.get(worker, _START) or not sets.get("SigCgt", 0) & asked:
@@ -121,20 +115,14 @@ class Stacks:
                 return "(no stack: the worker has given up its handler)"
             if sets.get("SigBlk", 0) & asked or sets.get("ShdPnd", 0) & asked:
                 return "(no stack: the worker blocks the signal that asks for it)"
-            self._late = pid, self._records.get(worker, _START), number
-            if process is None:
-                os.kill(pid, number)
-            else:
-                signal.pidfd_send_signal(process, number)
+            signal.pidfd_send_signal(process, number)
         finally:
-            if process is not None:
-                os.close(process)
+            os.close(process)
         text = ""
         while time.monotonic() < until:
             text = self._written(begin)
             # The worker's handler blocks the signal while it writes.
             if text.endswith("\n") and not signals_of(pid).get("SigBlk", 0) & asked:
-                self._late = None
                 break
             time.sleep(_POLL_SECONDS)
         return _of_loop(text) or f"(no stack: no answer within {ANSWER_SECONDS} s)"
@@ -144,56 +132,20 @@ class Stacks:
         # A worker may have set any position.
         return os.pread(self._fd, max(size, 0), begin).decode(errors="replace")
 
-    @contextlib.contextmanager
-    def _in_use(self) -> Generator[bool]:
-        """Keeps the memory while it is read: another thread may end the iterator. False: it has."""
-        with self._lock:
-            is_open = not self._is_closed
-            self._users += is_open
-        try:
-            yield is_open
-        finally:
-            if is_open:
-                with self._lock:
-                    self._users -= 1
-                    is_last = self._is_closed and not self._users
-                if is_last:
-                    self._give_back()
-
     def close(self) -> None:
         """Gives the memory back. No read may follow."""
-        if os.getpid() != self._made_in:
-            # A thread that this process has not may have had the lock.
-            self._give_back()
-            return
-        with self._lock:
-            is_last = not self._is_closed and not self._users
-            self._is_closed = True
-        if is_last:
-            self._give_back()
-
-    def _give_back(self) -> None:
+        # With a limit: a signal handler may end the iterator in the midst of a question, and in a process
+        # that was forked then nobody gives the lock back.
+        is_held = self._lock.acquire(timeout=2 * ANSWER_SECONDS)
+        self._is_closed = True
         self._records.close()
-
-
-def _may_answer(pid: int, start: int, number: int) -> bool:
-    """True if the signal that asked a process has not reached it, or its handler runs."""
-    sets, asked = signals_of(pid), bit(number)
-    return proc.start_of(pid) == start and bool(
-        (sets.get("ShdPnd", 0) | sets.get("SigPnd", 0) | sets.get("SigBlk", 0)) & asked
-    )
+        if is_held:
+            self._lock.release()
 
 
 def _of_loop(text: str) -> str:
     """Returns a stack without the calls below the worker loop, which come from the start of the process."""
     return text.partition(_BENEATH)[0].rpartition("\n")[0] if _BENEATH in text else text.rstrip()
-
-
-def _open(pid: int) -> int | None:
-    """Returns a descriptor of the process, whose number may become another's; None if the system refuses."""
-    with contextlib.suppress(PermissionError, NotImplementedError):
-        return os.pidfd_open(pid)
-    return None
 
 
 def state_in_words(pid: int) -> str:

@@ -187,13 +187,13 @@ class ErrorPolicy:
 
     def _record(self, error: Exception, index: Any, handling: str) -> Any:
         """Returns an error that was handled, as the batch carries it."""
-        collecting.cut(error, self.outer)
         info = get_worker_info()
         text = "".join(traceback.format_exception(error))
         bad = BadSample(index, None if info is None else info.id, error, text, handling)
         if self._is_sent:
             return collecting.packed(bad)
-        collecting.drop_frames(error)
+        # Their frames would keep samples and batches.
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         return bad
 
     def several(self, samples: SampleFetcher, index: Any) -> list[Any]:
@@ -304,12 +304,15 @@ class StreamPolicy(ErrorPolicy):
         return error
 
 
-def _has_ended_a_generator(error: Exception, outer: BaseException | None) -> bool:
+def _has_ended_a_generator(error: BaseException | None, outer: BaseException | None) -> bool:
     """True if the program holds a generator that has ended with an error: its next call looks like its end.
 
     A generator of a single call is gone. If one is kept, it cannot be known whether it had more to give.
     """
-    tracebacks = [one.__traceback__ for one in collecting.linked(error, outer)]
+    tracebacks, at = [], error
+    while at is not None and at is not outer:
+        tracebacks.append(at.__traceback__)
+        at = at.__cause__ or at.__context__
     frames = (frame.f_code for one in tracebacks for frame, _ in traceback.walk_tb(one))
     ended = {code for code in frames if code.co_flags & inspect.CO_GENERATOR}
     if not ended:
