@@ -100,8 +100,9 @@ class StatefulDataLoader(DataLoader[_T_co]):
         ``load_state_dict``, this method returns the loaded state until the next ``iter``.
 
         Returns:
-            A dict of its own, which JSON and ``torch.load(weights_only=True)`` can load. It is ``{}`` where
-            torch's own loader runs. The log then says so once.
+            A dict of its own, which JSON and ``torch.load(weights_only=True)`` can load. It is ``{}`` in some
+            cases where torch's own loader runs, for example with ``in_order=False``. The log then says so
+            once.
 
         Raises:
             RuntimeError: If several threads share a dataset that has a state, or if ``last_batch="rollover"``

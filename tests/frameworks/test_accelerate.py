@@ -184,6 +184,14 @@ def test_a_stream_with_a_state_goes_on(tmp_path, workers, dispatched):
     assert resumed[0] == whole[0][3:]
 
 
+def test_on_torchs_path_an_epoch_goes_on_too(tmp_path, monkeypatch):
+    monkeypatch.setenv("RINGLOADER", "off")
+    with ringloader.installed(stateful=True):
+        whole = accelerate_resuming.whole(0, {})
+        resumed = accelerate_resuming.resumed(0, {}, 0, 3, tmp_path)
+    assert resumed[0] == whole[0][3:]
+
+
 def test_a_prepared_loader_over_torchdatas_name_is_ours(forget_accelerates_state):  # noqa: ARG001
     with ringloader.installed(stateful=True):
         _, prepared = accelerate_resuming.prepared(2, {})

@@ -63,14 +63,12 @@ class Setup(NamedTuple):
         workers: The most workers that it may have.
         running: The workers with which it begins.
         history: Returns the number of workers, and its changes; None where the number does not change.
-        reason: The reason why torch's own loader runs, if it does.
     """
 
     path: str
     workers: int = 0
     running: int = 0
     history: Callable[[], tuple[int, Sequence[Any]]] | None = None
-    reason: str = ""
 
 
 class MemoryPlan(NamedTuple):
@@ -222,6 +220,18 @@ class Feature:
             number: The number of the epoch.
             loaded: The state from which it resumes; None: it begins.
             are_same: True if the workers are those of the epoch before.
+        """
+
+    def torchs(
+        self, loader: TorchLoader, reason: str, get_iterator: Any, iterator: TorchIterator | None = None
+    ) -> Any:
+        """Makes torch's own iterator, or begins another epoch of it. None: the core does so.
+
+        Args:
+            loader: The loader.
+            reason: The reason why torch's loader runs.
+            get_iterator: What stands in the place of ``DataLoader._get_iterator``, our hook aside.
+            iterator: The iterator with the workers of the epoch before; None for the first one.
         """
 
     def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:

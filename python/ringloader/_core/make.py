@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._core import epochs, notes
-from ringloader._core.feature import Feature, Hook, Options, Setup
+from ringloader._core.feature import Feature, Hook, Options, Setup, first
 from ringloader._torch import select_path
 from ringloader._torch.select_path import Reason
 from ringloader._worker.options import WorkerOption, in_order
@@ -71,8 +71,11 @@ def needed_by(dataset: object) -> str | None:
     return needed
 
 
-def _features_of(loader: TorchLoader, options: Options, hook: Hook, setup: Setup) -> tuple[Feature, ...]:
+def _features_of(
+    loader: TorchLoader, options: Options, hook: Hook, path: str, *more: Any
+) -> tuple[Feature, ...]:
     """Returns the features of an iterator of this path that are on."""
+    setup = Setup(path, *more)
     found: tuple[Feature, ...] = ()
     listed, dataset = hook.features, loader.dataset
     is_asked = options.changed or loader.timeout or listed.asked.mode
@@ -87,8 +90,10 @@ def _torchs(loader: TorchLoader, options: Options, reason: Reason, hook: Hook) -
 
     before = notes.of(loader)
     left_out = hook.features.without_effect(loader, options, reason.text)
-    features = _features_of(loader, options, hook, Setup("torch", loader.num_workers, reason=reason.text))
-    iterator = hook.fall_back()
+    features = _features_of(loader, options, hook, "torch", loader.num_workers)
+    iterator = first(feature.torchs(loader, reason.text, hook.get_iterator) for feature in features)
+    if iterator is None:
+        iterator = hook.fall_back()
     if notes.of(loader) is not before:
         # An inner hook has noted this iterator.
         return iterator
@@ -114,7 +119,7 @@ def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
         made = without_workers.SingleProcessIterator(loader, wrap)
         notes.note(loader, made, "single-process", _NO_WORKERS)
         return made
-    features = _features_of(loader, options, hook, Setup("single-process"))
+    features = _features_of(loader, options, hook, "single-process")
     made = without_workers.IteratorWithOptions(loader, _worker_options_of(features), features)
     _note(loader, made, "single-process", _NO_WORKERS, features)
     return made
@@ -131,8 +136,8 @@ def _worker_options_of(features: Iterable[Feature]) -> Sequence[WorkerOption]:
 
 def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: WorkerKind, hook: Hook) -> Any:
     """Returns an iterator with workers, or the reason why torch's loader must run whole."""
+    features = _features_of(loader, options, hook, kind.path, workers, workers)
     setup = Setup(kind.path, workers, workers)
-    features = _features_of(loader, options, hook, setup)
     for feature in features:
         setup = feature.setup(setup)
     from ringloader._core.with_workers import WorkersIterator

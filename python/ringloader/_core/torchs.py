@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ringloader._core import pausing
-from ringloader._core.feature import Feature, chain
+from ringloader._core.feature import Feature, chain, first
 from ringloader._core.pausing import Pausing
+from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
     from ringloader._torch.protocols import TorchLoader
@@ -76,7 +77,9 @@ class TorchsIterator(Pausing):
         if self._noted is not None:
             self._noted.end_epoch(self._batches_returned)
         self._batches_returned = 0
-        self._iterator._reset(loader, first_iter)
+        given = loader, "it began the epoch before", hook.beneath(internals.Loader._get_iterator)
+        if first(feature.torchs(*given, self._iterator) for feature in self._features) is None:
+            self._iterator._reset(loader, first_iter)
         self._put_stages()
         for feature in self._features:
             feature.begun(loader, self)

@@ -50,6 +50,7 @@ _WITH_WORKERS = (
 )
 _WITHOUT_WORKERS = ("__init__", "_next_index", "_next_data")
 _DATALOADER = torch_dataloader.__name__
+_GET_ITERATOR = "torch.utils.data.DataLoader._get_iterator"
 # Functions that do what torch's do, in the place of torch's: the part, and the module that puts it there.
 _KNOWN = {
     ("_BaseDataLoaderIter.__init__", "speechbrain.dataio.dataloader"),
@@ -208,6 +209,17 @@ def _replaced_part(loader: TorchLoader, get_iterator: Any) -> str | None:
     return None
 
 
+def reason_against_reading(loader: TorchLoader, get_iterator: Any) -> str | None:
+    """Returns the reason why torch's own loader may read the sampler in another way than ours, or None."""
+    name = "_MultiProcessingDataLoaderIter" if loader.num_workers else "_SingleProcessDataLoaderIter"
+    cls = getattr(torch_dataloader, name)
+    if not (isinstance(cls, type) and issubclass(cls, internals.BaseIterator)):
+        return f"{_replaced(f'{_DATALOADER}.{name}', cls)}, which may read the sampler in another way"
+    if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
+        return f"{_replaced(_GET_ITERATOR, get_iterator)}, which may read the sampler in another way"
+    return _RECOVERS if _recovers(loader) else None
+
+
 def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:
     parts = [
         get_iterator,
@@ -235,7 +247,7 @@ def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: An
     if found is not cls or of_that_name != [cls]:
         return _replaced(f"{_DATALOADER}.{name}", found)
     if not internals.is_torchs_own(get_iterator, "DataLoader._get_iterator"):
-        return _replaced("torch.utils.data.DataLoader._get_iterator", get_iterator)
+        return _replaced(_GET_ITERATOR, get_iterator)
     base: Any = internals.BaseIterator
     found = getattr(torch_dataloader, "_BaseDataLoaderIter", None)
     if found is not base:

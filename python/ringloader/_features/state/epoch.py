@@ -30,7 +30,7 @@ class Epoch:
 
     Args:
         begun: The epoch's beginning, or the state from which it goes on.
-        iterator: The iterator, which the epoch does not keep alive; None: there is none yet.
+        iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
         dataset: The states of the dataset, if it may have any.
         seed: The seed of the workers, which the iterator then does not draw.
         why_not: The reason why the epoch has no state.
@@ -50,9 +50,11 @@ class Epoch:
         self.given_seed = seed
         # Records what is read and handed out; None where workers' batches are counted.
         self.ledger: _native.Ledger | None = None
-        self._iterator = None if iterator is None else weakref.ref(iterator)
+        self._iterator: weakref.ref[Any] | None = None
         # The loader whose epoch this is. A dataset may refer to its loader, and both are freed.
         self.loader: weakref.ref[TorchLoader] | None = None
+        if iterator is not None:
+            self.attach(iterator)
         self._resumes = begun.has_begun
         self._is_finished = False
         # Counts bad samples; None: there are none.
@@ -74,6 +76,10 @@ class Epoch:
     def is_drawn(self) -> bool:
         """True if the epoch resumes, and has drawn all that ``iter`` draws. An order is drawn again."""
         return self._resumes and self.ledger is None
+
+    def attach(self, iterator: OurIterator) -> None:
+        """Makes this the epoch of an iterator, whose ``_batches_returned`` says what the caller has."""
+        self._iterator = weakref.ref(iterator)
 
     def returned(self) -> int:
         """Returns the number of batches that ``next`` has returned. A call that still runs does not count."""
@@ -170,7 +176,7 @@ class SampledEpoch(Epoch):
 
     Args:
         begun: The epoch's beginning, or the state from which it goes on.
-        iterator: The iterator, which the epoch does not keep alive.
+        iterator: The iterator, which the epoch does not keep alive; None: another one is attached later.
         order: The order of its samples.
         dataset: The states of the dataset, if it may have any.
         seed: The seed of the workers, if the iterator does not draw it.
@@ -181,7 +187,7 @@ class SampledEpoch(Epoch):
     def __init__(
         self,
         begun: Saved,
-        iterator: OurIterator,
+        iterator: OurIterator | None,
         order: NativeOrder | ReadOrder,
         dataset: DatasetState | None,
         seed: int | None,

@@ -10,19 +10,20 @@ import torch
 
 from ringloader._core import epochs
 from ringloader._core.feature import Feature, Setup, Stage
-from ringloader._features.state import dataset_state, saved
+from ringloader._features.state import dataset_state, saved, torchs
 from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch
 from ringloader._features.state.order import NativeOrder
 from ringloader._features.state.reading import ReadOrder
 from ringloader._features.state.saved import Saved
 from ringloader._features.state.snapshots import Snapshots
+from ringloader._features.state.torchs import TorchsEpoch
 from ringloader._log import logger
 from ringloader._sources import samplers
 from ringloader._torch import select_path
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
-    from ringloader._torch.protocols import TorchLoader
+    from ringloader._torch.protocols import TorchIterator, TorchLoader
 
 # The attribute of a loader with the epoch that began last.
 _EPOCH = "_ringloader_epoch"
@@ -108,10 +109,39 @@ class State(Feature):
         self._planned = _planned(loader, iterator, number, loaded, are_same, self._option)
         return self._planned
 
-    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:  # noqa: ARG002
+    def torchs(
+        self, loader: TorchLoader, reason: str, get_iterator: Any, iterator: TorchIterator | None = None
+    ) -> Any:
+        """Makes torch's own iterator, or begins another epoch of it. None: the epoch has no state.
+
+        Raises:
+            RuntimeError: If the epoch was to go on from a state, and cannot.
+        """
+        self._planned = None
+        loaded, why_not = loaded_of(loader), torchs.why_not(loader, get_iterator)
+        if why_not is not None and loaded is not None:
+            raise RuntimeError(
+                f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
+                f"{why_not}; to start the epoch over, make a new loader and load no state"
+            )
+        if why_not is not None:
+            why_not = f"torch's own loader runs: {reason}; {why_not}"
+            _set_last_epoch(loader, Epoch(Saved("", fingerprint=None), None, why_not=why_not))
+            return None
+        epoch = _planned(loader, None, epochs.next_of(loader), loaded, iterator is not None)
+        assert isinstance(epoch, TorchsEpoch)
+        if iterator is None:
+            iterator = epoch.make(loader, get_iterator)
+        else:
+            epoch.reset(loader, iterator)
+        self._planned = epoch
+        return iterator
+
+    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:
         """Makes the loader's state that of the epoch, and no loaded one any more."""
         epoch = self._epoch = self._planned
         if epoch is not None:
+            epoch.attach(iterator)
             # In this order: another thread that asks finds the loaded state, or that of this epoch.
             _set_last_epoch(loader, epoch)
             vars(loader).pop(_LOADED, None)
@@ -121,54 +151,25 @@ class State(Feature):
             self._epoch.record_error(iterator, error)
 
 
-class NoState(Feature):
-    """The feature where torch's own loader runs, which does not say how far it is.
-
-    Args:
-        why: The reason why it runs.
-    """
-
-    def __init__(self, why: str) -> None:
-        self._why = f"torch's own loader runs: {why}"
-
-    def begin_epoch(self, loader: TorchLoader) -> None:
-        """Begins an epoch.
-
-        Raises:
-            RuntimeError: If it was to go on from a state.
-        """
-        if loaded_of(loader) is not None:
-            raise RuntimeError(
-                f"the state that was loaded cannot take effect: {self._why}; to start the epoch over, make a "
-                "new loader and load no state"
-            )
-
-    def begun(self, loader: TorchLoader, iterator: OurIterator) -> None:  # noqa: ARG002
-        _set_last_epoch(loader, Epoch(Saved("", fingerprint=None), None, why_not=self._why))
-
-
-def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> State | NoState:
-    """Returns the feature of states, whose first epoch begins."""
-    if setup.path != "torch":
-        return State(dataset_state.option_for(loader))
-    made = NoState(setup.reason)
-    made.begin_epoch(loader)
-    return made
+def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> State:
+    """Returns the feature of states. torch's own loader takes none of a dataset."""
+    return State(None if setup.path == "torch" else dataset_state.option_for(loader))
 
 
 def _planned(
     loader: TorchLoader,
-    iterator: OurIterator,
+    iterator: OurIterator | None,
     number: int,
     loaded: Saved | None,
     are_same: bool,
-    option: Snapshots | None,
+    option: Snapshots | None = None,
 ) -> SampledEpoch | StreamedEpoch:
     """Returns an epoch before anything is drawn for it. Until it has begun, the loader's state is as before.
 
     Args:
         loader: The loader.
-        iterator: Its iterator, which the epoch does not keep alive.
+        iterator: Its iterator, which the epoch does not keep alive; None: torch's own loader
+            runs, which knows no worker's state, and its iterator is attached later.
         number: The number of the epoch.
         loaded: The state from which it resumes; None: it begins.
         are_same: True if the workers are those of the epoch before.
@@ -184,12 +185,14 @@ def _planned(
             _set_last_epoch(loader, Epoch(begun, None))
     else:
         if option is None:
+            # torch's loader takes no state of a map-style dataset.
             loaded = loaded.but(workers=None)
         begun, order, seed = _resumed(loader, order, loaded, number, are_same)
     dataset = None if option is None else dataset_state.state_for(loader, option, begun, loaded is not None)
     if order is None:
         return StreamedEpoch(begun, iterator, dataset, seed)
-    return SampledEpoch(begun, iterator, order, dataset, seed)
+    kind = TorchsEpoch if iterator is None else SampledEpoch
+    return kind(begun, iterator, order, dataset, seed)
 
 
 def _last_epoch(loader: TorchLoader) -> Epoch | None:
