@@ -375,6 +375,9 @@ def test_causes_are_kept_as_text_alone(workers: int) -> None:
     loader = DataLoader(Caused(), None, on_error="skip", sampler=[1], max_errors=0, num_workers=workers)
     with pytest.raises(OSError, match="bad") as raised:
         list(loader)
+    assert raised.value.__traceback__ is not None
+    (bad,) = loader.errors
+    assert (type(bad.error), bad.error.args, bad.error.__traceback__) == (OSError, ("bad",), None)
     said = str(raised.value) + "".join(raised.value.__notes__)
     assert "KeyError: 'its cause'" in said and "max_errors=0" in said
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import ringloader._native as _native
 from ringloader._core.feature import Feature, Setup
@@ -23,7 +23,7 @@ from ringloader._core.make import needed_by
 from ringloader._data.array_dataset import ArrayDataset
 from ringloader._features.auto import auto_of
 from ringloader._features.devices import resolve
-from ringloader._features.dispatch import Dispatch, check_rates
+from ringloader._features.dispatch import datapipes
 from ringloader._features.report import asked as asked
 from ringloader._features.report import report
 from ringloader._features.rules import THREAD, About, Facts, broken, checked_when, raise_first
@@ -198,8 +198,8 @@ def construct(
         torchs |= arguments_for(loader, options, options.changed, workers)
     dataset = arguments["dataset"]
     # Not `isinstance`, which takes longer.
-    if Dispatch in type(dataset).__mro__ and isinstance(many := torchs.get("num_workers", 0), int):
-        check_rates(dataset, many, torchs.get("in_order", True))
+    if IterableDataset in type(dataset).__mro__:
+        dataset = datapipes.translated(dataset, torchs)
     init(dataset, **torchs)
     if options.changed or not _native.SUPPORTED:
         check_made(loader, options)

@@ -58,8 +58,8 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         self._passes: tuple[_Pass, ...] = ()
         # True if there are as many items as the source has.
         self._keeps_count = True
-        # True if a pass may drop items, so that workers take them at different rates.
-        self._drops = False
+        # The name of a pass that may drop items, so that workers take them at different rates; None without.
+        self._uneven: str | None = None
         # The key with which a worker finds what its dispatching process sends, also for a copy or a pickle.
         self._key = uuid.uuid4().hex
 
@@ -75,7 +75,7 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         """
         _check_callable("filter", fn)
         one = functools.partial(filter, functools.partial(_called, "filter", fn))
-        return self._with(one, keeps_count=False, drops=True)
+        return self._with(one, keeps_count=False, uneven="filter()")
 
     def batch(self, n: int, *, drop_last: bool = False) -> Self:
         """Returns a `Dispatch` whose workers make a list of each ``n`` successive items.
@@ -90,11 +90,11 @@ class Dispatch(torch.utils.data.IterableDataset[Any]):
         _check_count("n", n)
         return self._with(functools.partial(_Batches, n=n, drop_last=drop_last), keeps_count=False)
 
-    def _with(self, one: _Pass, *, keeps_count: bool = True, drops: bool = False) -> Self:
+    def _with(self, one: _Pass, *, keeps_count: bool = True, uneven: str | None = None) -> Self:
         made = copy.copy(self)
         made._passes = (*self._passes, one)
         made._keeps_count = self._keeps_count and keeps_count
-        made._drops = self._drops or drops
+        made._uneven = self._uneven or uneven
         made._key = uuid.uuid4().hex
         return made
 
@@ -129,11 +129,11 @@ def check_rates(dataset: Dispatch, workers: int, in_order: bool) -> None:
     Raises:
         ValueError: If the dataset may drop items. A full worker would keep an item from one that needs it.
     """
-    if not dataset._drops or not are_in_turn(workers, in_order):
+    if dataset._uneven is None or not are_in_turn(workers, in_order):
         return
     remedy = "pass in_order=False" if internals.counts_tasks_per_worker() else "use one worker"
     raise ValueError(
-        f"a Dispatch with filter() and in_order={in_order} do not go together with {workers} "
+        f"a Dispatch with {dataset._uneven} and in_order={in_order} do not go together with {workers} "
         "workers: each may need another number of items for a batch, and they would wait for each other; "
         f"{remedy}, or filter in the source"
     )

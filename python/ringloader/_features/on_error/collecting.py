@@ -146,6 +146,8 @@ class Collecting(Feature):
         """The error to raise for the bad sample at this place of the list, in torch's words."""
         bad = self._bad[at]
         if bad.worker_id is None:
+            # An error that is raised gets frames, which the list must not keep.
+            self._bad[at] = dataclasses.replace(bad, error=_unpacked(packed(bad)).error)
             bad.error.add_note(f"Original {bad.traceback}")
             bad.error.add_note(note)
             return bad.error
