@@ -19,14 +19,14 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_899,
-    "modules of the package": 171,
-    "lines of the core": 4_208,
-    "lines of `_features/state`": 1_403,
-    "lines of another feature": 895,
+    "lines of the package": 18_026,
+    "modules of the package": 173,
+    "lines of the core": 4_228,
+    "lines of `_features/state`": 1_493,
+    "lines of another feature": 893,
     "pairs of features": 4,
     "modules in one folder": 11,
-    "lines of Rust": 23_178,
+    "lines of Rust": 23_174,
     "files of the binding": 74,
     "lines that make code at run time": 2,
 }
