@@ -363,6 +363,25 @@ class Caused(Dataset[Any]):
         return index
 
 
+class OwnCauses(IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return map(number_or_error, range(3))
+
+
+def number_or_error(number: int) -> int:
+    if number == 1:
+        error = OSError("bad")
+        raise error from error
+    return number
+
+
+@WORKERS
+def test_an_error_that_is_its_own_cause(workers: int) -> None:
+    loader = DataLoader(OwnCauses(), None, num_workers=workers, on_error="skip")
+    assert list(loader) == [0, 2]
+    assert listed(loader) == [(1, "bad", "skipped")]
+
+
 @WORKERS
 def test_causes_are_kept_as_text_alone(workers: int) -> None:
     loader = DataLoader(Caused(), 1, on_error="skip", sampler=[0, 1], num_workers=workers)

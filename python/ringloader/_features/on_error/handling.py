@@ -309,8 +309,10 @@ def _has_ended_a_generator(error: BaseException | None, outer: BaseException | N
 
     A generator of a single call is gone. If one is kept, it cannot be known whether it had more to give.
     """
-    tracebacks, at = [], error
-    while at is not None and at is not outer:
+    tracebacks, at, seen = [], error, {id(outer)}
+    # An error may be its own cause.
+    while at is not None and id(at) not in seen:
+        seen.add(id(at))
         tracebacks.append(at.__traceback__)
         at = at.__cause__ or at.__context__
     frames = (frame.f_code for one in tracebacks for frame, _ in traceback.walk_tb(one))
