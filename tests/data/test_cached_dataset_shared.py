@@ -79,7 +79,6 @@ def test_threads_that_want_one_sample_at_once_all_get_it():
         assert all(label == 0 for _, label in pool.map(cached.__getitem__, [0] * 3))
     stats = cached.stats()
     assert (stats["items"], stats["misses"]) == (1, 3)
-    assert cached._samples.make(0, lambda _, is_mine: is_mine)
 
 
 class Mirrored(Rows):

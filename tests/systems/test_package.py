@@ -167,7 +167,7 @@ def test_a_cached_dataset_keeps_samples_in_its_process():
             cached[2]
     assert calls == [0, 2, 2]
     stats = cached.stats()
-    assert (stats["items"], stats["hits"], stats["misses"], stats["full"]) == (1, 3, 3, False)
+    assert (stats["items"], stats["hits"], stats["misses"], stats["full"]) == (1, 3, 1, False)
     assert copy.copy(cached).stats() == stats
     cached.clear()
     assert cached.stats()["items"] == 0 and int(cached[0]["sample"]) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import functools
 import operator
 import os
 from collections.abc import Callable, Iterable, Sized
@@ -98,8 +97,6 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         most = None if max_bytes is None else min(operator.index(max_bytes), _MOST_BYTES)
         self._opened = len(cast(Sized, dataset)), most, where, version
         self._samples = _open(*self._opened)
-        # Indices of samples that this process could not pickle, or unpickle.
-        self._refused: set[int] = set()
         for name in sorted(_OF_EPOCHS):
             if has_method(dataset, name):
                 kind = type(dataset).__name__
@@ -125,16 +122,14 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         at %= length
         sample = self._kept(at)
         if sample is _MISSING:
-            sample = self._make(at)
+            sample = self.dataset[at]
             if is_awaitable(sample):
                 return self._when_it_comes(at, sample)
+            sample = self._keep(at, sample)
         return sample if self.then is None else self.then(sample)
 
     async def _when_it_comes(self, index: int, coming: Any) -> Any:
-        sample = await coming
-        if index not in self._refused:
-            # Another may keep it meanwhile.
-            sample = self._samples.make(index, functools.partial(self._claimed, come=sample))
+        sample = self._keep(index, await coming)
         return sample if self.then is None else self.then(sample)
 
     def __getitems__(self, indices: Iterable[SupportsIndex]) -> list[Any]:
@@ -164,21 +159,15 @@ class CachedDataset(Dataset[_T], Generic[_T]):
         Raises:
             OSError: If the disk fails. After a crash of the machine the samples may then exist again.
         """
-        # In this order: an interrupt in between forgets no sample for good.
-        self._refused.clear()
         self._samples.clear()
 
     def _kept(self, index: int) -> Any:
         """Returns a copy of the sample that is kept, or ``_MISSING``."""
-        if index in self._refused:
-            return _MISSING
         try:
             return self._samples.get(index, _MISSING)
         except MemoryError:
             raise
         except Exception as error:
-            _raise_unless_it_fails_again(error, self._samples.get, index, _MISSING)
-            self._refused.add(index)
             path = self._opened[2]
             where = "" if path is None else f" in {path}"
             select_path.log_once(
@@ -189,47 +178,13 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             )
             return _MISSING
 
-    def _make(self, index: int) -> Any:
-        samples = self._samples
-        if index in self._refused:
-            return self._sample(index)
-        # Natively, so that no interrupt comes between a claim and its end.
-        return samples.make(index, self._claimed)
-
-    def _claimed(self, index: int, is_mine: bool | None, come: Any = _MISSING) -> Any:
-        """Returns the sample, which this thread keeps or another one does; None: it cannot be kept.
-
-        Args:
-            index: Its index.
-            is_mine: True if this thread keeps it.
-            come: The sample, if it has come already.
-        """
-        if is_mine is None:
-            return self._sample(index) if come is _MISSING else come
-        if is_mine:
-            # Another may have kept it between the look and the claim.
-            kept = self._kept(index)
-            if kept is not _MISSING:
-                return kept
-        sample = self._sample(index) if come is _MISSING else come
-        return sample if is_awaitable(sample) else self._copied(index, sample, is_mine)
-
-    def _sample(self, index: int) -> Any:
-        self._samples.count_miss()
-        return self.dataset[index]
-
-    def _copied(self, index: int, sample: Any, keeps: bool) -> Any:
+    def _keep(self, index: int, sample: Any) -> Any:
         """Returns a copy of the sample: another thread may be about to keep the dataset's own object."""
-        samples = self._samples
         try:
-            own, is_too_large = samples.put(index, sample, keeps)
+            own, is_too_large = self._samples.put(index, sample)
         except MemoryError:
             return sample
         except Exception as error:
-            _raise_unless_it_fails_again(error, samples.put, index, sample, keeps)
-            if keeps:
-                samples.refuse(index)
-            self._refused.add(index)
             kind = type(sample).__name__
             self._pass_on(
                 f"{index}, of type {kind}, cannot be pickled ({type(error).__name__}: {error})",
@@ -238,7 +193,7 @@ class CachedDataset(Dataset[_T], Generic[_T]):
             )
             return sample
         if is_too_large:
-            most = mib(samples.stats()[2])
+            most = mib(self._samples.stats()[2])
             self._pass_on(
                 f"{index} is larger than all that the cache may take, {most}; pass a larger max_bytes"
             )
@@ -355,15 +310,6 @@ def _check(dataset: object, max_bytes: object, version: object, then: object) ->
         raise ValueError(f"version has {length} bytes, more than {_LONGEST_VERSION}; pass a hash of it")
     if then is not None and not callable(then):
         raise TypeError(f"then must be callable, not {then!r}")
-
-
-def _raise_unless_it_fails_again(error: Exception, call: Callable[..., object], *arguments: object) -> None:
-    """Raises what a signal's handler has raised: then the same call goes well, and what it keeps is kept."""
-    try:
-        call(*arguments)
-    except Exception:
-        return
-    raise error
 
 
 def _path(path: object) -> str:

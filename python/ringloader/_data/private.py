@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any, Self
 
 # Without a `max_bytes`: what a process may keep. How much memory is left, no common way tells.
@@ -27,9 +27,6 @@ class PrivateSamples:
         self._pickles: dict[int, bytes] = {}
         self._nbytes = self._hits = self._misses = 0
         self._is_full = False
-        # Indices of samples that cannot be kept, and of samples that a thread is making.
-        self._refused: set[int] = set()
-        self._making: set[int] = set()
 
     def __len__(self) -> int:
         return self._length
@@ -43,49 +40,24 @@ class PrivateSamples:
             self._hits += 1
         return pickle.loads(found)
 
-    def make(self, index: int, made: Callable[[int, bool | None], Any]) -> Any:
-        """Returns ``made(index, is_mine)``: True for the thread that keeps it, None if it cannot be kept."""
-        with self._lock:
-            is_mine = None if index in self._refused else index not in self._making
-            if is_mine:
-                self._making.add(index)
-        try:
-            return made(index, is_mine)
-        finally:
-            if is_mine:
-                with self._lock:
-                    self._making.discard(index)
-
-    def put(self, index: int, sample: object, keeps: bool) -> tuple[Any, bool]:
+    def put(self, index: int, sample: object) -> tuple[Any, bool]:
         """Returns a copy of ``sample``, and True if it is too large to be kept. Keeps it if there is room."""
-        pickled = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
-        is_too_large = keeps and len(pickled) > self._most
-        if keeps:
-            with self._lock:
-                if self._nbytes + len(pickled) <= self._most:
-                    self._nbytes += len(pickled) - len(self._pickles.get(index, b""))
-                    self._pickles[index] = pickled
-                else:
-                    self._is_full = True
-            if is_too_large:
-                self.refuse(index)
-        return pickle.loads(pickled), is_too_large
-
-    def refuse(self, index: int) -> None:
-        """Notes that a sample cannot be kept."""
-        with self._lock:
-            self._refused.add(index)
-
-    def count_miss(self) -> None:
-        """Counts a sample that is made."""
         with self._lock:
             self._misses += 1
+        pickled = pickle.dumps(sample, pickle.HIGHEST_PROTOCOL)
+        is_too_large = len(pickled) > self._most
+        with self._lock:
+            used = self._nbytes + len(pickled) - len(self._pickles.get(index, b""))
+            if used <= self._most:
+                self._pickles[index], self._nbytes = pickled, used
+            elif not is_too_large:
+                self._is_full = True
+        return pickle.loads(pickled), is_too_large
 
     def clear(self) -> None:
         """Forgets all samples."""
         with self._lock:
             self._pickles.clear()
-            self._refused.clear()
             self._nbytes, self._is_full = 0, False
 
     def stats(self) -> tuple[int, int, int, int, int, bool]:

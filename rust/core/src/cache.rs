@@ -1,5 +1,4 @@
-//! Finds the samples that are kept in memory: a word for each sample of the dataset, and a few for the bytes that are
-//! used.
+//! Finds the samples that are kept in memory: a word for each sample of the dataset, and two for the bytes that are used.
 //!
 //! ```text
 //!   0       start             floor                               tail
@@ -7,8 +6,9 @@
 //! ```
 //!
 //! Each record is written after all others, and its bytes are never used again. So a reader that has begun finds the
-//! record, or after [`Table::clear`] bytes that are none. A word says where the record of its index begins, or that its
-//! sample cannot be kept; a place below `floor` says nothing, so one store clears all words.
+//! record, or after [`Table::clear`] bytes that are none. A word says where the record of its index begins; a place
+//! below `floor` says nothing, so one store clears all words. Of two that keep the record of one index at the same
+//! moment, the later one's is found.
 //!
 //! A process may die anywhere: what it had reserved is lost until the table is cleared, and nothing else.
 
@@ -18,64 +18,30 @@ use crate::sync::{AtomicU64, Ordering, acquire_unless, fence, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::{fault::fault, planted};
 
-/// Records begin at multiples of this, so the low bits of a word are free.
+/// Records begin at multiples of this.
 pub const ALIGN: u64 = 64;
-
-/// The bit of a word that says that its sample cannot be kept.
-const REFUSED: u64 = 1;
-
-/// The state of an index, as its word says it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SampleState {
-    /// Nothing is kept.
-    Missing,
-    /// The record begins there.
-    At(u64),
-    /// The sample cannot be kept.
-    Refused,
-}
-
-/// An index, and its word as it was seen.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
-    index: usize,
-    word: u64,
-}
 
 /// The table. All processes have the same words.
 ///
-/// INVARIANT: `floor` and `tail` are multiples of [`ALIGN`] that only grow from the same place, and `floor <= tail`. Each range is reserved
-/// once. `floor` was the tail once, so no range lies on both sides of it.
+/// INVARIANT: `floor` and `tail` are multiples of [`ALIGN`] that only grow from the same place, and `floor <= tail`.
+/// Each range is reserved once. `floor` was the tail once, so no range lies on both sides of it.
 #[derive(Debug)]
 pub struct Table<'a> {
     /// The end of what was reserved.
     pub tail: &'a AtomicU64,
     /// The end of what was cleared.
     pub floor: &'a AtomicU64,
-    /// The tail at which a sample last had no room, and one more.
-    pub full: &'a AtomicU64,
     /// The word of each index.
     pub words: &'a [AtomicU64],
 }
 
 impl Table<'_> {
-    /// Returns the state of an index, and what says it.
+    /// Returns where the record of an index begins, if one is kept.
     #[must_use]
-    pub fn look(&self, index: usize) -> (SampleState, Seen) {
+    pub fn look(&self, index: usize) -> Option<u64> {
         // ORDERING there: a record that the word names is whole.
-        let word = self.words[index].load(acquire_unless("there_load_relaxed"));
-        (self.state_of(word), Seen { index, word })
-    }
-
-    fn state_of(&self, word: u64) -> SampleState {
-        let place = word & !(ALIGN - 1);
-        if place < self.floor() || word == 0 {
-            SampleState::Missing
-        } else if word & REFUSED != 0 {
-            SampleState::Refused
-        } else {
-            SampleState::At(place)
-        }
+        let at = self.words[index].load(acquire_unless("there_load_relaxed"));
+        (at != 0 && at >= self.floor()).then_some(at)
     }
 
     /// Reserves `len` bytes, if no more than `bound` are used then. `None`: there is no room.
@@ -88,7 +54,6 @@ impl Table<'_> {
             let at = self.tail.load(Ordering::Relaxed);
             let end = at.checked_add(len)?;
             if end.saturating_sub(self.floor()) > bound {
-                self.record_full();
                 return None;
             }
             planted!("reserved_by_store" => { self.tail.store(end, Ordering::Relaxed); return Some(at) });
@@ -99,70 +64,28 @@ impl Table<'_> {
         }
     }
 
-    /// Notes that a sample had no room.
-    pub fn record_full(&self) {
-        self.full.store(self.tail.load(Ordering::Relaxed) + 1, Ordering::Relaxed);
-    }
-
-    /// Gives the bytes back that were reserved last, if nothing was reserved since.
-    pub fn unreserve(&self, at: u64, len: u64) {
-        let end = at + len.next_multiple_of(ALIGN);
-        let _ = self.tail.compare_exchange(end, at, Ordering::Relaxed, Ordering::Relaxed);
-    }
-
-    /// Makes a record that is written the one of the index that was seen. `false`: another is, or the table was cleared
-    /// meanwhile; then no word names the record's bytes, and the caller gives them back to the system.
-    #[must_use]
-    pub fn publish(&self, seen: Seen, at: u64) -> bool {
+    /// Makes a record that is written the one of an index. If the table was cleared since its bytes were reserved, it
+    /// is none.
+    pub fn publish(&self, index: usize, at: u64) {
         failpoint("sample-written");
-        let word = &self.words[seen.index];
         // ORDERING there: the record is whole before the word names it.
-        let order = release_unless("there_relaxed");
-        planted!("published_by_store" => { word.store(at, order); return true });
-        if word.compare_exchange(seen.word, at, order, Ordering::Relaxed).is_err() {
-            return false;
-        }
+        self.words[index].store(at, release_unless("there_relaxed"));
         failpoint("sample-published");
-        // A table that is cleared gives back what lies below its floor after it has raised the floor. A lock of the
-        // system orders that with the writing of the record: whichever comes later sees what the other has done.
-        fault("cleared_bytes_ignored") || at >= self.floor()
     }
 
-    /// Notes that the sample of an index cannot be kept, unless its word has changed.
-    pub fn refuse(&self, seen: Seen) {
-        self.replace(seen, self.tail.load(Ordering::Relaxed) | REFUSED);
-    }
-
-    /// Forgets a record that was found damaged.
-    pub fn forget(&self, seen: Seen) {
-        self.replace(seen, 0);
-    }
-
-    fn replace(&self, seen: Seen, word: u64) {
-        let order = Ordering::Relaxed;
-        let _ = self.words[seen.index].compare_exchange(seen.word, word, order, order);
-    }
-
-    /// Forgets all records. Returns the range of their bytes, which the caller gives back to the system after this.
+    /// Forgets all records. Returns the end of their bytes, which the caller gives back to the system after this.
     #[expect(
         clippy::disallowed_methods,
         reason = "what it orders are plain bytes, which ThreadSanitizer does not judge by fences"
     )]
-    pub fn clear(&self) -> std::ops::Range<u64> {
-        // One step further: what was noted at the tail lies below the floor.
-        let end = self.tail.fetch_add(ALIGN, Ordering::Relaxed) + ALIGN;
-        let start = self.floor.fetch_max(end, Ordering::Relaxed);
+    pub fn clear(&self) -> u64 {
+        let end = self.tail.load(Ordering::Relaxed);
+        self.floor.fetch_max(end, Ordering::Relaxed);
         // ORDERING floor: a call of the system is no fence. Without this one, a weakly ordered machine may show that the
         // bytes are gone before it shows the floor.
-        planted!("raised_without_fence" => return start..end.max(start));
+        planted!("raised_without_fence" => return end);
         fence(Ordering::Release);
-        start..end.max(start)
-    }
-
-    /// True if what lies there was cleared.
-    #[must_use]
-    pub fn is_cleared(&self, at: u64) -> bool {
-        at < self.floor()
+        end
     }
 
     /// True if a record that was read may have been cleared before its last byte was read.
@@ -175,28 +98,15 @@ impl Table<'_> {
         // ORDERING floor: whoever read a byte that was given back finds the floor that was raised before. The thread
         // that had the fault, which the system orders with the giving back, may be another one of this process: it
         // proves nothing.
-        planted!("looked_without_fence" => return self.is_cleared(at));
+        planted!("looked_without_fence" => return at < self.floor());
         fence(Ordering::Acquire);
-        self.is_cleared(at)
+        at < self.floor()
     }
 
-    /// Bytes of records, with what was lost by deaths.
+    /// Bytes of records, with what was lost.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.tail.load(Ordering::Relaxed).saturating_sub(self.floor())
-    }
-
-    /// True if a sample had no room since the table was cleared.
-    #[must_use]
-    pub fn is_full(&self) -> bool {
-        self.full.load(Ordering::Relaxed) > self.floor()
-    }
-
-    /// Existing records of the indices in a range.
-    #[must_use]
-    pub fn items(&self, range: std::ops::Range<usize>) -> usize {
-        let words = self.words[range].iter().map(|word| self.state_of(word.load(Ordering::Relaxed)));
-        words.filter(|state| matches!(state, SampleState::At(_))).count()
     }
 
     fn floor(&self) -> u64 {

@@ -11,7 +11,7 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::mappings::map;
+use super::mapping::map;
 use super::shared_file::SharedFile;
 use crate::error::{Error, Result};
 

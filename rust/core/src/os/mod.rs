@@ -7,7 +7,6 @@
 //! | [`frozen`] | one memfd, written once and then only read |
 //! | [`shared_file`] | a file that other processes have too, read and written by system calls |
 //! | [`word_file`] | a file in memory of which words are atomics, and whose other bytes are read and written |
-//! | `mappings` | a file in memory that grows; the part in use is mapped |
 //! | [`record_lock`] | locks on single bytes of a file, which end with their process |
 //! | [`clock`] | clocks |
 //! | [`memory`] | what the machine has left |
@@ -25,8 +24,8 @@ pub mod eventfd;
 pub mod fd_passing;
 #[allow(unsafe_code, reason = "maps memory that nobody writes to, and refers to it")]
 pub mod frozen;
-#[allow(unsafe_code, reason = "maps a file, and copies from the mappings")]
-mod mappings;
+#[allow(unsafe_code, reason = "maps a file")]
+mod mapping;
 pub mod memory;
 pub(crate) mod page;
 #[allow(unsafe_code, reason = "handles a signal, and has a timer kill the process")]

@@ -16,20 +16,6 @@ const MAKING: i64 = i64::MAX - 1;
 /// The byte that is locked while something is added to a file.
 const ADDING: i64 = i64::MAX - 2;
 
-/// Tries to lock a byte for this process. `false`: another process has it.
-///
-/// Some network file systems have no locks: then every process gets the byte.
-#[must_use]
-pub fn try_lock(fd: BorrowedFd<'_>, byte: u64) -> bool {
-    let found = lock(fd, libc::F_SETLK, libc::F_WRLCK, byte.cast_signed());
-    !matches!(found, Err(Errno::ACCESS | Errno::AGAIN))
-}
-
-/// Unlocks a byte that this process has locked.
-pub fn unlock(fd: BorrowedFd<'_>, byte: u64) {
-    let _ = lock(fd, libc::F_SETLK, libc::F_UNLCK, byte.cast_signed());
-}
-
 /// A lock that is held for as long as this lives.
 #[derive(Debug)]
 pub struct Held<'a> {
@@ -91,11 +77,12 @@ mod tests {
     #[test]
     fn a_process_has_its_own_locks_and_an_open_file_does_not() {
         let one = crate::os::memfd("test").unwrap();
-        assert!(try_lock(one.as_fd(), 7) && try_lock(one.as_fd(), 7), "all threads have it");
-        unlock(one.as_fd(), 7);
-        let making = Held::making(&one).unwrap();
-        assert!(!try_lock(one.as_fd(), MAKING as u64), "the two kinds exclude each other");
-        drop(making);
-        assert!(try_lock(one.as_fd(), MAKING as u64));
+        let adding = [(); 2].map(|()| Held::adding(one.as_fd()));
+        let is_locked = || lock(one.as_fd(), libc::F_OFD_SETLK, libc::F_WRLCK, ADDING).is_err();
+        assert!(is_locked(), "all threads have it, and the two kinds exclude each other");
+        drop(adding);
+        assert!(!is_locked());
+        let _making = Held::making(&one).unwrap();
+        assert!(lock(one.as_fd(), libc::F_SETLK, libc::F_WRLCK, MAKING).is_err());
     }
 }

@@ -15,7 +15,7 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{Advice, MapFlags, ProtFlags};
 
-use super::mappings::map;
+use super::mapping::map;
 use super::page::page_size;
 use crate::error::{Error, Result};
 use crate::sync::AtomicU64;

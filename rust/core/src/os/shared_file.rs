@@ -1,7 +1,6 @@
 //! A file that other processes have too, by its descriptor: read and written by system calls, which can say no.
 
 use std::mem::MaybeUninit;
-use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{FallocateFlags, FileType, SeekFrom};
@@ -140,28 +139,14 @@ impl SharedFile {
         rustix::fs::fdatasync(self.fd()?).map_err(|errno| Error::os("fdatasync", errno))
     }
 
-    /// Returns the parts of a range that are no holes, in order: all of it where the file system does not know.
+    /// Returns where the next bytes lie that are no hole, from `at` on: `at` where the file system does not know.
     #[must_use]
-    pub fn parts_with_data(&self, range: Range<u64>) -> Vec<Range<u64>> {
-        let (mut found, mut at) = (Vec::new(), range.start);
-        while let Ok(fd) = self.fd()
-            && at < range.end
-        {
-            match rustix::fs::seek(fd, SeekFrom::Data(at)) {
-                Ok(start) if start < range.end => {
-                    let end =
-                        rustix::fs::seek(fd, SeekFrom::Hole(start)).map_or(range.end, |at| at.min(range.end));
-                    found.push(start..end);
-                    at = end;
-                }
-                Ok(_) | Err(Errno::NXIO) => break,
-                Err(_) => {
-                    found.push(at..range.end);
-                    break;
-                }
-            }
+    pub fn next_data(&self, at: u64) -> u64 {
+        match self.fd().map(|fd| rustix::fs::seek(fd, SeekFrom::Data(at))) {
+            Ok(Ok(found)) => found,
+            Ok(Err(Errno::NXIO)) => u64::MAX,
+            Ok(Err(_)) | Err(_) => at,
         }
-        found
     }
 
     /// Bytes that the file system has left for this user, and whether its files are memory.
@@ -223,13 +208,10 @@ mod tests {
         let page = page_size();
         file.truncate(1 << 40).unwrap();
         file.write_at(b"x", 3 * page + 7).unwrap();
-        file.write_at(b"x", 1 << 39).unwrap();
-        assert_eq!(file.parts_with_data(0..1 << 40), [3 * page..4 * page, 1 << 39..(1 << 39) + page]);
         assert_eq!(
-            file.parts_with_data(3 * page + 9..3 * page + 20).first(),
-            Some(&(3 * page + 9..3 * page + 20))
+            [0, 3 * page + 9, 4 * page].map(|at| file.next_data(at)),
+            [3 * page, 3 * page + 9, u64::MAX]
         );
-        assert_eq!(file.parts_with_data(0..page), []);
     }
 
     #[test]

@@ -1,8 +1,10 @@
 //! A file in memory of which the first words are mapped as atomics. Bytes after them are written by system calls, and
-//! read from mappings.
+//! may be mapped to be read: by system calls, which look every page up, that takes three times as long. Mapped memory
+//! that was read counts as each reader's own in what the system says of a process, though it exists once.
 //!
-//! INVARIANT: `base .. base + 8 * count` is one shared mapping of a memfd that is sealed against shrinking, and has that
-//! many bytes, for as long as the `WordFile` lives.
+//! INVARIANT: `base .. base + mapped` is one shared mapping of a memfd that is sealed against shrinking, and has
+//! `8 * count <= mapped` bytes, for as long as the `WordFile` lives. Bytes after the words are read only where the file
+//! has them, so no access raises SIGBUS.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -12,7 +14,8 @@ use rustix::fs::SealFlags;
 use rustix::io::Errno;
 use rustix::mm::{MapFlags, ProtFlags};
 
-use super::mappings::{Mappings, map};
+use super::mapping::map;
+use super::memory::address_space_left;
 use super::shared_file::SharedFile;
 use crate::error::{Error, Result};
 use crate::sync::AtomicU64;
@@ -22,9 +25,12 @@ use crate::sync::AtomicU64;
 pub struct WordFile {
     base: NonNull<AtomicU64>,
     count: usize,
+    mapped: usize,
     file: SharedFile,
-    mappings: Mappings,
 }
+
+/// Bytes of address space that are tried for what follows the words. What cannot be mapped is read by system calls.
+const FURTHER: [usize; 3] = [1 << 42, 1 << 38, 1 << 34];
 
 // SAFETY: shared memory has no thread of its own; all of it that is referred to is atomic.
 unsafe impl Send for WordFile {}
@@ -32,39 +38,45 @@ unsafe impl Send for WordFile {}
 unsafe impl Sync for WordFile {}
 
 impl WordFile {
-    /// Makes `count` words of zero, none of them resident.
+    /// Makes `count` words of zero, none of them resident. Maps what follows them, too, if `is_read`.
     ///
     /// # Errors
     /// [`Error::Os`] when the system refuses.
-    pub fn in_memory(name: &str, count: usize) -> Result<Self> {
+    pub fn in_memory(name: &str, count: usize, is_read: bool) -> Result<Self> {
         let file = SharedFile::new(super::memfd(name)?)?;
         let len =
             count.checked_mul(size_of::<AtomicU64>()).ok_or_else(|| Error::os("ftruncate", Errno::FBIG))?;
         file.truncate(len as u64)?;
         rustix::fs::fcntl_add_seals(file.fd()?, SealFlags::SHRINK)
             .map_err(|errno| Error::os("sealing the memfd", errno))?;
-        Self::over(file, count)
+        Self::over(file, count, is_read)
     }
 
-    /// Maps the first `count` words of the memory of another process.
+    /// Maps the first `count` words of the memory of another process, and what follows them, if `is_read`.
     ///
     /// # Errors
     /// [`Error::Corrupt`] when it has fewer, or can shrink, [`Error::Os`] when the system refuses.
-    pub fn map(fd: OwnedFd, count: usize) -> Result<Self> {
+    pub fn map(fd: OwnedFd, count: usize, is_read: bool) -> Result<Self> {
         let file = SharedFile::new(fd)?;
         let seals = rustix::fs::fcntl_get_seals(file.fd()?).unwrap_or(SealFlags::empty());
         let len = file.size()?;
         if !seals.contains(SealFlags::SHRINK) || (count as u64).checked_mul(8).is_none_or(|end| end > len) {
             return Err(Error::Corrupt(format!("the descriptor is no sealed memory of {count} words")));
         }
-        Self::over(file, count)
+        Self::over(file, count, is_read)
     }
 
-    fn over(file: SharedFile, count: usize) -> Result<Self> {
-        let (len, protection) = (count * size_of::<AtomicU64>(), ProtFlags::READ | ProtFlags::WRITE);
-        let flags = MapFlags::SHARED | MapFlags::NORESERVE;
-        let base = map(file.fd()?, 0, len, protection, flags)?.cast();
-        Ok(Self { base, count, file, mappings: Mappings::new() })
+    fn over(file: SharedFile, count: usize, is_read: bool) -> Result<Self> {
+        let words = count * size_of::<AtomicU64>();
+        let mapped = |further| {
+            let (len, flags) = (words.saturating_add(further), MapFlags::SHARED | MapFlags::NORESERVE);
+            Ok((map(file.fd()?, 0, len, ProtFlags::READ | ProtFlags::WRITE, flags)?.cast(), len))
+        };
+        // A bound of the address space would be filled by what is hardly used.
+        let further = if is_read && address_space_left().is_none() { &FURTHER[..] } else { &[] };
+        let all = further.iter().find_map(|&further| mapped(further).ok());
+        let (base, mapped) = all.map_or_else(|| mapped(0), Ok)?;
+        Ok(Self { base, count, mapped, file })
     }
 
     /// The words. Other processes may change any of them at any time.
@@ -94,13 +106,19 @@ impl WordFile {
     /// # Errors
     /// [`Error::Os`] when other code has closed the descriptor and the bytes were not mapped before.
     pub fn read_at<'a>(&self, into: &'a mut [MaybeUninit<u8>], at: u64) -> Result<&'a mut [u8]> {
-        if self.file.had(at, into.len() as u64)?
-            // SAFETY: the file is at least so long, and is sealed; `fd` is that file's, or there is no mapping yet and
-            // an error.
-            && unsafe { self.mappings.copy_out(|| self.file.fd(), into, at) }
-        {
+        let len = into.len();
+        if at.saturating_add(len as u64) <= self.mapped as u64 && self.file.had(at, len as u64)? {
+            let bytes = into.as_mut_ptr().cast::<u8>();
+            // SAFETY: mapped, and the file has them, which cannot shrink. Nobody writes to what was written; where it is
+            // given back to the system meanwhile, the bytes are zero, and any byte is valid.
+            unsafe {
+                self.base
+                    .cast::<u8>()
+                    .add(at as usize)
+                    .copy_to_nonoverlapping(NonNull::new_unchecked(bytes), len)
+            };
             // SAFETY: all of it was written.
-            return Ok(unsafe { std::slice::from_raw_parts_mut(into.as_mut_ptr().cast(), into.len()) });
+            return Ok(unsafe { std::slice::from_raw_parts_mut(bytes, len) });
         }
         self.file.read_at(into, at)
     }
@@ -109,7 +127,7 @@ impl WordFile {
 impl Drop for WordFile {
     fn drop(&mut self) {
         // SAFETY: the mapping is ours, and references into it borrow `self`.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.count * size_of::<AtomicU64>()) };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.mapped) };
     }
 }
 
@@ -120,17 +138,21 @@ mod tests {
 
     #[test]
     fn words_and_bytes_are_shared() {
-        let one = WordFile::in_memory("test", 600).unwrap();
+        let one = WordFile::in_memory("test", 600, true).unwrap();
         let fd = || one.file().fd().unwrap().try_clone_to_owned().unwrap();
-        let other = WordFile::map(fd(), 600).unwrap();
+        let [other, unmapped] = [true, false].map(|is_read| WordFile::map(fd(), 600, is_read).unwrap());
+        assert_eq!(unmapped.mapped, 4800);
         one.words()[599].store(7, Ordering::Relaxed);
         assert_eq!(other.words()[599].load(Ordering::Relaxed), 7);
         one.file().write_at(b"sample", 8192).unwrap();
-        let mut into = [MaybeUninit::uninit(); 6];
-        assert_eq!(other.read_at(&mut into, 8192).unwrap(), b"sample");
-        assert_eq!(other.read_at(&mut into, 8194).unwrap(), b"mple");
-        assert!(matches!(WordFile::map(fd(), 1 << 20), Err(Error::Corrupt(_))), "it is shorter");
-        assert!(matches!(WordFile::map(crate::os::memfd("test").unwrap(), 0), Err(Error::Corrupt(_))));
+        for file in [other, unmapped] {
+            let mut into = [MaybeUninit::uninit(); 6];
+            assert_eq!(file.read_at(&mut into, 8192).unwrap(), b"sample");
+            assert_eq!(file.read_at(&mut into, 8194).unwrap(), b"mple");
+            assert_eq!(file.read_at(&mut into, u64::MAX).ok(), None);
+        }
+        assert!(matches!(WordFile::map(fd(), 1 << 20, true), Err(Error::Corrupt(_))), "it is shorter");
+        assert!(matches!(WordFile::map(crate::os::memfd("test").unwrap(), 0, true), Err(Error::Corrupt(_))));
         assert!(one.file().truncate(8).is_err(), "it cannot shrink");
     }
 }

@@ -9,15 +9,12 @@
 //!   mapped   mapped   written by pwrite; read from a mapping
 //! ```
 //!
-//! - **Publishing.** The word of an index says that nothing is kept, where the record begins, or that the sample cannot
-//!   be kept. One store of it publishes the record, after `pwrite` has returned. In memory, places are never used again:
-//!   `clear` raises the floor, below which words count for nothing, and punches the bytes below it. A reader finds the
-//!   record that it began to read, or finds that it was cleared, and never another sample.
-//! - **Claims.** The right to make a sample is a lock of the process on the byte of the file whose number is the index,
-//!   and an entry in a set of the process for its threads. A claim is tried and never awaited: a thread that does not
-//!   get it makes the sample for itself and keeps none, so a dataset may read its own cache. A fork does not inherit
-//!   the locks, and they need no open file of their own. Closing any descriptor of the file drops them; then a sample
-//!   is made twice, and the second to publish gives its bytes back.
+//! - **Publishing.** The word of an index says that nothing is kept, or where the record begins. One store of it
+//!   publishes the record, after `pwrite` has returned. In memory, places are never used again: `clear` raises the
+//!   floor, below which words count for nothing, and punches the bytes below it. A reader finds the record that it
+//!   began to read, or finds that it was cleared, and never another sample.
+//! - **Nobody claims a sample.** Two that want one at the same moment both make it, and one record of it is found. So
+//!   nobody waits, and a dataset may read its own cache.
 //! - **No SIGBUS.** The memfd is sealed against shrinking, so it may be mapped: reading a large record by `pread` takes
 //!   three times as long. Nothing of a file with a name is mapped.
 //!
@@ -25,13 +22,12 @@
 //!
 //! | killed | left behind | repaired by |
 //! |---|---|---|
-//! | while it makes, writes or has written a sample, which no index names | its claim is gone, the bytes are lost | the next that wants the sample makes it; `clear` gives the bytes back |
+//! | while it writes or has written a sample, which no index names | the bytes are lost | `clear` gives them back |
 //! | while it makes a file of samples | a header that says so | the next that opens the file makes it |
 
 #![forbid(unsafe_code)]
 
 mod bound;
-mod claim;
 mod named;
 pub mod record;
 
@@ -39,10 +35,9 @@ use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use self::named::NamedFile;
-use crate::cache::{SampleState, Seen, Table};
+use crate::cache::Table;
 use crate::error::{Error, Result};
 use crate::os::page::page_size;
-use crate::os::record_lock;
 use crate::os::shared_file::SharedFile;
 use crate::os::word_file::WordFile;
 use crate::sync::{AtomicU64, Ordering};
@@ -50,7 +45,6 @@ use crate::testing::failpoint::failpoint;
 use crate::testing::fault::fault;
 
 pub use bound::Bound;
-pub use claim::Claim;
 pub use named::LONGEST_VERSION;
 
 const WORD: usize = 8;
@@ -59,7 +53,7 @@ const WORD: usize = 8;
 mod at {
     pub(super) const TAIL: usize = 0;
     pub(super) const FLOOR: usize = 16;
-    /// In memory, as the table has it; of a file with a name, 1 if a sample had no room.
+    /// 1 if a sample had no room since all were forgotten.
     pub(super) const FULL: usize = 32;
     pub(super) const HITS: usize = 48;
     pub(super) const MISSES: usize = 64;
@@ -80,8 +74,6 @@ pub struct Samples {
 #[derive(Debug)]
 pub struct RecordRef {
     index: usize,
-    /// The word in memory.
-    seen: Option<Seen>,
     at: u64,
     len: u64,
 }
@@ -128,7 +120,7 @@ impl Samples {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn in_memory(len: usize, bound: Bound) -> Result<Self> {
-        let memory = WordFile::in_memory("ringloader-samples", words_of(len)?)?;
+        let memory = WordFile::in_memory("ringloader-samples", words_of(len)?, true)?;
         let start = records_of_memory(len);
         memory.words()[at::TAIL].store(start, Ordering::Relaxed);
         memory.words()[at::FLOOR].store(start, Ordering::Relaxed);
@@ -143,7 +135,7 @@ impl Samples {
     /// refuses.
     pub fn open(fd: OwnedFd, len: usize, version: &str, bound: Bound) -> Result<Self> {
         let named = NamedFile::open(fd, len, version)?;
-        let memory = WordFile::in_memory("ringloader-samples", at::TABLE)?;
+        let memory = WordFile::in_memory("ringloader-samples", at::TABLE, false)?;
         Ok(Self::over(memory, Some(named), len, bound))
     }
 
@@ -153,7 +145,7 @@ impl Samples {
     /// [`Error::Corrupt`] when the memory is another one, [`Error::Os`] when the system refuses.
     pub fn attach(memory: OwnedFd, named: Option<(OwnedFd, &str)>, len: usize, bound: Bound) -> Result<Self> {
         let words = if named.is_some() { at::TABLE } else { words_of(len)? };
-        let memory = WordFile::map(memory, words)?;
+        let memory = WordFile::map(memory, words, named.is_none())?;
         let named = named.map(|(fd, version)| NamedFile::attach(fd, len, version)).transpose()?;
         Ok(Self::over(memory, named, len, bound))
     }
@@ -173,21 +165,26 @@ impl Samples {
     /// Looks for the sample of an index. `None`: it is not kept.
     #[must_use]
     pub fn find(&self, index: usize) -> Option<RecordRef> {
-        if let Some(named) = &self.named {
-            let (at, len) = named.find(index)?;
-            return Some(RecordRef { index, seen: None, at, len });
-        }
-        let (SampleState::At(at), seen) = self.table().look(index) else { return None };
+        let at = match &self.named {
+            Some(named) => named.look(index)?,
+            None => self.table().look(index)?,
+        };
         let mut header = [MaybeUninit::uninit(); record::HEADER];
         // An error says nothing of the record, which others may be able to read.
-        let header = self.memory.read_at(&mut header, at).ok()?;
+        let header = self.read_at(&mut header, at).ok()?;
         let len = record::len(header, index);
-        let found = RecordRef { index, seen: Some(seen), at, len: len.unwrap_or(0) };
-        if len.is_none() {
-            self.forget(&found);
-            return None;
+        let found = len.filter(|&len| self.file().had(at, len).unwrap_or(false));
+        if found.is_none() {
+            self.forget(index, at);
         }
-        Some(found)
+        found.map(|len| RecordRef { index, at, len })
+    }
+
+    fn read_at<'a>(&self, into: &'a mut [MaybeUninit<u8>], at: u64) -> Result<&'a mut [u8]> {
+        match &self.named {
+            Some(named) => named.file().read_at(into, at),
+            None => self.memory.read_at(into, at),
+        }
     }
 
     /// Completes the bytes of a record, of which those after [`record::HEADER`] are written. `last` is where its last
@@ -204,56 +201,26 @@ impl Samples {
     /// kept any more; or it cannot be read here.
     #[must_use]
     pub fn read<'a>(&self, found: &RecordRef, into: &'a mut [MaybeUninit<u8>]) -> Option<(&'a [u8], usize)> {
-        let bytes = match &self.named {
-            Some(named) => named.file().read_at(into, found.at),
-            None => self.memory.read_at(into, found.at),
-        };
-        let bytes = bytes.ok()?;
+        let bytes = self.read_at(into, found.at).ok()?;
         let whole = Some(bytes).filter(|bytes| bytes.len() as u64 == found.len).and_then(|bytes| {
             let last = record::check(bytes, found.index, self.is_on_disk())?;
             Some((&*bytes, last))
         });
         // ORDERING floor: this look comes after the bytes are read.
-        let is_gone =
-            self.named.is_none() && self.table().was_cleared(found.at) && !fault("cleared_while_read");
-        if whole.is_none() || is_gone {
-            self.forget(found);
+        if self.table().was_cleared(found.at) && !fault("cleared_while_read") {
+            // Reading a mapping has brought pages back.
+            self.memory.file().punch(found.at, found.len);
             return None;
+        }
+        if whole.is_none() {
+            self.forget(found.index, found.at);
         }
         whole
     }
 
-    fn forget(&self, found: &RecordRef) {
-        match (&self.named, found.seen) {
-            (Some(named), _) => named.forget(found.index, found.at),
-            (None, Some(seen)) => {
-                self.table().forget(seen);
-                if self.table().is_cleared(found.at) {
-                    // The record was cleared while it was read. Reading a mapping has brought pages back.
-                    self.memory.file().punch(found.at, found.len);
-                }
-            }
-            (None, None) => {}
-        }
-    }
-
-    /// Tries to become the one who makes the sample of an index and keeps it. `Some(false)`: another process is.
-    /// `None`: the sample cannot be kept.
-    ///
-    /// All threads of a process get it: [`begin`](Self::begin) chooses one of them, which calls
-    /// [`release`](Self::release).
-    #[must_use]
-    pub fn claim(&self, index: usize) -> Option<bool> {
-        if !self.is_on_disk() && matches!(self.table().look(index).0, SampleState::Refused) {
-            return None;
-        }
-        Some(self.file().fd().is_ok_and(|fd| record_lock::try_lock(fd, index as u64)))
-    }
-
-    /// Lets others claim the index.
-    pub fn release(&self, index: usize) {
-        if let Ok(fd) = self.file().fd() {
-            record_lock::unlock(fd, index as u64);
+    fn forget(&self, index: usize, at: u64) {
+        if let Some(named) = &self.named {
+            named.forget(index, at);
         }
     }
 
@@ -264,40 +231,32 @@ impl Samples {
         if self.bound.is_below(len) {
             return Stored::TooLarge;
         }
-        match &self.named {
-            Some(named) => {
-                let stored = named.store(index, record, |used| self.allowed(used, len));
-                if stored == Stored::Full {
-                    self.word(at::FULL).store(1, Ordering::Relaxed);
-                }
-                stored
-            }
+        let stored = match &self.named {
+            Some(named) => named.store(index, record, |used| self.allowed(used, len)),
             None => self.store_in_memory(index, record),
+        };
+        if stored == Stored::Full {
+            self.word(at::FULL).store(1, Ordering::Relaxed);
         }
+        stored
     }
 
     fn store_in_memory(&self, index: usize, record: &[u8]) -> Stored {
         let (table, file, len) = (self.table(), self.memory.file(), record.len() as u64);
-        let (state, seen) = table.look(index);
-        if matches!(state, SampleState::At(_)) {
+        if table.look(index).is_some() {
             return Stored::There;
         }
         let Some(at) = table.reserve(len, self.allowed(table.used(), len)) else { return Stored::Full };
         failpoint("sample-reserved");
-        if fault("published_before_written") && table.publish(seen, at) {
-            let _ = file.write_at(record, at);
-            return Stored::There;
+        if fault("published_before_written") {
+            table.publish(index, at);
         }
         if file.write_at(record, at).is_err() {
-            // First gives back the part that was written: once the tail is lower, others write there.
+            // The part for which there was room.
             file.punch(at, len);
-            table.unreserve(at, len);
-            table.record_full();
             return Stored::Full;
         }
-        if !table.publish(seen, at) {
-            file.punch(at, len);
-        }
+        table.publish(index, at);
         Stored::There
     }
 
@@ -305,28 +264,19 @@ impl Samples {
         self.bound.allowed(used, len, self.named.as_ref().map(NamedFile::file))
     }
 
-    /// Notes that the sample of an index cannot be kept, or that a kept one cannot be made an object again. A file with
-    /// a name does not get that: the next run may have mended the dataset.
-    pub fn refuse(&self, index: usize) {
-        if !self.is_on_disk() {
-            self.table().refuse(self.table().look(index).1);
-        }
-    }
-
     /// Forgets all samples and gives their memory, or blocks, back.
     ///
     /// # Errors
     /// [`Error::Os`] when the disk does not take it: the samples may be there again after the machine has stopped.
     pub fn clear(&self) -> Result<()> {
+        self.word(at::FULL).store(0, Ordering::Relaxed);
         if let Some(named) = &self.named {
-            self.word(at::FULL).store(0, Ordering::Relaxed);
             return named.clear();
         }
         // ORDERING floor: it is raised before the bytes are given back, which is after this.
-        let cleared = self.table().clear();
-        // The page in which the floor was is given back too, but for one of the table.
-        let start = (cleared.start / page_size() * page_size()).max(records_of_memory(self.len));
-        self.memory.file().punch(start, cleared.end.saturating_sub(start));
+        let end = self.table().clear();
+        let start = records_of_memory(self.len);
+        self.memory.file().punch(start, end - start);
         Ok(())
     }
 
@@ -344,18 +294,14 @@ impl Samples {
     #[must_use]
     pub fn stats(&self) -> Stats {
         let count = |number: usize| self.word(number).load(Ordering::Relaxed);
-        let (items, full) = match &self.named {
-            Some(named) => (named.items(), count(at::FULL) != 0),
-            None => (self.items_in_memory(), self.table().is_full()),
-        };
         let used = self.used();
         Stats {
-            items: items as u64,
+            items: self.items(),
             bytes: used,
             max_bytes: self.bound.look(used, self.named.as_ref().map(NamedFile::file)),
             hits: count(at::HITS),
             misses: count(at::MISSES),
-            full,
+            full: count(at::FULL) != 0,
         }
     }
 
@@ -363,11 +309,19 @@ impl Samples {
         self.named.as_ref().map_or_else(|| self.table().used(), NamedFile::used)
     }
 
-    fn items_in_memory(&self) -> usize {
-        let index = |at: u64| at as usize / WORD - at::TABLE;
-        let words = (at::TABLE * WORD) as u64..((at::TABLE + self.len) * WORD) as u64;
-        let parts = self.memory.file().parts_with_data(words);
-        parts.into_iter().map(|part| self.table().items(index(part.start)..index(part.end))).sum()
+    /// Records that are named. Reads no mapping: what was never written would become memory.
+    fn items(&self) -> u64 {
+        let mut buffer = vec![MaybeUninit::uninit(); 1 << 20];
+        let floor = self.word(at::FLOOR).load(Ordering::Relaxed).max(1);
+        let words = [at::TABLE, at::TABLE + self.len].map(|word| (word * WORD) as u64);
+        let (mut at, mut count) = (self.file().next_data(words[0]), 0);
+        while at < words[1] {
+            let len = buffer.len().min((words[1] - at) as usize);
+            let words = self.file().read_at(&mut buffer[..len], at).unwrap_or_default();
+            count += words.as_chunks().0.iter().filter(|&&word| u64::from_ne_bytes(word) >= floor).count();
+            at = self.file().next_data(at + len as u64);
+        }
+        count as u64
     }
 
     /// Returns the file of the records: memory, or that with a name.
@@ -406,7 +360,6 @@ impl Samples {
         Table {
             tail: self.word(at::TAIL),
             floor: self.word(at::FLOOR),
-            full: self.word(at::FULL),
             words: &self.memory.words()[at::TABLE..],
         }
     }

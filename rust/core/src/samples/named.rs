@@ -26,7 +26,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 use super::*;
 use crate::os::record_lock::Held;
 use crate::os::shared_file::SharedFile;
-use crate::samples::claim::Making;
+use crate::process::{self, Leaked, Process};
+use crate::sync::Lock;
 
 const MAGIC: u64 = u64::from_le_bytes(*b"RLsample");
 const FORMAT: u64 = 4;
@@ -71,6 +72,29 @@ struct Adding<'a> {
     end: u64,
 }
 
+/// The turn of this process's threads: a lock on a file is all threads'.
+///
+/// INVARIANT: a thread of another process is never waited for. A forked child finds its parent's turn, which a thread may
+/// have had at the fork, and moves to one of its own.
+#[derive(Debug)]
+struct Adders {
+    process: &'static Process,
+    turn: Lock<()>,
+}
+
+impl Adders {
+    fn current() -> &'static Self {
+        static LAST: Leaked<Adders> = Leaked::none();
+        loop {
+            let seen = LAST.get();
+            match seen.filter(|adders| adders.process.is_current()) {
+                Some(adders) => return adders,
+                None => LAST.replace(seen, Self { process: process::current(), turn: Lock::default() }),
+            };
+        }
+    }
+}
+
 impl NamedFile {
     /// Takes a file that another process has opened.
     pub(super) fn attach(fd: OwnedFd, len: usize, version: &str) -> Result<Self> {
@@ -105,20 +129,14 @@ impl NamedFile {
         &self.version
     }
 
-    /// The record that is named for an index: where it begins, and its length. `None`: there is none.
-    pub(super) fn find(&self, index: usize) -> Option<(u64, u64)> {
+    /// Returns where the record of an index begins, if one is named.
+    pub(super) fn look(&self, index: usize) -> Option<u64> {
         let at = self.word(index).filter(|&at| at != 0)?;
-        let mut header = [MaybeUninit::uninit(); record::HEADER];
-        // An error says nothing of the record, which others may be able to read.
-        let header = self.file.read_at(&mut header, at).ok()?;
-        let len = record::len(header, index).filter(|_| at >= self.start);
-        match len.filter(|&len| self.file.had(at, len).unwrap_or(false)) {
-            Some(len) => Some((at, len)),
-            None => {
-                self.forget(index, at);
-                None
-            }
+        if at < self.start {
+            self.forget(index, at);
+            return None;
         }
+        Some(at)
     }
 
     /// Forgets a record that is none, if it is named still.
@@ -171,20 +189,6 @@ impl NamedFile {
         self.file.size().map_or(0, |len| len.saturating_sub(self.start))
     }
 
-    /// Records that are named.
-    pub(super) fn items(&self) -> usize {
-        let mut buffer = vec![MaybeUninit::uninit(); 1 << 20];
-        let mut count = 0;
-        for part in self.file.parts_with_data(HEADER..HEADER + (self.len * WORD) as u64) {
-            for at in part.clone().step_by(buffer.len()) {
-                let len = buffer.len().min((part.end - at) as usize);
-                let words = self.file.read_at(&mut buffer[..len], at).unwrap_or_default();
-                count += words.chunks_exact(WORD).filter(|word| word.iter().any(|&byte| byte != 0)).count();
-            }
-        }
-        count
-    }
-
     fn word(&self, index: usize) -> Option<u64> {
         let mut word = [MaybeUninit::uninit(); WORD];
         let word = self.file.read_at(&mut word, self.word_at(index)).ok()?;
@@ -201,7 +205,7 @@ impl NamedFile {
 
     /// Waits for the right to write. Somebody may have cut the file off: then its header is written again.
     fn adding(&self) -> Result<Adding<'_>> {
-        let thread = Making::current().adding();
+        let thread = Adders::current().turn.lock();
         let fd = self.file.fd()?;
         let lock = Held::adding(fd);
         let mut end = self.file.size()?;

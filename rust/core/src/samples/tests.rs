@@ -131,28 +131,3 @@ fn a_file_that_anybody_has_cut_off_is_a_file_of_fewer_samples() {
         samples.clear().unwrap();
     }
 }
-
-#[test]
-fn one_thread_makes_a_sample_and_none_keeps_another_from_its_own() {
-    const ROUNDS: usize = 20_000;
-    let samples = Samples::in_memory(LEN, Bound::new(Some(64 << 20), 1)).unwrap();
-    let (shared, makers) = (LEN - 1, AtomicU64::new(0));
-    std::thread::scope(|scope| {
-        for index in 0..4 {
-            let (samples, makers) = (&samples, &makers);
-            scope.spawn(move || {
-                for _ in 0..ROUNDS {
-                    let own = samples.begin(index).expect("no other thread makes it");
-                    assert_eq!(own.is_mine(), Some(true));
-                    assert!(samples.begin(index).is_none(), "this thread makes it");
-                    if let Some(_claim) = samples.begin(shared) {
-                        assert_eq!(makers.fetch_add(1, Ordering::Relaxed), 0, "two threads make it");
-                        makers.fetch_sub(1, Ordering::Relaxed);
-                    }
-                }
-            });
-        }
-    });
-    // No claim is left.
-    assert!((0..4).chain([shared]).all(|index| samples.begin(index).is_some()));
-}

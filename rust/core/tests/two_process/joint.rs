@@ -61,7 +61,7 @@ impl Memory {
 pub(crate) fn work(orders: &str) {
     let number = orders.split(' ').nth(1).unwrap().parse().unwrap();
     let fd = std::io::stdin().as_fd().try_clone_to_owned().unwrap();
-    let memory = Memory(WordFile::map(fd, PLACES * OF_PLACE).unwrap());
+    let memory = Memory(WordFile::map(fd, PLACES * OF_PLACE, false).unwrap());
     loop {
         let open = (0..PLACES).filter(|&place| memory.batch(place).is_open());
         let Some(place) = open.min_by_key(|&place| memory.batch(place).seq()) else {
@@ -101,7 +101,7 @@ struct Parent {
 
 impl Parent {
     fn new(seed: u64) -> Self {
-        let memory = Memory(WordFile::in_memory("ringloader-storm", PLACES * OF_PLACE).unwrap());
+        let memory = Memory(WordFile::in_memory("ringloader-storm", PLACES * OF_PLACE, false).unwrap());
         let mut parent =
             Self { memory, workers: Vec::new(), random: Random(seed), next: 0, seen: Seen::default() };
         (0..PLACES).for_each(|place| parent.lay_out(place));

@@ -93,11 +93,8 @@ pub(crate) fn work(orders: &str) {
         if clears == "clears" && random.once_in(12) {
             samples.clear().unwrap();
         }
-        if !read(&samples, index) && samples.claim(index) == Some(true) {
-            if !read(&samples, index) {
-                assert_eq!(store(&samples, index), Stored::There);
-            }
-            samples.release(index);
+        if !read(&samples, index) {
+            assert_eq!(store(&samples, index), Stored::There);
         }
     }
 }
@@ -155,7 +152,6 @@ pub(crate) fn kills(effort: Effort) -> Seen {
         }
         workers.into_iter().for_each(Worker::end);
         for index in 0..LEN {
-            assert_eq!(samples.claim(index), Some(true), "a dead process has a claim");
             assert!(read(&samples, index) || store(&samples, index) == Stored::There);
             assert!(read(&samples, index), "a sample cannot be kept");
         }
@@ -206,7 +202,6 @@ pub(crate) fn deaths(_: Effort) -> Seen {
                 "{point}: a published sample is not there, or another one is"
             );
             for index in 0..LEN {
-                assert_eq!(samples.claim(index), Some(true), "a dead process has a claim");
                 assert_eq!(store(&samples, index), Stored::There);
                 assert!(read(&samples, index));
                 seen.batches += 1;

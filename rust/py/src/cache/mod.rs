@@ -97,47 +97,15 @@ impl SampleCache {
         }
     }
 
-    /// Returns `made(index, is_mine)`: whether this thread is the one that makes the sample and keeps it. None: the
-    /// sample cannot be kept. No code of Python's is between the claim and the call, nor between the call and the
-    /// claim's end: a signal's handler that raises leaves no claim.
-    fn make<'py>(&self, index: usize, made: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-        let index = self.index(index)?;
-        let claim = self.samples.begin(index);
-        let is_mine = match &claim {
-            Some(claim) => claim.is_mine(),
-            None => Some(false),
-        };
-        made.call1((index, is_mine))
-    }
-
-    /// Returns a copy of `sample`, of which nobody else knows, and whether it is too large to be kept. Keeps it, if
-    /// `keeps` and there is room. Raises what pickling or unpickling it does.
-    fn put<'py>(
-        &self,
-        index: usize,
-        sample: &Bound<'py, PyAny>,
-        keeps: bool,
-    ) -> PyResult<(Bound<'py, PyAny>, bool)> {
+    /// Keeps a sample that was made, if there is room. Returns a copy, of which nobody else knows, and true if it is too
+    /// large to be kept. Raises what pickling or unpickling it does.
+    fn put<'py>(&self, index: usize, sample: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, bool)> {
         let py = sample.py();
         let index = self.index(index)?;
-        let record = Record::of(sample, index, &self.samples, &self.spare)?;
-        let mut is_too_large = false;
-        if keeps {
-            let stored = without_interpreter(py, || self.samples.store(index, record.bytes()));
-            is_too_large = stored == Stored::TooLarge;
-        }
-        Ok((record.object(py)?, is_too_large))
-    }
-
-    /// Notes that a sample cannot be kept.
-    fn refuse(&self, index: usize) -> PyResult<()> {
-        self.samples.refuse(self.index(index)?);
-        Ok(())
-    }
-
-    /// Counts a sample that is made.
-    fn count_miss(&self) {
         self.samples.count_miss();
+        let record = Record::of(sample, index, &self.samples, &self.spare)?;
+        let stored = without_interpreter(py, || self.samples.store(index, record.bytes()));
+        Ok((record.object(py)?, stored == Stored::TooLarge))
     }
 
     /// Forgets all samples. `OSError`: the disk does not take it.

@@ -72,7 +72,7 @@ impl JointMemory {
     /// # Errors
     /// [`Error::Os`] when the system refuses.
     pub fn create(places: u32, window: u64, timed: bool) -> Result<(Self, JointWindows, OwnedFd)> {
-        let words = WordFile::in_memory("ringloader-claims", words_for(places, timed))?;
+        let words = WordFile::in_memory("ringloader-claims", words_for(places, timed), false)?;
         let (bytes, fd) = Segment::create("ringloader-parts", bytes_for(places, window)?)?;
         let bytes = Arc::new(bytes);
         let windows = JointWindows::new(bytes.clone(), windows_for(places), places, window);
@@ -90,7 +90,7 @@ impl JointMemory {
         window: u64,
         timed: bool,
     ) -> Result<Self> {
-        let words = WordFile::map(words, words_for(places, timed))?;
+        let words = WordFile::map(words, words_for(places, timed), false)?;
         let bytes = Segment::attach(bytes)?;
         if bytes_for(places, window)? != bytes.len() {
             return Err(too_many(places, window));
@@ -187,7 +187,7 @@ impl JointMemory {
         }
         if self.len_in_window(len) == 0 {
             let mut room = vec![MaybeUninit::uninit(); len as usize];
-            let bytes = self.words.read_at(&mut room, self.index_at(claimed.place))?.to_vec();
+            let bytes = self.words.file().read_at(&mut room, self.index_at(claimed.place))?.to_vec();
             return Ok((kind, bytes));
         }
         let mut bytes = Vec::new();
