@@ -19,14 +19,14 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_027,
+    "lines of the package": 17_970,
     "modules of the package": 173,
     "lines of the core": 4_228,
     "lines of `_features/state`": 1_493,
     "lines of another feature": 893,
     "pairs of features": 4,
     "modules in one folder": 11,
-    "lines of Rust": 23_174,
+    "lines of Rust": 22_904,
     "files of the binding": 74,
     "lines that make code at run time": 2,
 }
