@@ -36,8 +36,12 @@ def slowly(batch: torch.Tensor) -> torch.Tensor:
     return batch
 
 
+@pytest.mark.parametrize("switch", ["on", "off"])
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_transform_on_a_device_counts_once(workers: int) -> None:
+def test_a_transform_on_a_device_counts_once(
+    workers: int, switch: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RINGLOADER", switch)
     loader = DataLoader(
         Made(samples, 24),
         batch_size=2,

@@ -43,11 +43,12 @@ class Waits(Told):
 
 
 def test_many_samples_of_a_worker_are_under_way(workers):
-    loader = DataLoader(Waits(48), batch_size=4, worker_pool=workers, worker_concurrency=8)
+    loader = DataLoader(Waits(48), batch_size=4, worker_pool=workers, worker_concurrency=8, stats=True)
     batches = list(loader)
     assert numbers(batches) == list(range(48))
     assert max(int(found.max()) for _, found in batches) > 4
     assert ringloader.report(loader).path == "ray"
+    assert {worker.under_way for worker in loader.epoch_stats().workers} == {0}, "it is not known"
 
 
 def drawn(**arguments):

@@ -34,6 +34,8 @@ class StagePosition(enum.IntEnum):
     SNAPSHOTS = enum.auto()
     # Takes bad samples off batches.
     ERRORS = enum.auto()
+    # Notes when a batch comes that is still to be placed.
+    FETCHED = enum.auto()
     # Moves or transforms batches in the call of `next`.
     PLACE = enum.auto()
     # Measures how long `next` takes.
@@ -63,12 +65,14 @@ class Setup(NamedTuple):
         workers: The most workers that it may have.
         running: The workers with which it begins.
         history: Returns the number of workers, and its changes; None where the number does not change.
+        under_way: Returns the most samples of a worker that were under way at once; None: not noted.
     """
 
     path: str
     workers: int = 0
     running: int = 0
     history: Callable[[], tuple[int, Sequence[Any]]] | None = None
+    under_way: Callable[[int], int] | None = None
 
 
 class MemoryPlan(NamedTuple):

@@ -20,9 +20,8 @@ from torch.utils.data import Dataset, get_worker_info
 
 import ringloader
 from ringloader import DataLoader
-from ringloader._features.auto import controller, numbers
+from ringloader._features.auto import auto_workers, controller
 from ringloader._features.auto.controller import Decision
-from ringloader._torch import select_path
 from scripted_number import (
     MOST,
     UP_AND_DOWN,
@@ -276,7 +275,7 @@ def test_each_change_is_a_line_of_the_log(script: Scripted, caplog: pytest.LogCa
     assert "batches/s, the caller waits" in lines[0]
 
 
-def test_the_figures_of_an_epoch_have_the_changes(script: Scripted) -> None:
+def test_the_figures_of_an_epoch_have_the_changes(script: Scripted, tmp_path: Path) -> None:
     loader = auto(stats=True)
     list(slowly(loader))
     stats = loader.epoch_stats()
@@ -289,6 +288,9 @@ def test_the_figures_of_an_epoch_have_the_changes(script: Scripted) -> None:
     assert sum(one.batches for one in stats.workers) == stats.batches == 120
     assert f"{script.changes[0]} workers from {seconds[0]:.3f} s on: it is said so (" in repr(stats)
     assert stats.to_dict()["changes"][0]["num_workers"] == script.changes[0]
+    stats.save_trace(tmp_path / "trace")
+    events = json.loads((tmp_path / "trace").read_text())["traceEvents"]
+    assert [one["args"]["num_workers"] for one in events if one["ph"] == "C"] == script.changes
     assert "num_workers" not in stats.verdict.change
     # Those of an epoch are its own.
     script.script = {0: script.number}
@@ -417,7 +419,7 @@ def test_iterators_that_run_at_once_have_workers_of_their_own() -> None:
         assert next(first) is not None
     assert auto_of(first)._controller is not auto_of(second)._controller
     assert [len(one._workers) >= number for one, number in ((first, 1), (second, 3))] == [True, True]
-    assert numbers._controllers.get(loader).number == auto_of(second).number
+    assert auto_workers._controllers.get(loader).number == auto_of(second).number
 
 
 def test_without_the_option_nothing_is_put_around_next() -> None:
@@ -464,18 +466,3 @@ def test_a_number_that_stays_is_a_line_of_the_log(
     lines = [one for one in caplog.messages if "num_workers='auto'" in one]
     assert len(lines) == 1
     assert "stays at 1 for now: at most 2, or 5 that wait (" in lines[0]
-
-
-def test_a_process_that_openmp_has_bound_is_told_so(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(numbers, "bound", lambda: 1)
-    monkeypatch.setattr(numbers, "cores", lambda: 1)
-    monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    monkeypatch.setattr(select_path, "_logged", set())
-    list(DataLoader(Numbers(4), num_workers="auto"))
-    assert caplog.messages == []
-    monkeypatch.setenv("OMP_PROC_BIND", "true")
-    list(DataLoader(Numbers(4), num_workers="auto"))
-    assert len(caplog.messages) == 1
-    assert "OMP_PROC_BIND=true binds this process to 1 of 8 processors" in caplog.messages[0]

@@ -162,3 +162,19 @@ def test_a_collate_fn_draws_the_same_numbers_of_the_process_and_of_the_worker() 
 
 def _collate(_batch: Any) -> list[float]:
     return [*drawn(), float(torch.rand(()))]
+
+
+class OfProcess(Drawing):
+    """A sample draws from a generator of the process."""
+
+    async def __getitem__(self, _index: int) -> torch.Tensor:
+        return torch.rand(1)
+
+
+def test_the_log_says_that_samples_draw_from_the_process(caplog: pytest.LogCaptureFixture) -> None:
+    given = {"batch_size": 4, "seeding": "sample", "worker_concurrency": 4}
+    assert len(list(DataLoader(Drawing(), **given))) == 6
+    assert caplog.messages == []
+    assert len(list(DataLoader(OfProcess(), **given))) == 6
+    assert [text for text in caplog.messages if "draw from get_worker_info().rng" in text] == caplog.messages
+    assert len(caplog.messages) == 1

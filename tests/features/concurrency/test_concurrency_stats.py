@@ -33,6 +33,16 @@ class Waiting(Dataset[int]):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_the_most_samples_under_way_are_counted(kind: str) -> None:
+    loader = DataLoader(Waiting(), batch_size=16, worker_concurrency=5, stats=True, **KINDS[kind])
+    for _ in range(2):
+        assert len(list(loader)) == 4
+        stats = loader.epoch_stats()
+        assert [worker.under_way for worker in stats.workers] == [5] * len(stats.workers)
+        assert stats.to_dict()["workers"][0]["under_way"] == 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_trace_has_each_batch(kind: str, tmp_path: Path) -> None:
     loader = DataLoader(Waiting(), batch_size=16, worker_concurrency=5, stats=True, **KINDS[kind])
     assert len(list(loader)) == 4

@@ -320,8 +320,14 @@ def test_an_epoch_begins_before_its_sampler_does(monkeypatch, switch, options):
     assert min(startups) > 0.2
 
 
-@pytest.mark.parametrize("options", [{}, {"on_error": "skip"}])
-def test_a_transform_without_workers_is_the_main_processs_work(options):
+@pytest.mark.parametrize("switch", ["", "off"])
+@pytest.mark.parametrize(
+    "options", [{}, {"num_workers": 2}, {"num_workers": 2, "worker_method": "thread"}, {"on_error": "skip"}]
+)
+def test_a_transform_is_the_main_processs_work(monkeypatch, switch, options):
+    if switch and "on_error" in options:
+        pytest.skip("torch's own loader has no on_error")
+    monkeypatch.setenv("RINGLOADER", switch)
     measured = Measured()
 
     def transform(batch):
@@ -386,7 +392,7 @@ def test_a_failed_fetch_counts_on_all_paths(make):
         assert {one.batch for one in stats.slowest} == {0, 1, 2, 3}
 
 
-def test_text_and_json():
+def test_text_html_and_json():
     loader = DataLoader(Sleeping(Measured()), batch_size=2, num_workers=2, stats=True)
     slept(loader)
     stats = loader.epoch_stats()
@@ -398,6 +404,9 @@ def test_text_and_json():
             line.split()[:2] == [str(worker.id), str(worker.batches)] and f"{worker.dataset:.3f}" in line
             for line in text.splitlines()
         )
+    html = stats._repr_html_()
+    assert html.count("worker ") == 2
+    assert f"dataset {stats.workers[0].dataset:.3f} s" in html
     found = json.loads(json.dumps(stats.to_dict()))
     assert found["workers"][1]["dataset"] == stats.workers[1].dataset
     assert found["verdict"]["text"] == stats.verdict.text

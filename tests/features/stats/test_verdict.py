@@ -10,6 +10,7 @@ import pickle
 import re
 import time
 import weakref
+from multiprocessing import util
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +19,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from ringloader import DataLoader, Dispatch, EpochStats, WorkerPool, WorkerStats
 from ringloader._features.stats import recording
-from ringloader._features.stats.verdict import Judge, Model, Setting
+from ringloader._features.stats.epoch import Model
+from ringloader._features.stats.verdict import Judge, Setting
 from ringloader._torch import internals
 from small_datasets import Made
 
@@ -146,7 +148,7 @@ CASES = {
     ),
     "send": (
         "send", Sleeping([0.002] * 40), 0.003, {"num_workers": 1, "collate_fn": slow_to_send, **KEPT},
-        "num_workers",
+        "worker_method",
     ),
     "main, decoding": (
         "main", Sleeping([0.001] * 40), 0.015, {"num_workers": 1, "collate_fn": slow_to_decode, **KEPT},
@@ -277,6 +279,20 @@ def test_the_start_of_each_worker_counts():
     assert long.verdict.kind == "caller", long
 
 
+class EndsLate:
+    """Keeps a worker from its end."""
+
+    def __call__(self, _worker):
+        util.Finalize(None, time.sleep, args=(0.5,), exitpriority=0)
+
+
+@real_time
+def test_the_end_of_workers_is_no_wait_for_the_loader():
+    stats = epoch(Sleeping([0.0] * 80), 0.02, num_workers=1, batch_size=None, worker_init_fn=EndsLate())
+    assert stats.waiting > 0.2 * stats.caller
+    assert stats.verdict.kind == "caller", stats
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -372,6 +388,7 @@ def judged(seconds, dataset, setting=None, **of_worker):
         "moves": False,
         "is_dispatch": False,
         "worker_method": "multiprocessing",
+        "may_use_threads": True,
         "may_prefetch": True,
         "most_workers": None,
         "cores": 4,
@@ -411,6 +428,9 @@ def test_no_more_workers_than_cores_are_advised_for_work_that_computes(cpu):
 
 
 def test_many_samples_at_once_are_advised_where_workers_wait():
+    loader = DataLoader(range(4), num_workers=1, stats=True)
+    list(loader)
+    assert [worker.under_way for worker in loader.epoch_stats().workers] == [1]
     advice = "worker_concurrency=16"
     assert advice in judged(30.0, 29.0, {"may_be_at_once": True}, cpu=2.0).text
     assert advice not in judged(30.0, 29.0, {"may_be_at_once": True}, cpu=20.0).text, "it computes"

@@ -116,6 +116,7 @@ class Lines:
 
     Attributes:
         info: The same.
+        most_under_way: The most samples that were under way at once.
     """
 
     def __init__(self, limits: Limits, info: Any) -> None:
@@ -125,6 +126,7 @@ class Lines:
         # The calls that are under way, and their samples.
         self._calls: set[Call] = set()
         self._under_way = 0
+        self.most_under_way = 0
         self._waits_for_room: queue.SimpleQueue[None] | None = None
 
     @property
@@ -170,6 +172,7 @@ class Lines:
             if not call.is_unwanted:
                 self._calls.add(call)
                 self._under_way += call.size
+                self.most_under_way = max(self.most_under_way, self._under_way)
                 return call
         return None
 

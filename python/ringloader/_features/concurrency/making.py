@@ -6,11 +6,13 @@ import contextlib
 import functools
 import inspect
 import queue
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from multiprocessing import util
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.utils.data import ConcatDataset, StackDataset, Subset
 
 from ringloader._core.feature import Feature, Setup
@@ -21,13 +23,20 @@ from ringloader._features.concurrency.event_loop import CLOSES_WITHIN, Holder, K
 from ringloader._features.concurrency.lines import Call, Limits, LoopLines, ThreadLines
 from ringloader._features.concurrency.reading import LOOK_SECONDS, AheadChannel, Begun, EndedError
 from ringloader._features.rules import has_remote_pool
+from ringloader._features.shared_words import SharedWords
 from ringloader._features.table import Options
+from ringloader._log import logger
 from ringloader._worker.fetch import EMPTY, SampleFetcher, Turn, gives_several, inner
 from ringloader._worker.options import EpochStart, Fetcher, InFront, Position, WorkerOption
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
     from ringloader._torch.protocols import TorchLoader
+
+_SHARED_DRAWS = (
+    "worker_concurrency: samples draw from generators of the process, which all of them share, so "
+    "seeding='sample' does not make these numbers repeatable; draw from get_worker_info().rng"
+)
 
 
 class Concurrency(Feature):
@@ -37,14 +46,28 @@ class Concurrency(Feature):
         samples: Makes them.
         reads_ahead: True if workers take tasks before their turn.
         are_processes: True if the workers are processes of this one.
+        words: The most samples under way, by worker; None: not noted.
     """
 
-    def __init__(self, samples: Samples, reads_ahead: bool, are_processes: bool) -> None:
+    def __init__(
+        self, samples: Samples, reads_ahead: bool, are_processes: bool, words: SharedWords | None
+    ) -> None:
         self._options = samples, Tasks()
         self._reads_ahead = reads_ahead
         self._are_processes = are_processes
         # Ends the workers where the program exits.
         self._at_exit: Any = None
+        self._words = words
+        # The most samples under way, by worker, read before the memory was given back.
+        self._last: list[int] = []
+
+    def setup(self, setup: Setup) -> Setup:
+        return setup._replace(under_way=self._under_way)
+
+    def _under_way(self, worker: int) -> int:
+        if self._last or self._words is None:
+            return self._last[worker] if worker < len(self._last) else 0
+        return self._words.get(worker, 0)
 
     def workers(self) -> Iterable[WorkerOption]:
         return self._options
@@ -62,6 +85,9 @@ class Concurrency(Feature):
     def close(self) -> None:
         if self._at_exit is not None:
             self._at_exit.cancel()
+        if self._words is not None and not self._last:
+            self._last = self._words.words.tolist()
+            self._words.close()
 
 
 def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Concurrency | None:
@@ -70,9 +96,13 @@ def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Concurre
         return None
     are_here, is_remote = setup.path in ("threads", "single-process"), has_remote_pool(options)
     holder = _held_by(loader, one_thread=setup.workers > 0) if are_here else None
-    samples = Samples(options.worker_concurrency, options.sample_timeout, holder)
+    words = None
+    # Actors on other machines share no memory.
+    if options.stats and not is_remote:
+        words = SharedWords.make("ringloader-under-way", 1, max(setup.workers, 1))
+    samples = Samples(options.worker_concurrency, options.sample_timeout, holder, words)
     # A worker claims one run of a batch after another.
-    return Concurrency(samples, options.worker_task != "sample", not (are_here or is_remote))
+    return Concurrency(samples, options.worker_task != "sample", not (are_here or is_remote), words)
 
 
 def _held_by(loader: TorchLoader, one_thread: bool) -> Holder:
@@ -92,15 +122,20 @@ class Samples(WorkerOption):
         most: Samples that may be under way at once.
         seconds: The longest time of a coroutine for a sample; None: any.
         holder: The loop and lines of a loader without worker processes; None: each process has its own.
+        words: The most samples under way, by worker, for the main process; None: not noted.
     """
 
     position = Position.AHEAD
     ends_within = CLOSES_WITHIN
 
-    def __init__(self, most: int, seconds: float | None, holder: Holder | None) -> None:
+    def __init__(
+        self, most: int, seconds: float | None, holder: Holder | None, words: SharedWords | None
+    ) -> None:
         self._most = most
         self._seconds = seconds
         self._holder = holder
+        self._words = words
+        self._worker = 0
         self._kept = None if holder is None else holder.kept
         self.is_careful = False
         # True without workers.
@@ -108,6 +143,9 @@ class Samples(WorkerOption):
         self._lines: LoopLines | ThreadLines | None = None
         self._info: Any = None
         self._at_exit: Any = None
+        # The states of the process's generators before the first batch whose samples have seeds; None: then.
+        self._states: Any = None
+        self._is_checked = False
         # The batch that is fetched, until it was.
         self._begun: Begun | None = None
         self._is_fetched = False
@@ -121,6 +159,9 @@ class Samples(WorkerOption):
     def has_room(self) -> bool:
         """Returns True if another sample would begin at once; else the worker wakes once one would."""
         return self._lines is not None and self._rung is not None and self._lines.has_room(self._rung)
+
+    def join(self, worker: int, port: Any, start: EpochStart) -> None:  # noqa: ARG002
+        self._worker = worker
 
     def begin(self, dataset: Any, start: EpochStart) -> Any:
         if start.base_seed is None:
@@ -150,6 +191,7 @@ class Samples(WorkerOption):
         if self._lines is None:
             self._lines = self._make_lines(self._kept, is_async(dataset, samples.is_asked_for_several))
         self._lines.info = self._info
+        self._lines.most_under_way = 0
 
     def _make_lines(self, kept: Kept, on_loop: bool) -> LoopLines | ThreadLines:
         limits = Limits(self._most, self._seconds, kept.one_thread)
@@ -178,6 +220,10 @@ class Samples(WorkerOption):
             if samples.handler is None:
                 for number, call in enumerate(calls):
                     call.batch, call.number = calls, number
+        if seeds and not self._is_checked:
+            # Once. Other threads of the program draw too, where workers are threads.
+            self._is_checked = True
+            self._states = _states_of_process() if self._is_here or self._holder is None else None
         assert self._lines is not None
         self._lines.add(calls)
         return Begun(index, calls)
@@ -206,6 +252,8 @@ class Samples(WorkerOption):
             left = [] if begun is None else [call for call in begun.calls if not call.is_over]
             if left and self._lines is not None:
                 self._lines.drop(left)
+            if self._words is not None and self._lines is not None:
+                self._words.set(self._worker, 0, self._lines.most_under_way)
 
     def _get(self, turn: Turn, index: Any) -> Any:
         return self._outcome(turn.number, self._make_one, index)
@@ -220,6 +268,10 @@ class Samples(WorkerOption):
             call = Call(make, index)
             lines.add([call])
         self._wait(call)
+        if self._states is not None and (begun is None or number == len(begun.calls) - 1):
+            if _states_of_process() != self._states:
+                logger.warning(_SHARED_DRAWS)
+            self._states = None
         self._last = call
         return call.take()
 
@@ -245,6 +297,13 @@ class Samples(WorkerOption):
 
     def leave_process(self) -> None:
         self.close()
+        if self._words is not None:
+            self._words.close()
+
+
+def _states_of_process() -> Any:
+    """Returns the states of the generators that all samples of a process share."""
+    return random.getstate(), torch.default_generator.get_state().tolist()
 
 
 class Tasks(WorkerOption):

@@ -1,15 +1,17 @@
 """The figures of an epoch, by ``DataLoader(stats=True)``: what took the time, and what to change.
 
-Also its last batches, as Chrome trace events.
+Also a model of the epoch, and its last batches as Chrome trace events.
+INVARIANT: the page "Is it the loader?" states the model.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import html
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -58,6 +60,7 @@ class WorkerStats:
         send: Time for encoding and copying batches.
         room: Time of waiting for memory.
         cpu: Processor time of all this.
+        under_way: The largest number of samples at the same time; 0 if it is not known, as for Ray's workers.
     """
 
     id: int
@@ -68,6 +71,7 @@ class WorkerStats:
     send: float
     room: float
     cpu: float
+    under_way: int = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -165,7 +169,7 @@ class EpochStats:
         if self._trace is None:
             raise RuntimeError("a pickle has no trace: save_trace(path) in the process that has measured")
 
-        save(self._trace, path)
+        save(self._trace, path, [(one.seconds, one.num_workers) for one in self.changes])
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_trace": None}
@@ -173,12 +177,8 @@ class EpochStats:
     # The text that a prompt and a notebook show, and that `str` gives.
     def __repr__(self) -> str:
         main = ", ".join(f"{name} {seconds:.3f}" for name, seconds in self.main.items())
-        summary = (
-            f"{self.batches:,} batches in {self.seconds:.3f} s (path {self.path}, num_workers="
-            f"{self.num_workers}): startup {self.startup:.3f}, waiting {self.waiting:.3f}, caller "
-            f"{self.caller:.3f}"
-        )
-        lines = [summary, f"main process: {main}"]
+        where = f"path {self.path}, num_workers={self.num_workers}"
+        lines = [self._summary(f" ({where})"), f"main process: {main}"]
         if self.workers:
             lines.append("worker" + "".join(f"{name:>9}" for name in ("batches", *TIMES)))
         for worker in self.workers:
@@ -187,9 +187,94 @@ class EpochStats:
         lines += [f"{one.num_workers} workers from {one.seconds:.3f} s on: {one.why}" for one in self.changes]
         return "\n".join([*lines, f"{self.verdict.kind}: {self.verdict.text}"])
 
+    def _repr_html_(self) -> str:
+        """Returns a bar for each worker, and the verdict."""
+        longest = max((sum(getattr(worker, name) for name in _COLOURS) for worker in self.workers), default=0)
+        rows = []
+        for worker in self.workers:
+            parts = [
+                f'<div title="{name} {getattr(worker, name):.3f} s" style="background:{colour};'
+                f'width:{getattr(worker, name) / (longest or 1.0):.2%}"></div>'
+                for name, colour in _COLOURS.items()
+            ]
+            rows.append(
+                '<div style="display:flex;height:1.2em;margin:2px 0"><span style="width:6em">'
+                f'worker {worker.id}</span><div style="display:flex;flex:1">{"".join(parts)}</div></div>'
+            )
+        legend = " ".join(
+            f'<span style="color:{colour}">&#9632;</span> {name}' for name, colour in _COLOURS.items()
+        )
+        verdict = html.escape(f"{self.verdict.kind}: {self.verdict.text}")
+        return f"<div><p>{self._summary()}</p>{''.join(rows)}<p>{legend}</p><p>{verdict}</p></div>"
+
+    def _summary(self, where: str = "") -> str:
+        return (
+            f"{self.batches:,} batches in {self.seconds:.3f} s{where}: startup {self.startup:.3f}, waiting "
+            f"{self.waiting:.3f}, caller {self.caller:.3f}"
+        )
+
 
 # The times of a worker, in the order of the table.
 TIMES = ("idle", "dataset", "collate", "send", "room", "cpu")
+# The times that a bar shows.
+_COLOURS = {
+    "dataset": "#4c78a8",
+    "collate": "#f58518",
+    "send": "#54a24b",
+    "room": "#e45756",
+    "idle": "#d9d9d9",
+}
+
+
+# An epoch that is longer than the shortest by at most this part is as good, if it needs fewer workers.
+AS_GOOD = 1.05
+_MOST_WORKERS = 64
+# The seconds of the main process to hand a task to a worker and to get its batch.
+_HANDING = 20e-6
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """An epoch by its parts, in seconds for each batch.
+
+    Attributes:
+        batches: Batches behind the first.
+        caller: The training step.
+        main: Work of the main process in ``next``.
+        work: Work of the workers.
+        cpu: Processor time of that.
+        start: The start of one worker; of the whole epoch.
+        cores: Processors.
+        handing: Work of the main process where there are workers.
+    """
+
+    batches: int
+    caller: float
+    main: float
+    work: float
+    cpu: float
+    start: float
+    cores: int
+    handing: float = _HANDING
+
+    def seconds(self, workers: int) -> float:
+        """Returns the length of the epoch with a number of workers."""
+        here = self.caller + self.main
+        if workers == 0:
+            step = here + self.work
+        else:
+            step = max(here + self.handing, self.work / workers, self.cpu / self.cores)
+        return self.start * workers + self.work + self.batches * step
+
+    def fewest_workers(self, most: int | None = None) -> int:
+        """Returns the smallest number of workers with which the epoch is about as short as it may be.
+
+        Args:
+            most: The most workers that there may be.
+        """
+        numbers = range(1, (most or max(_MOST_WORKERS, self.cores)) + 1)
+        shortest = min(map(self.seconds, numbers))
+        return next(number for number in numbers if self.seconds(number) <= shortest * AS_GOOD)
 
 
 def in_words(seconds: float) -> str:
@@ -219,12 +304,13 @@ _THREE_MONTHS = 7_889_238
 _Event = tuple[int, str, int, int, dict[str, Any]]
 
 
-def save(trace: _native.Trace, path: Any) -> None:
+def save(trace: _native.Trace, path: Any, changes: Iterable[tuple[float, int]] = ()) -> None:
     """Writes the events to a file.
 
     Args:
         trace: The events.
         path: The file.
+        changes: When the number of workers changed, in seconds since the epoch began, and to which one.
     """
     base = time.time_ns() // 10**9 // _THREE_MONTHS * _THREE_MONTHS * 10**9
     # From the monotonic clock to the file's times.
@@ -248,6 +334,17 @@ def save(trace: _native.Trace, path: Any) -> None:
             "args": args,
         }
         for track, name, begun, length, args in found
+    ]
+    events += [
+        {
+            "ph": "C",
+            "cat": "ringloader",
+            "name": "num_workers",
+            "pid": process,
+            "ts": (trace.begun + seconds * 1e9 + offset) / 1000,
+            "args": {"num_workers": number},
+        }
+        for seconds, number in changes
     ]
     content = {"traceEvents": events, "displayTimeUnit": "ms", "baseTimeNanoseconds": base}
     Path(path).write_text(json.dumps(content))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +12,11 @@ import torch
 
 import ringloader._native as _native
 from ringloader._core import notes
-from ringloader._core.feature import Feature, Setup, StagePosition, Take
+from ringloader._core.feature import Feature, Setup, Stage, StagePosition, Take
 from ringloader._core.make import needed_by
 from ringloader._features.cores import cores
 from ringloader._features.devices import resolve
+from ringloader._features.rules import THREAD
 from ringloader._features.stats import verdict
 from ringloader._features.stats.epoch import EpochStats, SlowFetch, Verdict, WorkersChange, WorkerStats
 from ringloader._features.table import Options, check, has_options
@@ -53,6 +56,7 @@ class Recording(Feature):
     ) -> None:
         self.recorder = recorder
         self._history = setup.history
+        self._under_way = setup.under_way or _one_at_a_time
         # Bytes of shared memory of all workers.
         self._shared_bytes = 0
         self._decodes_early = options.main_prefetch > 0
@@ -73,6 +77,7 @@ class Recording(Feature):
             moves=has_device or _pins(loader),
             is_dispatch=needed_by(loader.dataset) == "Dispatch",
             worker_method=options.worker_method,
+            may_use_threads=options.worker_method != THREAD and _goes(loader, options, worker_method=THREAD),
             may_be_at_once=options.worker_concurrency == 1 and not is_iterable,
             may_prefetch=not options.main_prefetch and _goes(loader, options, main_prefetch=1),
             most_workers=None if options.worker_pool is None else options.worker_pool.num_workers,
@@ -81,7 +86,12 @@ class Recording(Feature):
         )
         self._is_installed = not has_options(loader)
         # Then all that follows a fetch counts as placing.
-        self._places_here = not workers and (self._setting.moves or options.device_transform is not None)
+        self._places_here = self._setting.moves and not workers
+        # True if batches are moved or transformed in `next`, and nothing else notes for how long.
+        is_noted_here = options.device_transform is not None and not self._places_here
+        self._notes_placing = setup.path == "torch" if has_device else is_noted_here
+        # The time at which the batch came that is placed next.
+        self._fetched = 0
 
     def workers(self) -> Iterable[WorkerOption]:
         return (self._timing,)
@@ -106,9 +116,23 @@ class Recording(Feature):
     def noted(self, note: notes.Note) -> None:
         note.more["recording"] = self
 
+    def stages(self) -> Iterable[Stage]:
+        return (_Fetched(self._note_fetched), self) if self._notes_placing else (self,)
+
     def around(self, take: Take) -> Take:
         """Returns ``take``, which gives an iterator its next batch, with the clock read before and after."""
+        take = functools.partial(self._placed, take) if self._notes_placing else take
         return _native.TimedNext(self.recorder, take, self._places_here)
+
+    def _placed(self, take: Take, iterator: OurIterator) -> Any:
+        # A batch that could not be moved before is not fetched again.
+        self._note_fetched()
+        batch = take(iterator)
+        self.recorder.note_place(self._fetched)
+        return batch
+
+    def _note_fetched(self) -> None:
+        self._fetched = time.monotonic_ns()
 
     def figures(self, path: str) -> EpochStats | None:
         """Returns the figures of the epoch; None if one that was not seen may have run since.
@@ -151,7 +175,7 @@ class Recording(Feature):
             caller=max(seconds - startup - waiting, 0.0),
             main={"decode": decode, "place": place, "index": index},
             workers=tuple(
-                WorkerStats(number, batches, *(spent * _SECOND for spent in times))
+                WorkerStats(number, batches, *(spent * _SECOND for spent in times), self._under_way(number))  # type: ignore[call-arg]
                 for number, (batches, *times) in enumerate(workers)
             ),
             slowest=tuple(SlowFetch(spent * _SECOND, *rest) for spent, *rest in read["slowest"]),
@@ -219,6 +243,31 @@ def _time_collation(clock: _native.WorkerClock, fetcher: Any) -> None:
     collate = getattr(fetcher, "collate_fn", None)
     if collate is not None:
         fetcher.collate_fn = _native.TimedCollate(clock, collate)
+
+
+class _Fetched:
+    """A stage that calls a function when a batch comes.
+
+    Args:
+        note: The function.
+    """
+
+    position = StagePosition.FETCHED
+
+    def __init__(self, note: Callable[[], None]) -> None:
+        self._note = note
+
+    def around(self, take: Take) -> Take:
+        return functools.partial(self._next, take)
+
+    def _next(self, take: Take, iterator: OurIterator) -> Any:
+        batch = take(iterator)
+        self._note()
+        return batch
+
+
+def _one_at_a_time(_worker: int) -> int:
+    return 1
 
 
 def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:

@@ -1,6 +1,6 @@
 """Finds the limit of an epoch, and the change that helps.
 
-INVARIANT: the page "Is it the loader?" states these rules, and the model of an epoch.
+INVARIANT: the page "Is it the loader?" states these rules.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import statistics
 from typing import Any
 
 from ringloader._features.rules import THREAD
-from ringloader._features.stats.epoch import TIMES, EpochStats, Kind, Verdict, in_words
+from ringloader._features.stats.epoch import AS_GOOD, TIMES, EpochStats, Kind, Model, Verdict, in_words
 
 # A nanosecond, in seconds.
 _NANO = 1e-9
@@ -37,12 +37,6 @@ _NEXT = 1e-6
 # The seconds of a batch's work above which its way from a worker is not the limit.
 _QUICK = 200e-6
 
-# An epoch that is longer than the shortest by at most this part is as good, if it needs fewer workers.
-_AS_GOOD = 1.05
-_MOST_WORKERS = 64
-# The seconds of the main process to hand a task to a worker and to get its batch.
-_HANDING = 20e-6
-
 # Parts of the workers' work: the subject of a sentence, and a remedy other than more workers.
 _WORK: dict[Kind, tuple[str, str]] = {
     "dataset": ("The dataset", "a cheaper dataset"),
@@ -58,50 +52,6 @@ _MAIN = {
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
-    """An epoch by its parts, in seconds for each batch.
-
-    Attributes:
-        batches: Batches behind the first.
-        caller: The training step.
-        main: Work of the main process in ``next``.
-        work: Work of the workers.
-        cpu: Processor time of that.
-        start: The start of one worker; of the whole epoch.
-        cores: Processors.
-        handing: Work of the main process where there are workers.
-    """
-
-    batches: int
-    caller: float
-    main: float
-    work: float
-    cpu: float
-    start: float
-    cores: int
-    handing: float = _HANDING
-
-    def seconds(self, workers: int) -> float:
-        """Returns the length of the epoch with a number of workers."""
-        here = self.caller + self.main
-        if workers == 0:
-            step = here + self.work
-        else:
-            step = max(here + self.handing, self.work / workers, self.cpu / self.cores)
-        return self.start * workers + self.work + self.batches * step
-
-    def fewest_workers(self, most: int | None = None) -> int:
-        """Returns the smallest number of workers with which the epoch is about as short as it may be.
-
-        Args:
-            most: The most workers that there may be.
-        """
-        numbers = range(1, (most or max(_MOST_WORKERS, self.cores)) + 1)
-        shortest = min(map(self.seconds, numbers))
-        return next(number for number in numbers if self.seconds(number) <= shortest * _AS_GOOD)
-
-
-@dataclasses.dataclass(frozen=True)
 class Setting:
     """The settings of a loader that a verdict depends on.
 
@@ -113,6 +63,7 @@ class Setting:
         moves: True if batches are pinned, or moved to a device.
         is_dispatch: True if one process reads the source for all workers.
         worker_method: ``"multiprocessing"`` or ``"thread"``.
+        may_use_threads: True if the loader's other options go with threads for workers.
         may_be_at_once: True if a worker may make several samples at once, and makes one after another.
         may_prefetch: True if they go with a thread that decodes, and there is none.
         most_workers: The most workers that there may be; None for any number.
@@ -127,6 +78,7 @@ class Setting:
     moves: bool
     is_dispatch: bool
     worker_method: str
+    may_use_threads: bool
     may_prefetch: bool
     most_workers: int | None
     cores: int
@@ -155,7 +107,8 @@ class Judge:
         others = self._waited_for_others() if has_events and workers > 1 else 0.0
         start = max(stats.startup - first_made - stats.main["index"], 0.0)
         self._start = start + others if workers else 0.0
-        self._waiting = stats.waiting - others
+        self._end = self._waited_for_the_end() if has_events else 0.0
+        self._waiting = stats.waiting - others - self._end
         self._main = sum(stats.main.values())
         self._sums = {name: sum(getattr(one, name) for one in stats.workers) for name in TIMES}
         self._work = sum(self._sums[kind] for kind in _WORK)
@@ -167,7 +120,7 @@ class Judge:
             main=self._main / max(stats.batches, 1),
             work=self._work / self._made,
             cpu=min(self._sums["cpu"], self._work) / self._made,
-            start=self._start / workers if workers else _START,
+            start=(self._start + self._end) / workers if workers else _START,
             # A dataset that computes in Python holds the interpreter lock.
             cores=1 if self._is_of_threads else setting.cores,
         )
@@ -205,7 +158,8 @@ class Judge:
         return self._of_work(self._work)
 
     def _of_start(self) -> Verdict:
-        limit = f"The start took {in_words(self._start)} of {in_words(self._stats.seconds)}"
+        stats = self._stats
+        limit = f"The start took {in_words(self._start)} of {in_words(stats.seconds)}"
         if self._setting.persistent_workers:
             return self._verdict("startup", f"{limit}. Later epochs have their workers, and start at once.")
         return self._advice(
@@ -226,6 +180,16 @@ class Judge:
             if name == "wait" and begun >= trace.first:
                 waited += max(min(ended, ready) - begun, 0)
         return waited * _NANO
+
+    def _waited_for_the_end(self) -> float:
+        """Returns the time in the last call of next, if it had no batch: workers that do not stay end."""
+        if self._setting.persistent_workers or self._setting.is_iterable:
+            return 0.0
+        waits = [event for event in self._stats._trace.events() if event[0] == "wait"]
+        if not waits or waits[-1][1] < self._stats.batches:
+            return 0.0
+        _, _, begun, ended = waits[-1]
+        return float(ended - begun) * _NANO
 
     def _of_main(self) -> Verdict:
         stats, setting = self._stats, self._setting
@@ -301,7 +265,7 @@ class Judge:
             work=model.work - self._sums["send"] / self._made,
         ).seconds(0)
         to_come = self._waiting / model.batches
-        if model.work > min(_QUICK, to_come) or here * _AS_GOOD > stats.seconds:
+        if model.work > min(_QUICK, to_come) or here * AS_GOOD > stats.seconds:
             return self._unknown(f"Nothing stands out: {idle}waited too.")
         # A loader that says no number has a pool's.
         pool = {} if self._setting.most_workers is None else {"worker_pool": None}
@@ -327,12 +291,18 @@ class Judge:
             f"{name} is the limit: {in_words(each)} a batch, {part / whole:.0%} of {time}, and the step "
             f"{in_words(model.caller)}"
         )
+        if kind == "send" and setting.may_use_threads:
+            return self._advice(
+                kind,
+                f"{limit}. Threads send nothing, if the dataset does not hold the interpreter lock",
+                worker_method=THREAD,
+            )
         if kind == "dataset" and setting.is_dispatch:
             return self._verdict(
                 kind, f"{limit}. One process reads the source for any number of workers: a faster one helps."
             )
         number = model.fewest_workers(self._most_workers())
-        if number > setting.num_workers and model.seconds(number) * _AS_GOOD < self._stats.seconds:
+        if number > setting.num_workers and model.seconds(number) * AS_GOOD < self._stats.seconds:
             if kind == "dataset" and setting.may_be_at_once and model.cpu < _COMPUTES * model.work:
                 limit += (
                     ". It mostly waits, and a worker can wait for many samples at once: worker_concurrency=16"
