@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset, get_worker_info
 
 from ringloader import DataLoader
-from ringloader._features.auto import auto_workers, numbers
+from ringloader._features.auto import auto_workers
 from ringloader._features.auto.controller import Controller, Decision
 
 MOST = 5
@@ -68,20 +68,20 @@ class Scripted(Controller):
 def look_at_each_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Makes the number change at any batch, up to :data:`MOST`."""
     monkeypatch.setattr(auto_workers, "_MOST_BETWEEN", 1)
-    monkeypatch.setattr(numbers, "bound", lambda: 2)
-    monkeypatch.setattr(numbers, "most", lambda: MOST)
+    monkeypatch.setattr(auto_workers, "bound", lambda: 2)
+    monkeypatch.setattr(auto_workers, "most", lambda: MOST)
 
 
 def begin_with(loader: Any, number: int) -> None:
     """Makes the next iterator of a loader begin with a number of workers."""
-    controller = Controller(*numbers.limits(None))
+    controller = Controller(*auto_workers.limits(None))
     controller.number = number
-    numbers._controllers.put(loader, controller)
+    auto_workers._controllers.put(loader, controller)
 
 
 def put(script: Scripted, monkeypatch: pytest.MonkeyPatch) -> Scripted:
     """Makes loaders follow a script."""
-    monkeypatch.setattr(numbers, "controller_of", lambda *_: script)
+    monkeypatch.setattr(auto_workers, "controller_of", lambda *_: script)
     return script
 
 

@@ -18,7 +18,7 @@ from torch.utils.data import Dataset
 
 from parity.describe import describe
 from ringloader import DataLoader, WorkerPool
-from ringloader._features.auto import auto_workers, numbers
+from ringloader._features.auto import auto_workers
 from ringloader._features.auto.controller import Controller, Decision
 
 pytestmark = pytest.mark.rings_only
@@ -120,8 +120,8 @@ def epochs(loader: Any, take: int | None, kill: random.Random | None = None) -> 
 @pytest.mark.parametrize("number", range(40))
 def test_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto_workers, "_MOST_BETWEEN", 1)
-    monkeypatch.setattr(numbers, "bound", lambda: 2)
-    monkeypatch.setattr(numbers, "most", lambda: MOST)
+    monkeypatch.setattr(auto_workers, "bound", lambda: 2)
+    monkeypatch.setattr(auto_workers, "most", lambda: MOST)
     arguments, workers, is_killed, has_pool, take = program(number)
 
     def order() -> torch.Generator:
@@ -135,7 +135,7 @@ def test_program(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     draw = random.Random(number)
     size = draw.choice([1, 2, 4]) if has_pool else MOST
     controller = AtRandom(draw, size)
-    monkeypatch.setattr(numbers, "controller_of", lambda *_: controller)
+    monkeypatch.setattr(auto_workers, "controller_of", lambda *_: controller)
     with WorkerPool(size) if has_pool else contextlib.nullcontext() as pool:
         loader = DataLoader(**arguments, **workers, num_workers="auto", worker_pool=pool, generator=order())
         assert epochs(loader, take, draw if is_killed else None) == expected

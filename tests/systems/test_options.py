@@ -8,7 +8,7 @@ from torch.utils.data import TensorDataset
 
 import ringloader
 from ringloader import BadSample, DataLoader, Dispatch, WorkerPool, epoch_stats, report
-from ringloader._features.auto import numbers
+from ringloader._features.auto import auto_workers
 from ringloader._features.table import TABLE
 from systems import parts
 
@@ -100,7 +100,7 @@ def test_convert_raises_the_same():
 def test_other_options_are_taken_with_workers():
     for name in sorted(set(EXAMPLES) - ERRORS):
         loader = with_workers(name)
-        workers = numbers.bound() if name == "num_workers" else 1
+        workers = auto_workers.bound() if name == "num_workers" else 1
         assert (loader.num_workers, len(loader)) == (workers, 3 if name == "last_batch" else 4), name
 
 

@@ -89,7 +89,7 @@ KINDS = (
 # The modules of options that decide arguments of torch's, by `arguments_for`: of two, the later one wins.
 ARGUMENTS = (
     ("ringloader._features.pools.pool", {"worker_pool"}),
-    ("ringloader._features.auto.numbers", {"num_workers", "worker_pool"}),
+    ("ringloader._features.auto.auto_workers", {"num_workers", "worker_pool"}),
 )
 # The modules of options that change a loader which torch's constructor has made, by `complete`.
 COMPLETED = (
@@ -124,9 +124,9 @@ def begun(loader: TorchLoader, options: Options) -> tuple[int, Options]:
     """
     workers = loader.num_workers
     if options.num_workers is not None:
-        from ringloader._features.auto import numbers
+        from ringloader._features.auto import auto_workers
 
-        workers = numbers.bound_for(loader, options)
+        workers = auto_workers.bound_for(loader, options)
     if internals.is_in_worker():
         # This loader leaves its batches on the CPU, and the main process moves them.
         options = in_worker(options)

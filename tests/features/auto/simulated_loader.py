@@ -15,9 +15,8 @@ from typing import Any
 
 from ringloader._core.workers import Workers
 from ringloader._features.auto import auto_workers, measuring
-from ringloader._features.auto.auto_workers import AutoWorkers
+from ringloader._features.auto.auto_workers import AutoWorkers, Limits
 from ringloader._features.auto.controller import Controller, Measured
-from ringloader._features.auto.numbers import Limits
 
 PREFETCH_FACTOR = 2
 

@@ -43,11 +43,11 @@ def iterate_in_threads(loader: Any, epochs: int) -> list[BaseException]:
 
 def new_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Gives each iterator a number that changes often, from another one on."""
-    from ringloader._features.auto import numbers
+    from ringloader._features.auto import auto_workers
 
     first = iter(range(1 << 20))
     monkeypatch.setattr(
-        numbers, "controller_of", lambda *_: Scripted({3: 4, 10: 1, 20: 5}, 1 + next(first) % 3)
+        auto_workers, "controller_of", lambda *_: Scripted({3: 4, 10: 1, 20: 5}, 1 + next(first) % 3)
     )
 
 

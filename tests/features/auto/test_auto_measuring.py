@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ringloader._features.auto import measuring, numbers
+from ringloader._features.auto import auto_workers, measuring
 from ringloader._features.auto.measuring import Meter
 
 pytestmark = pytest.mark.rings_only
@@ -26,10 +26,10 @@ pytestmark = pytest.mark.rings_only
     ],
 )
 def test_the_bounds(cores: int, ranks: int, bound: int, most: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(numbers, "cores", lambda: cores)
+    monkeypatch.setattr(auto_workers, "cores", lambda: cores)
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(ranks))
-    assert numbers.bound() == bound
-    assert numbers.most() == most
+    assert auto_workers.bound() == bound
+    assert auto_workers.most() == most
 
 
 @pytest.fixture

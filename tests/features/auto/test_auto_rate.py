@@ -9,7 +9,7 @@ import statistics
 
 import pytest
 
-from ringloader._features.auto.rate import Rate, error
+from ringloader._features.auto.measuring import Rate, error
 
 pytestmark = pytest.mark.rings_only
 

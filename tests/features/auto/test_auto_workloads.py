@@ -14,7 +14,7 @@ import pytest
 from simulated_loader import Batch, SimulatedLoader, Workload, simulated
 
 from ringloader._features.auto import controller as controller_module
-from ringloader._features.auto import rate
+from ringloader._features.auto import measuring
 from ringloader._features.auto.controller import Controller
 
 pytestmark = pytest.mark.rings_only
@@ -131,8 +131,8 @@ def test_a_refusal_that_noise_made_is_not_for_good(monkeypatch: pytest.MonkeyPat
 def test_what_the_first_sample_says_is_wrong_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(controller_module, "_STAYS", 0.0)
     monkeypatch.setattr(controller_module, "_GOES", 0.0)
-    monkeypatch.setattr(rate, "_SAMPLES", 1)
-    monkeypatch.setattr(rate, "_BATCHES", 1)
+    monkeypatch.setattr(measuring, "_SAMPLES", 1)
+    monkeypatch.setattr(measuring, "_BATCHES", 1)
     assert not is_good(parts_of_best(monkeypatch, "samples that sleep, varied"), 7)
 
 

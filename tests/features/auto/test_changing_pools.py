@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 import ringloader
-from ringloader._features.auto import numbers
+from ringloader._features.auto import auto_workers
 from scripted_number import (
     Scripted,
     auto,
@@ -89,7 +89,7 @@ def test_a_pool_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     with ringloader.WorkerPool(1) as pool:
         loader = auto(worker_pool=pool)
         assert loader.num_workers == 1
-        assert numbers.limits(pool) == (1, 1)
+        assert auto_workers.limits(pool) == (1, 1)
         iterator = iter(loader)
         assert next(iterator)[2].tolist() == [1] * 4
         assert auto_of(iterator)._controller.most == 1
@@ -97,7 +97,7 @@ def test_a_pool_is_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     # A loader that has found its number gets a smaller pool, or fewer processors.
     loader = auto()
     begin_with(loader, 4)
-    monkeypatch.setattr(numbers, "most", lambda: 3)
+    monkeypatch.setattr(auto_workers, "most", lambda: 3)
     iterator = iter(loader)
     assert len(iterator._workers) == 3
     assert firsts(iterator) == firsts(fixed())

@@ -255,7 +255,7 @@ def test_a_worker_that_takes_too_long():
     # The function is called all the same, and what is asked next waits for it.
     assert loader.call_workers(waits, 0.0) == [3, 3]
     assert list(loader) == [3 * index for index in range(12)]
-    with pytest.raises(ValueError, match="timeout must be positive or None, not 0"):
+    with pytest.raises(ValueError, match="timeout must be positive, not 0"):
         loader.call_workers(waits, 0.0, timeout=0)
     for timeout in ("2", True, [1]):
         with pytest.raises(TypeError, match="timeout must be a number of seconds or None, not "):

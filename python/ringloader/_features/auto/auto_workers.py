@@ -1,34 +1,112 @@
-"""Workers that are added and ended while an epoch runs, for ``num_workers="auto"``."""
+"""``num_workers="auto"``: the bounds of a loader's workers, which are added and ended while an epoch runs."""
 
 from __future__ import annotations
 
 import collections
+import copy
 import functools
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ringloader._common import weak_registry
+from ringloader._common.proc import local_world_size
 from ringloader._core.feature import Feature, MemoryPlan, Setup, StagePosition, any_may_make
-from ringloader._features.auto import measuring, numbers
-from ringloader._features.auto.controller import Change
+from ringloader._features.auto import FoundNumber, measuring
+from ringloader._features.auto.controller import Change, Controller
 from ringloader._features.auto.measuring import Meter
+from ringloader._features.cores import cores
+from ringloader._features.rules import AUTO
 from ringloader._features.table import Options, has_options
 from ringloader._log import logger
+from ringloader._torch import internals
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator
     from ringloader._core.workers import Workers
-    from ringloader._features.auto.numbers import Limits
     from ringloader._torch.protocols import TorchLoader
 
 # The least time between two looks at the clock, in seconds, as the mean of some looks: batches come in
 # bursts. And the most batches that are counted in it.
 _BETWEEN, _LOOKS = 0.01, 16
 _MOST_BETWEEN = 1 << 12
+# The workers for each processor where they wait, and the most of them all together.
+_TIMES, _MOST = 4, 64
 # The changes that are kept for the figures of an epoch, at most.
 _MOST_CHANGES = 1000
+
+_controllers: weak_registry.WeakRegistry[Controller] = weak_registry.WeakRegistry()
+
+
+def bound() -> int:
+    """Returns the most workers for work that needs processors.
+
+    One processor is left to the caller where this process of the job has more than two.
+    """
+    own = cores() // local_world_size()
+    return max(own - 1 if own > 2 else own, 1)
+
+
+def most() -> int:
+    """Returns the most workers for work that waits."""
+    return max(bound(), min(_TIMES * bound(), _MOST))
+
+
+class Limits(NamedTuple):
+    """The most workers of a loader.
+
+    Attributes:
+        bound: For work that needs processors.
+        most: For work that waits.
+    """
+
+    bound: int
+    most: int
+
+
+def limits(pool: Any) -> Limits:
+    """Returns the limits of a loader, whose workers may come from a pool."""
+    found = Limits(bound(), most())
+    return found if pool is None else Limits(*(min(number, pool.num_workers) for number in found))
+
+
+def controller_of(loader: object, limits: Limits) -> Controller:
+    """Returns the controller of a loader's iterator. It continues from the last one that was made."""
+    found = _controllers.get(loader)
+    # Several iterators may run at once, each with workers of its own.
+    found = Controller(*limits) if found is None else copy.deepcopy(found)
+    # There may be fewer processors than before, or a smaller pool.
+    found.bound, found.most = min(found.bound, limits.bound), min(found.most, limits.most)
+    found.number = min(found.number, found.most)
+    _controllers.put(loader, found)
+    return found
+
+
+def show(loader: object, number: int) -> None:
+    """Makes ``loader.num_workers`` the number of workers that run."""
+    vars(loader)["num_workers"] = FoundNumber(number)
+
+
+def arguments_for(loader: TorchLoader, options: Options, workers: int) -> dict[str, Any]:
+    """Returns the ``num_workers`` of a loader that finds its number, or found it before. It starts over."""
+    _controllers.pop(loader)
+    if options.num_workers == AUTO:
+        return {"num_workers": FoundNumber(limits(options.worker_pool).bound)}
+    return {"num_workers": int(workers)} if isinstance(workers, FoundNumber) else {}
+
+
+def bound_for(loader: TorchLoader, options: Options) -> int:
+    """Returns the bound of an iterator that finds its number of workers.
+
+    A loader that was made or converted shows it. One that ``install`` reached keeps the program's number.
+    """
+    # A worker process may have no children.
+    workers = 0 if internals.is_in_worker() else limits(options.worker_pool).bound
+    if has_options(loader):
+        show(loader, workers)
+    return workers
 
 
 def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Feature | None:
@@ -37,7 +115,7 @@ def feature_for(loader: TorchLoader, options: Options, setup: Setup) -> Feature 
         return None
     if not any_may_make(loader):
         return Reported(setup.workers)
-    return AutoWorkers(loader, numbers.limits(options.worker_pool), options.max_shared_bytes is not None)
+    return AutoWorkers(loader, limits(options.worker_pool), options.max_shared_bytes is not None)
 
 
 class Reported(Feature):
@@ -74,7 +152,7 @@ class AutoWorkers(Feature):
         self._shows = has_options(loader)
         self._limits = limits
         self._is_bounded = is_bounded
-        self._controller = numbers.controller_of(loader, limits)
+        self._controller = controller_of(loader, limits)
         self._changes: collections.deque[Change] = collections.deque(maxlen=_MOST_CHANGES)
         # Threads may share an iterator.
         self._lock = threading.Lock()
@@ -228,7 +306,7 @@ class AutoWorkers(Feature):
     def _show(self) -> None:
         loader = self._loader()
         if loader is not None and self._shows:
-            numbers.show(loader, self.number)
+            show(loader, self.number)
 
     def _add(self, iterator: OurWorkersIterator) -> None:
         worker, workers = self.number - 1, iterator._all_workers

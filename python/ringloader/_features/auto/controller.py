@@ -6,7 +6,7 @@ import dataclasses
 import math
 from collections.abc import Callable
 
-from ringloader._features.auto.rate import Rate, error
+from ringloader._features.auto.measuring import Measured, Rate, error
 
 # The caller is the limit where it waits for less than this part of the time.
 _CALLER_WAITS = 0.1
@@ -35,48 +35,6 @@ _LONGEST = 10.0
 _RAMP_TRIAL, _TRIAL = 0.5, 4.0
 # The least pauses after a refusal, in seconds: one in doubt, and a clear one. Each is twice the last.
 _AFTER_DOUBT, _AFTER_REFUSAL = 1.0, 10.0
-
-
-@dataclasses.dataclass(frozen=True)
-class Measured:
-    """The figures of a look: of the time since the last one.
-
-    Attributes:
-        seconds: Its length.
-        batches: Batches that were returned in it.
-        waited: Seconds for which the caller waited for batches.
-        busy: The part of the time for which each worker had a task, of the worker that had the fewest.
-        running: The part of the time for which workers ran, on average.
-        waiting: The part of the time for which they neither ran nor were ready to, on average.
-        idle_cores: Processors that had nothing to do, on average.
-        throttled: The part of the time for which the control group might not run.
-    """
-
-    seconds: float
-    batches: int
-    waited: float
-    busy: float = 1.0
-    running: float = 0.0
-    waiting: float = 0.0
-    idle_cores: float = 0.0
-    throttled: float = 0.0
-
-    @property
-    def rate(self) -> float:
-        """Batches per second."""
-        return self.batches / self.seconds if self.seconds > 0 else 0.0
-
-    @property
-    def wait_share(self) -> float:
-        """The part of the time for which the caller waited."""
-        return min(self.waited / self.seconds, 1.0) if self.seconds > 0 else 0.0
-
-    def __str__(self) -> str:
-        return (
-            f"{self.rate:.3g} batches/s, the caller waits {self.wait_share:.0%} of the time, workers run "
-            f"{self.running:.0%} and wait {self.waiting:.0%}, {self.idle_cores:.1f} processors are idle"
-            + (f", throttled {self.throttled:.0%}" if self.throttled else "")
-        )
 
 
 @dataclasses.dataclass(frozen=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import numbers
 import pickle
 import queue
 import threading
@@ -15,6 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.utils.data import get_worker_info
 
+from ringloader._common import pickling
+from ringloader._features import rules
 from ringloader._torch import internals, stand_ins
 from ringloader._transport.overdue import reraise
 
@@ -37,10 +38,7 @@ def call_workers(
     """Implements ``DataLoader.call_workers``, for the iterators of a loader that are under way."""
     if not callable(function):
         raise TypeError(f"call_workers() needs a callable, not {function!r}")
-    if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, numbers.Real)):
-        raise TypeError(f"timeout must be a number of seconds or None, not {timeout!r}")
-    if timeout is not None and not timeout > 0:
-        raise ValueError(f"timeout must be positive or None, not {timeout!r}")
+    rules.seconds_or_none("timeout", timeout)
     if loader.num_workers == 0:
         return [function(loader.dataset, *args)]
     for iterator in iterators:
@@ -233,27 +231,13 @@ class _Call:
     def _answer(self) -> bytes:
         info = get_worker_info()
         assert info is not None
-        where = f"in DataLoader worker process {info.id}"
         try:
             function, args = pickle.loads(self._function)
             result = function(info.dataset, *args)
             return pickle.dumps(result, pickle.HIGHEST_PROTOCOL)
-        except Exception as error:
-            failed = f"{type(error).__name__}: {error}"
-            wrapped = internals.ExceptionWrapper(where=where)
-        try:
-            return pickle.dumps(wrapped, pickle.HIGHEST_PROTOCOL)
         except Exception:
-            return _text(where, failed)
-
-
-def _text(where: str, failed: str) -> bytes:
-    """Returns an answer for an error whose own type cannot be sent."""
-    try:
-        raise RuntimeError(f"the function called in the worker failed: {failed}")
-    except RuntimeError:
-        wrapped: Any = internals.ExceptionWrapper(where=where)
-        return pickle.dumps(wrapped, pickle.HIGHEST_PROTOCOL)
+            wrapped = internals.ExceptionWrapper(where=f"in DataLoader worker process {info.id}")
+        return pickle.dumps(pickling.whole(wrapped), pickle.HIGHEST_PROTOCOL)
 
 
 class _AskedThreads:

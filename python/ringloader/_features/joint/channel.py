@@ -1,22 +1,138 @@
-"""``worker_task="sample"`` in workers: the channels of processes and of threads over tasks that all share."""
+"""``worker_task="sample"`` in workers: parts of batches that all workers make, of processes and of threads.
+
+A worker claims a run of a batch's samples, makes them, and leaves them where the others find them. The worker
+that makes the last run collates the batch, and sends it.
+"""
 
 from __future__ import annotations
 
 import collections
 import functools
 import os
+import time
 from collections.abc import Callable
 from multiprocessing import reduction
 from typing import Any
 
 import ringloader._native as _native
-from ringloader._features.joint.parts import NOTHING, Joint, RunChannel, first_error
 from ringloader._features.threads.thread import ThreadChannel
 from ringloader._log import logger
-from ringloader._torch import collating
+from ringloader._torch import collating, internals
 from ringloader._worker.channel import ProcessChannel
-from ringloader._worker.fetch import SampleFetcher
-from ringloader._worker.options import EpochStart
+from ringloader._worker.fetch import Parts, SampleFetcher
+from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
+
+# The result of a run whose batch another worker collates.
+NOTHING = object()
+# The time of a run whose samples are made at once: it could have any number of them.
+_SHORT_SECONDS = 1e-6
+
+
+class Joint(WorkerOption):
+    """Makes parts of batches in a worker.
+
+    Args:
+        keeps_whole: True if each batch is made by one worker.
+    """
+
+    position = Position.JOINT
+    # Set before an epoch begins, where the worker's channel is made.
+    run_channel: JointChannel | JointThreadChannel
+
+    def __init__(self, keeps_whole: bool) -> None:
+        self._keeps_whole = keeps_whole
+        # True if the samples of a run are made at once: a run has as many as an even share then.
+        self._are_at_once = False
+        # True if the batches of the epoch are made in parts.
+        self._makes_parts = False
+
+    def fill(self, samples: SampleFetcher) -> None:
+        self._are_at_once = samples.ahead is not None
+        self._makes_parts = samples.makes_parts = not self._keeps_whole and samples.is_by_index
+        if self._makes_parts:
+            samples.use("worker_task='sample'")
+
+    def wrap(self, fetcher: Fetcher) -> Fetcher:
+        return _JointFetcher(fetcher, self.run_channel, self._makes_parts, self._are_at_once)
+
+
+def first_error(parts: list[Any] | None) -> Any:
+    """Returns the error of the batch's first samples that have one; None if there is none."""
+    wrapped = internals.ExceptionWrapper
+    return next((part for part in parts or () if isinstance(part, wrapped)), None)
+
+
+class _JointFetcher:
+    """In front of the fetchers of all other options: makes runs, and collates.
+
+    Args:
+        fetcher: Makes runs, and collates their samples.
+        channel: The worker's.
+        makes_parts: False for whole batches.
+        are_at_once: True if the samples of a run are made at once.
+    """
+
+    def __init__(
+        self,
+        fetcher: Fetcher,
+        channel: JointChannel | JointThreadChannel,
+        makes_parts: bool,
+        are_at_once: bool,
+    ) -> None:
+        self._fetcher = fetcher
+        self._channel = channel
+        self._makes_parts = makes_parts
+        self._are_at_once = are_at_once
+
+    def begin(self, run: _native.Claimed) -> Any:
+        """Begins the samples of a run, if they may be begun before it is fetched. Returns what has begun."""
+        if run.is_stale or run.is_collation or not self._makes_parts:
+            return None
+        begun: Any = self._fetcher.begin(run.run_index())  # type: ignore[attr-defined]
+        return begun
+
+    def fetch(self, run: _native.Claimed, /) -> Any:
+        if run.is_stale:
+            return None if self._channel.finish_without(run) else NOTHING
+        if not self._makes_parts:
+            if not self._channel.finish_without(run):
+                return NOTHING
+            return self._fetcher.fetch(run.whole_index())
+        own: Any = None
+        if run.is_collation:
+            self._channel.finish_without(run)
+        else:
+            begun = time.perf_counter()
+            try:
+                own = self._fetcher.fetch(run.run_index())
+            except Exception:
+                own = self._channel.failure()
+            took = time.perf_counter() - begun
+            self._channel.note_time(run, min(took, _SHORT_SECONDS) if self._are_at_once else took)
+            if not self._channel.finish(run, own):
+                return NOTHING
+        return self._collated(run, own)
+
+    def _collated(self, run: _native.Claimed, own: Any) -> Any:
+        if isinstance(own, internals.ExceptionWrapper) and run.is_whole:
+            return own
+        if run.is_whole and not run.is_collation:
+            parts = [own]
+        else:
+            try:
+                batch = self._channel.collated(run, own)
+            except Exception:
+                # Raised again below, where errors are handled.
+                batch = None
+            if batch is not None:
+                return batch
+            parts = self._channel.parts(run, own) or [self._fetcher.fetch(run.whole_index())]
+            error = first_error(parts)
+            if error is not None:
+                return error
+        del own
+        # With the places of the batch: generators are set by the first one.
+        return self._fetcher.fetch(run.with_samples(Parts(parts, run.whole_index().index)))
 
 
 class ProcessJoint(Joint):
@@ -73,7 +189,7 @@ class ProcessJoint(Joint):
 
 
 def answer_of(
-    channel: RunChannel, claimed: _native.Claimed | None, message: tuple[Any, Any]
+    channel: JointChannel | JointThreadChannel, claimed: _native.Claimed | None, message: tuple[Any, Any]
 ) -> tuple[Any, Any] | None:
     """Returns the message that a worker sends in place of another one; None: none.
 
@@ -179,13 +295,16 @@ class JointChannel(ProcessChannel):
         return self._is_last(claimed, is_last)
 
     def note_time(self, claimed: _native.Claimed, seconds: float) -> None:
+        """Notes the time that the samples of a run took."""
         self._shared.note_time(claimed, seconds)
 
     def collated(self, claimed: _native.Claimed, own: Any) -> Any:
+        """Returns the batch, if the samples of all runs lie in its rows; else None."""
         rows = self._joint.rows
         return None if rows is None else rows.over_rows(self._shared, claimed, own)
 
     def parts(self, claimed: _native.Claimed, own: Any) -> list[Any] | None:
+        """Returns the samples of all runs; None if they are lost. ``own`` are the worker's last."""
         try:
             return self._shared.parts(claimed, own)
         except Exception:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import io
 import os
 import pickle
 import select
@@ -31,18 +30,17 @@ from ringloader._torch import stand_ins
 from ringloader._worker import entry
 from ringloader._worker.options import WorkerOption
 
-# An assignment follows, or lies in the last of the descriptors; descriptors of the next message.
-ASSIGN, ASSIGN_LARGE, MORE_FDS = b"a", b"l", b"m"
+# An assignment lies in the last of the descriptors; descriptors of the next message.
+ASSIGN, MORE_FDS = b"a", b"m"
 # Numbers of what is dropped follow; nothing.
 DROP, END = b"d", b"e"
 LEFT = b"left"
 # The kernel takes at most 253 in one message.
 MOST_FDS = 250
 NUMBER = struct.Struct("q")
-# Assignments up to this size travel inline, so an interrupt cannot leak a descriptor.
-MOST_BYTES = 32 << 10
 # Numbers in one message that drops, at most.
 MOST_DROPPED = 512
+_MOST_BYTES = 1 + MOST_DROPPED * NUMBER.size
 # A dataset of more parts is not searched for datasets.
 _MOST_PARTS = 1000
 _T = TypeVar("_T")
@@ -117,7 +115,7 @@ class Assignments:
             if self._parent in dict(ready):
                 return None
             try:
-                message, more, flags, _ = socket.recv_fds(self._channel, 1 + MOST_BYTES, MOST_FDS)
+                message, more, flags, _ = socket.recv_fds(self._channel, _MOST_BYTES, MOST_FDS)
             except ConnectionError:
                 return None
             fds += more
@@ -127,9 +125,7 @@ class Assignments:
                 return None
             if message[:1] == DROP:
                 held.drop(number for (number,) in NUMBER.iter_unpack(message[1:]))
-            elif message[:1] == ASSIGN:
-                return self._open(io.BytesIO(message[1:]), fds, held)
-            elif message == ASSIGN_LARGE:
+            elif message == ASSIGN:
                 return self._open(os.fdopen(fds.pop(), "rb"), fds, held)
 
     @staticmethod

@@ -103,18 +103,14 @@ class PoolProcess:
             _Pickler(file, keys).dump(work)
         finally:
             context.set_spawning_popen(before)
-        data = file.getvalue()
-        if len(data) <= pooled.MOST_BYTES:
-            self._send(pooled.ASSIGN + data, sending.fds)
-        else:
-            memory = _native.OwnFd.memory("ringloader-assignment")
-            try:
-                with open(memory.fd, "wb", closefd=False) as target:
-                    target.write(data)
-                os.lseek(memory.fd, 0, os.SEEK_SET)
-                self._send(pooled.ASSIGN_LARGE, [*sending.fds, memory.fd])
-            finally:
-                memory.close()
+        memory = _native.OwnFd.memory("ringloader-assignment")
+        try:
+            with open(memory.fd, "wb", closefd=False) as target:
+                target.write(file.getvalue())
+            os.lseek(memory.fd, 0, os.SEEK_SET)
+            self._send(pooled.ASSIGN, [*sending.fds, memory.fd])
+        finally:
+            memory.close()
         self.numbers.add(record.number)
 
     def _send(self, message: bytes, fds: list[int]) -> None:
