@@ -19,11 +19,11 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_970,
-    "modules of the package": 173,
-    "lines of the core": 4_228,
+    "lines of the package": 18_034,
+    "modules of the package": 170,
+    "lines of the core": 4_230,
     "lines of `_features/state`": 1_493,
-    "lines of another feature": 893,
+    "lines of another feature": 890,
     "pairs of features": 4,
     "modules in one folder": 11,
     "lines of Rust": 22_904,
