@@ -13,7 +13,7 @@ import torch
 
 from programs import client
 from ringloader import CachedDataset, DataLoader
-from ringloader._worker import malloc
+from ringloader._worker import entry
 
 MEBI = 1 << 20
 
@@ -61,7 +61,7 @@ MUCH = 4096 * MEBI
 # No environment for a worker by fork: the test's own is cleaned of what would matter.
 @pytest.fixture(autouse=True)
 def _untuned(monkeypatch):
-    for name in ("RINGLOADER_MALLOC", *malloc._USERS):
+    for name in ("RINGLOADER_MALLOC", *entry._TUNINGS):
         monkeypatch.delenv(name, raising=False)
 
 

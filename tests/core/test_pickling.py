@@ -50,7 +50,9 @@ def test_a_dtype_comes_back_from_its_name(dtype):
     assert not fortran and not read_only
 
 
-WHOLE_ARRAYS = [name for name in batch_values.ARRAYS if not name.startswith(("scalar", "with", "views"))]
+# numpy shows nobody the buffer of dates, so a pickle of read-only ones is writable.
+_OTHERS = ("scalar", "with", "views", "read-only dates", "read-only, a date")
+WHOLE_ARRAYS = [name for name in batch_values.ARRAYS if not name.startswith(_OTHERS)]
 
 
 class WholeArrays:

@@ -30,9 +30,7 @@ def test_every_option_and_variable_has_a_place() -> None:
     known = set(re.findall(r"\bRINGLOADER_[A-Z_]+\b", code)) | {"RINGLOADER", "LOCAL_WORLD_SIZE", *TABLE}
     # The Python tests' own, which is read by no code.
     known |= set(
-        re.findall(
-            r'"((?:MALLOC|GLIBC)_[A-Z_]+)"', (ROOT / "python/ringloader/_worker/malloc.py").read_text()
-        )
+        re.findall(r'"((?:MALLOC|GLIBC)_[A-Z_]+)"', (ROOT / "python/ringloader/_worker/entry.py").read_text())
     )
     page = (DOCS / "options.md").read_text()
     named = re.findall(r"^###+ (`.*)|^- \*\*Variables:\*\* (.*\n(?:  .*\n)*)", page, re.M)

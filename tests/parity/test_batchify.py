@@ -152,9 +152,6 @@ def test_workers_make_what_the_main_process_makes(loader_class, name):
         ("strided", 1),
         ("edges", 2),
         ("in a dict", 3),
-        # By torch's functions.
-        ("arrays, to float", 1),
-        ("of several types", 1),
     ],
 )
 def test_batches_are_written_where_they_are_sent_from(loader_class, name, tensors):
@@ -167,26 +164,6 @@ def test_batches_are_written_where_they_are_sent_from(loader_class, name, tensor
     assert counters["in_place"] == 8 * (tensors if is_native else tensors - 1)
     assert counters["copied"] == (0 if is_native else 8)
     assert counters["pickled"] == counters["oversize"] == 0
-
-
-class IsShared:
-    """Tells if torch's worker would send a batch without a copy."""
-
-    def __init__(self, function):
-        self.function = function
-
-    def __call__(self, samples):
-        batch = self.function(samples)
-        return batch, batch.is_shared()
-
-
-def test_torchs_own_workers_send_without_a_copy():
-    for form in (row, as_strided, as_array):
-        loader = torch.utils.data.DataLoader(Ragged(form), 6, num_workers=1, collate_fn=IsShared(Pad()))
-        assert [shared for _, shared in loader] == [True] * 8
-    assert not any(
-        shared for _, shared in torch.utils.data.DataLoader(Ragged(), 6, collate_fn=IsShared(Pad()))
-    )
 
 
 @pytest.mark.parametrize("context", CONTEXTS)

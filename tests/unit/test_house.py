@@ -19,9 +19,9 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 18_034,
-    "modules of the package": 170,
-    "lines of the core": 4_230,
+    "lines of the package": 17_991,
+    "modules of the package": 169,
+    "lines of the core": 4_196,
     "lines of `_features/state`": 1_493,
     "lines of another feature": 890,
     "pairs of features": 4,

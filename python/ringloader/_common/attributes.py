@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 
@@ -18,18 +19,9 @@ def attribute(thing: object, name: str, default: Any = None) -> Any:
 
 def stored(thing: object, name: str, default: Any = None) -> Any:
     """Returns an attribute that an instance or its class stores as a plain value; runs no code of theirs."""
-    try:
-        found: dict[str, Any] = object.__getattribute__(thing, "__dict__")
-    except AttributeError:
-        found = {}
-    if type(found) is dict and name in found:
-        return found[name]
-    for cls in type(thing).__mro__:
-        if name in cls.__dict__:
-            value = cls.__dict__[name]
-            # A property, or a slot, would run code.
-            return default if hasattr(type(value), "__get__") else value
-    return default
+    value = inspect.getattr_static(thing, name, default)
+    # A property, or a slot, would run code.
+    return default if hasattr(type(value), "__get__") else value
 
 
 def has_method(thing: object, name: str) -> bool:

@@ -260,11 +260,9 @@ def exact_array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
 
 def _array_parts(array: np.ndarray[Any, Any], exact: bool) -> _ArrayParts | None:
     flags = array.flags
-    as_it_is = False
-    if exact and not (flags.forc and flags.writeable and array.dtype.isnative):
-        if not flags.forc and _without_gaps(array):
-            return None
-        as_it_is = flags.forc and _has_buffer(array)
+    as_it_is = exact and flags.forc
+    if exact and not flags.forc and _without_gaps(array):
+        return None
     if not as_it_is and array.dtype.kind != "V" and not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
     tag = _dtype_tag(array.dtype)
@@ -275,15 +273,6 @@ def _array_parts(array: np.ndarray[Any, Any], exact: bool) -> _ArrayParts | None
         array = array.copy(order="C")
     shown = flags.fnc, as_it_is and not flags.writeable
     return array, array.ctypes.data, array.nbytes, array.itemsize, shown, tag, list(array.shape)
-
-
-def _has_buffer(array: np.ndarray[Any, Any]) -> bool:
-    """True if numpy shows the array's buffer to others, such as pickle. It does not show that of dates."""
-    try:
-        array.data.release()
-    except Exception:  # as numpy's reduction, which then goes on without
-        return False
-    return True
 
 
 def _without_gaps(array: np.ndarray[Any, Any]) -> bool:

@@ -64,9 +64,7 @@ class Pad:
     def __call__(self, samples: Sequence[Any]) -> Any:
         """Makes a batch of samples."""
         if self._native is not None and not modes.is_in_modes():
-            port = stand_ins.port
-            is_torchs_worker = port is None and stand_ins.is_in_worker_process()
-            made = self._native(samples, port, stand_ins.new_shared if is_torchs_worker else None)
+            made = self._native(samples, stand_ins.port, None)
             if made is not None:
                 return made
         return self._by_torch(samples)
@@ -112,7 +110,7 @@ class Pad:
                 size[axis] = math.ceil(size[axis] / self._round_to) * self._round_to
             else:
                 self._check_agree(shapes, axis)
-        batch = _new_batch(tensors[0], [len(tensors), *size], dtype).fill_(self._value)
+        batch = tensors[0].new_full((len(tensors), *size), self._value, dtype=dtype)
         for number, tensor in enumerate(tensors):
             place: tuple[Any, ...] = (number, *(slice(size) for size in tensor.shape))
             batch[place].copy_(tensor)
@@ -277,19 +275,6 @@ def _as_tensors(
         typed = [tensor for tensor, sample in zip(tensors, samples, strict=True) if not _is_empty(sample)]
         dtype = functools.reduce(torch.promote_types, (tensor.dtype for tensor in typed or tensors))
     return tensors, dtype
-
-
-def _new_batch(first: torch.Tensor, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Memory for a batch of tensors like ``first``, of any content.
-
-    In a worker process it is shared, as that of ``default_collate``: in the slot, if the worker is ours.
-    """
-    if type(first) is torch.Tensor and first.device.type == "cpu" and stand_ins.is_in_worker_process():
-        nbytes = functools.reduce(int.__mul__, shape, dtype.itemsize)
-        storage = stand_ins.new_shared(nbytes) if nbytes else None
-        if storage is not None:
-            return torch.empty(0, dtype=dtype, device="cpu").set_(storage).view(tuple(shape))
-    return first.new_empty(tuple(shape), dtype=dtype)
 
 
 def _plain(array: numpy.ndarray[Any, Any]) -> numpy.ndarray[Any, Any]:

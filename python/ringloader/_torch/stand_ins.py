@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import multiprocessing
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any
 
 import torch
 import torch.utils.data
@@ -44,12 +44,6 @@ def replace_new_shared(make: Callable[[Any], Any]) -> None:
 def is_in_worker_process() -> bool:
     """True if a loader's worker runs in this process; false in a thread of the main process."""
     return torch.utils.data.get_worker_info() is not None and multiprocessing.parent_process() is not None
-
-
-def new_shared(size: int) -> torch.UntypedStorage | None:
-    """Returns shared memory as ``default_collate`` has it in a worker; None if torch has no way."""
-    allocate = getattr(torch.UntypedStorage, "_new_shared", None)
-    return None if allocate is None else cast("torch.UntypedStorage", allocate(size))
 
 
 def replace_sharing(make: Callable[[Any], Any]) -> None:

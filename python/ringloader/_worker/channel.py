@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable, Sequence
 from multiprocessing import reduction
@@ -12,6 +13,7 @@ from ringloader._torch import internals
 from ringloader._worker.options import WorkerOption
 
 
+@dataclasses.dataclass(frozen=True)
 class WorkerEndpoint:
     """A worker's end of the transport, on its way to the worker.
 
@@ -25,54 +27,40 @@ class WorkerEndpoint:
         busy: Of the successor of a worker, what ``Engine.succeed`` has returned.
     """
 
-    def __init__(
-        self,
-        engine: _native.Engine,
-        worker: int,
-        options: Sequence[WorkerOption] = (),
-        busy: Sequence[int] | None = None,
-    ) -> None:
-        self._engine = engine
-        self.worker = worker
-        self.options = options
-        self._busy = busy
+    engine: _native.Engine
+    worker: int
+    options: Sequence[WorkerOption] = ()
+    busy: Sequence[int] | None = None
 
     @property
     def share(self) -> int:
         """Bytes of shared memory that are this worker's."""
-        return self._engine.share
+        return self.engine.share
 
     def attach(self) -> _native.Port:
         """The worker's end, in the worker."""
-        return _native.Port.inherit(self._engine, self.worker, self._busy)
+        return _native.Port.inherit(self.engine, self.worker, self.busy)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        sent = [reduction.DupFd(fd) for fd in self._engine.worker_fds(self.worker)]
-        return SentEndpoint, (sent, self.worker, self.share, self.options, self._busy)
+        sent = [reduction.DupFd(fd) for fd in self.engine.worker_fds(self.worker)]
+        return SentEndpoint, (sent, self.worker, self.share, self.options, self.busy)
 
 
+@dataclasses.dataclass(frozen=True)
 class SentEndpoint:
     """The end of a worker that was not forked, as it arrives there."""
 
-    def __init__(
-        self,
-        sent: Sequence[Any],
-        worker: int,
-        share: int,
-        options: Sequence[WorkerOption],
-        busy: Sequence[int] | None,
-    ) -> None:
-        self._busy = busy
-        self._sent = sent
-        self.worker = worker
-        self.share = share
-        self.options = options
+    sent: Sequence[Any]
+    worker: int
+    share: int
+    options: Sequence[WorkerOption]
+    busy: Sequence[int] | None
 
     def attach(self) -> _native.Port:
         """The worker's end."""
-        fds = [sent.detach() for sent in self._sent]
+        fds = [sent.detach() for sent in self.sent]
         try:
-            return _native.Port.attach(fds, self.worker, self.share, self._busy)
+            return _native.Port.attach(fds, self.worker, self.share, self.busy)
         finally:
             for fd in fds:
                 os.close(fd)

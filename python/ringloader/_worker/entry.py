@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import random
@@ -19,7 +20,7 @@ import torch
 import ringloader._native as _native
 from ringloader._common import held_memory
 from ringloader._torch import internals, stand_ins
-from ringloader._worker import collate, loop, malloc
+from ringloader._worker import collate, loop
 from ringloader._worker.channel import ProcessChannel, SentEndpoint, WorkerEndpoint
 from ringloader._worker.options import WorkerOption
 
@@ -28,6 +29,24 @@ from ringloader._worker.options import WorkerOption
 if _native.SUPPORTED:
     atexit.register(_native.note_exit)
     held_memory.keep_views()
+
+# Numbers of mallopt(3).
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+
+# By default glibc maps arrays of more than 32 MB anew each time and gives freed memory back at once, which
+# costs a page fault for every 4 KB of every batch. A worker keeps memory of arrays up to this size instead.
+_MOST = 256 << 20
+# glibc raises its threshold by itself up to here.
+_GLIBCS_OWN = 32 << 20
+# A user that sets one of these has decided what the allocator does.
+_TUNINGS = (
+    "MALLOC_TRIM_THRESHOLD_",
+    "MALLOC_MMAP_THRESHOLD_",
+    "MALLOC_TOP_PAD_",
+    "MALLOC_MMAP_MAX_",
+    "GLIBC_TUNABLES",
+)
 
 # Makes the channel of a worker.
 ChannelMaker = Callable[[_native.Port, int], ProcessChannel]
@@ -91,7 +110,7 @@ def run_at(
         make_channel: Makes the channel of the worker.
     """
     work = loop.Work(*fields)
-    trim = malloc.keep_freed(share)
+    trim = _keep_freed(share)
     port.trim_by(trim)
     collate.allocate_in_slots(port)
     collate.replace_collate(port)
@@ -125,3 +144,26 @@ def _run_as_torchs(channel: ProcessChannel, work: loop.Work) -> None:
         loop.run(channel, work)
     finally:
         internals.worker_module._worker_info = None
+
+
+def _keep_freed(share: int) -> Callable[[], object]:
+    """Lets this process's allocator keep freed arrays of up to 256 MiB, or an eighth of ``share`` bytes.
+
+    Does nothing with ``RINGLOADER_MALLOC=0``, where the user has tuned glibc, for a ``share`` so small that
+    glibc's own rule keeps more, and where the C library has no ``mallopt``.
+
+    Returns:
+        What gives back the memory that was kept and is not used: glibc does not find the best place for an
+        array at first, and what it tried before would stay. A function that does nothing if nothing is kept.
+    """
+    if os.environ.get("RINGLOADER_MALLOC") == "0" or any(name in os.environ for name in _TUNINGS):
+        return bool
+    # At worst glibc holds several arrays' worth of pieces until they are given back.
+    kept = min(share // 8, _MOST)
+    libc = ctypes.CDLL(None)
+    if kept <= _GLIBCS_OWN or not hasattr(libc, "mallopt") or not hasattr(libc, "malloc_trim"):
+        return bool
+    # Setting one ends glibc's adjustment of both, so only a pair makes sense.
+    if not libc.mallopt(_M_MMAP_THRESHOLD, kept) or not libc.mallopt(_M_TRIM_THRESHOLD, kept):
+        return bool
+    return lambda: libc.malloc_trim(0)
