@@ -31,21 +31,10 @@ from ringloader._features import (
     stats,
     threads,
 )
-from ringloader._features.auto import NUM_WORKERS
-from ringloader._features.concurrency import WORKER_CONCURRENCY
 from ringloader._features.device import DEVICE, DEVICE_PREFETCH, DEVICE_TRANSFORM
-from ringloader._features.joint import WORKER_TASK
-from ringloader._features.losses import RESTART_WORKERS, SAMPLE_TIMEOUT, WATCHDOG
-from ringloader._features.main_prefetch import MAIN_PREFETCH
-from ringloader._features.next_epoch import PREFETCH_EPOCHS
 from ringloader._features.on_error import MAX_ERRORS, ON_ERROR
-from ringloader._features.pools import WORKER_POOL
-from ringloader._features.rollover import LAST_BATCH
 from ringloader._features.rules import About, Facts, Never, broken, checked_when, option, raise_first
 from ringloader._features.seeding import SEED, SEEDING, WORKER_RESET_FN
-from ringloader._features.state import SNAPSHOT_EVERY_N_STEPS
-from ringloader._features.stats import STATS
-from ringloader._features.threads import WORKER_METHOD
 
 if TYPE_CHECKING:
     import torch
@@ -75,24 +64,24 @@ class Options:
     device: torch.device | str | int | None = DEVICE
     device_prefetch: int = DEVICE_PREFETCH
     device_transform: Callable[[Any], Any] | None = DEVICE_TRANSFORM
-    worker_pool: Any = WORKER_POOL
-    main_prefetch: int = MAIN_PREFETCH
-    worker_method: Literal["multiprocessing", "thread"] = WORKER_METHOD
-    worker_task: Literal["batch", "sample"] = WORKER_TASK
-    worker_concurrency: int = WORKER_CONCURRENCY
-    last_batch: Literal["keep", "discard", "rollover"] | None = LAST_BATCH
+    worker_pool: Any = pools.WORKER_POOL
+    main_prefetch: int = main_prefetch.MAIN_PREFETCH
+    worker_method: Literal["multiprocessing", "thread"] = threads.WORKER_METHOD
+    worker_task: Literal["batch", "sample"] = joint.WORKER_TASK
+    worker_concurrency: int = concurrency.WORKER_CONCURRENCY
+    last_batch: Literal["keep", "discard", "rollover"] | None = rollover.LAST_BATCH
     worker_reset_fn: Callable[[Any, Any, Seeds], Any] | None = WORKER_RESET_FN
     seeding: Literal["torch", "epoch", "sample", "batch"] | None = SEEDING
     seed: int | None = SEED
-    restart_workers: int = RESTART_WORKERS
+    restart_workers: int = losses.RESTART_WORKERS
     on_error: bad_samples.OnError = ON_ERROR
     max_errors: int | None = MAX_ERRORS
-    sample_timeout: float | None = SAMPLE_TIMEOUT
-    watchdog: float | None = WATCHDOG
-    stats: bool = STATS
-    snapshot_every_n_steps: int | None = SNAPSHOT_EVERY_N_STEPS
-    num_workers: Literal["auto"] | None = NUM_WORKERS
-    prefetch_epochs: bool = PREFETCH_EPOCHS
+    sample_timeout: float | None = losses.SAMPLE_TIMEOUT
+    watchdog: float | None = losses.WATCHDOG
+    stats: bool = stats.STATS
+    snapshot_every_n_steps: int | None = state.SNAPSHOT_EVERY_N_STEPS
+    num_workers: Literal["auto"] | None = auto.NUM_WORKERS
+    prefetch_epochs: bool = next_epoch.PREFETCH_EPOCHS
 
     def __post_init__(self) -> None:
         values = vars(self)

@@ -56,7 +56,7 @@ class Recording(Feature):
     ) -> None:
         self.recorder = recorder
         self._history = setup.history
-        self._under_way = setup.under_way or _one_at_a_time
+        self._under_way = setup.under_way or (lambda _worker: 1)
         # Bytes of shared memory of all workers.
         self._shared_bytes = 0
         self._decodes_early = options.main_prefetch > 0
@@ -264,10 +264,6 @@ class _Fetched:
         batch = take(iterator)
         self._note()
         return batch
-
-
-def _one_at_a_time(_worker: int) -> int:
-    return 1
 
 
 def _goes(loader: TorchLoader, options: Options, **change: Any) -> bool:
