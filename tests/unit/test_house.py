@@ -19,10 +19,10 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_991,
-    "modules of the package": 169,
+    "lines of the package": 17_928,
+    "modules of the package": 168,
     "lines of the core": 4_196,
-    "lines of `_features/state`": 1_493,
+    "lines of `_features/state`": 1_443,
     "lines of another feature": 890,
     "pairs of features": 4,
     "modules in one folder": 11,

@@ -39,22 +39,17 @@ class Stream(IterableDataset):
 class Keeping(Stream):
     """Begins each epoch from the state that was loaded, as the streams of Hugging Face do."""
 
-    loaded = None
+    _starting_state_dict = None
 
     def __iter__(self):
         part = self.part()
-        self.at = 0 if self.loaded is None else self.loaded["at"]
+        self.at = 0 if self._starting_state_dict is None else self._starting_state_dict["at"]
         while self.at < len(part):
             self.at += 1
             yield part[self.at - 1]
 
     def load_state_dict(self, state):
-        self.loaded = state
-
-
-class SetInConstructor(Keeping):
-    def __init__(self):
-        self.loaded = {"at": 0}
+        self._starting_state_dict = state
 
 
 class WithPart(Keeping):
@@ -64,7 +59,7 @@ class WithPart(Keeping):
         return {"place": {"at": self.at}, "other": [1]}
 
     def load_state_dict(self, state):
-        self.loaded = state["place"]
+        self._starting_state_dict = state["place"]
 
 
 class Wrapping(IterableDataset):
@@ -121,13 +116,13 @@ class NoPlaceAtFirst(Keeping):
     at = None
 
     def __iter__(self):
-        if self.loaded is not None and self.loaded["at"] is None:
+        if self._starting_state_dict is not None and self._starting_state_dict["at"] is None:
             raise RuntimeError("it has no such place")
         yield from super().__iter__()
 
 
 KEEPING = [
-    *(Keeping, SetInConstructor, WithPart, Wrapping, NoStateBefore, RaisesBefore, Uncopyable),
+    *(Keeping, WithPart, Wrapping, NoStateBefore, RaisesBefore, Uncopyable),
     *(ReadingAhead, NoPlaceAtFirst, Stream),
 ]
 WAYS = {
@@ -272,11 +267,11 @@ class OfAnEpoch(Keeping):
         self.epoch = epoch
 
     def __iter__(self):
-        loaded = self.loaded
+        loaded = self._starting_state_dict
         if loaded is not None and self.epoch != loaded["epoch"]:
-            self.loaded = None
+            self._starting_state_dict = None
         yield from super().__iter__()
-        self.loaded = loaded
+        self._starting_state_dict = loaded
 
     def state_dict(self):
         return {"at": self.at, "epoch": self.epoch}

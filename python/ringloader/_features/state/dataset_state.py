@@ -14,10 +14,16 @@ from torch.utils.data import IterableDataset
 import ringloader._native as _native
 from ringloader._core.feature import StagePosition
 from ringloader._features.rules import THREAD
-from ringloader._features.state.objects import Sent, SnapshotPolicy, read_sent
 from ringloader._features.state.positions import Part, Workers, has_state
 from ringloader._features.state.saved import Saved
-from ringloader._features.state.snapshots import Asked, ResumePoint, Snapshots
+from ringloader._features.state.snapshots import (
+    Asked,
+    ResumePoint,
+    Sent,
+    SnapshotPolicy,
+    Snapshots,
+    read_sent,
+)
 from ringloader._features.table import options_of
 from ringloader._worker.result import Result
 

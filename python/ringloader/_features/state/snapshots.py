@@ -1,24 +1,160 @@
 """The option that takes the states of a worker's dataset after its batches, and begins epochs from them.
 
-Some datasets keep a loaded state in an attribute, and begin each epoch there (``Beginning``).
+With it a batch comes with a snapshot (``_worker/result.py``), if one was due: which worker made it, how many
+batches that was asked for in this epoch, and its state.
 """
 
 from __future__ import annotations
 
 import contextlib
 import pickle
-import weakref
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import ringloader._native as _native
 from ringloader._common.attributes import class_has_method
 from ringloader._common.weak_registry import WeakRegistry
-from ringloader._features.state.objects import Objects, Sent, SnapshotPolicy
+from ringloader._features.seeding import generators
 from ringloader._features.state.positions import Part, Snapshot, has_state
 from ringloader._worker.fetch import SampleFetcher
-from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
+from ringloader._worker.options import EpochStart, Failing, Fetcher, Position, WorkerOption
 from ringloader._worker.result import Result
+
+# The attribute in which a stream of Hugging Face's has a loaded state. It begins each epoch from there.
+_KEPT = "_starting_state_dict"
+# By dataset in this process, which no workers share: True if it got a state, and has had no epoch since.
+_has_loaded: WeakRegistry[bool] = WeakRegistry()
+
+
+class SnapshotPolicy(NamedTuple):
+    """The times at which states are taken, and the objects whose states they are.
+
+    Attributes:
+        every: Steps of the loader from one state to the next; None: no states.
+        workers: The number of workers; 0 for none.
+        is_iterable: True for a dataset that each worker reads by itself.
+        of_dataset: False if workers share the dataset, whose state is then no worker's.
+    """
+
+    every: int | None
+    workers: int
+    is_iterable: bool
+    of_dataset: bool
+
+
+class Sent(NamedTuple):
+    """The state that a worker sends with a batch.
+
+    Attributes:
+        worker: The worker.
+        asked: Batches that it was asked for in this epoch.
+        snapshot: The state after the batch.
+    """
+
+    worker: int
+    asked: int
+    snapshot: Snapshot
+
+
+def read_sent(sent: bytes) -> Sent:
+    """Reads the bytes that came with a batch."""
+    worker, asked, snapshot = pickle.loads(sent)
+    return Sent(worker, asked, Snapshot(*snapshot))
+
+
+class Objects:
+    """The dataset of a worker's epoch, its iterator and fetcher, and which of them have a state.
+
+    Args:
+        dataset: The dataset.
+        samples: The slots of the fetcher, and torch's own.
+        fetcher: The fetcher that options have made of it.
+        policy: When states are taken, and of what.
+    """
+
+    def __init__(
+        self, dataset: Any, samples: SampleFetcher, fetcher: Fetcher, policy: SnapshotPolicy
+    ) -> None:
+        self.dataset = dataset
+        self.torchs = samples.torchs
+        self._turn = samples.turn
+        self._fetcher = fetcher
+        self._policy = policy
+        iterator = getattr(self.torchs, "dataset_iter", None) if policy.is_iterable else None
+        self._has_iterator = has_state(iterator)
+        self._has_dataset = policy.of_dataset and iterator is not dataset and has_state(dataset)
+        # Batches that are passed over before the first one, of how many samples, in which worker.
+        self._to_pass = self._size = self._worker = 0
+
+    @property
+    def have_state(self) -> bool:
+        """True if there is a state to take."""
+        return self._has_dataset or self._has_iterator
+
+    def sent(self, worker: int, asked: int) -> bytes:
+        """Returns the bytes to send with a batch. ``asked``: batches that the worker was asked for."""
+        return pickle.dumps((worker, asked, self.snapshot()), pickle.HIGHEST_PROTOCOL)
+
+    def snapshot(self) -> tuple[bytes, bool, int]:
+        """Returns the fields of a :class:`Snapshot` of now."""
+        found = {}
+        if self._has_dataset:
+            found["dataset"] = self.dataset.state_dict()
+        if self._has_iterator:
+            found["iterator"] = self.torchs.dataset_iter.state_dict()
+        samples = self._turn.number if self._policy.is_iterable else 0
+        is_ended = bool(getattr(self.torchs, "ended", False))
+        return pickle.dumps(found, pickle.HIGHEST_PROTOCOL), is_ended, samples
+
+    def pass_over(self, batches: int, size: int, worker: int) -> Fetcher:
+        """Returns a fetcher that first reads and drops batches.
+
+        It does so when the first task has come, as the key of seeded generators comes with that.
+
+        Args:
+            batches: The number of batches.
+            size: The samples of a batch.
+            worker: The worker.
+        """
+        self._to_pass, self._size, self._worker = batches, size, worker
+        return self
+
+    def fetch(self, index: Any, /) -> Any:
+        """Returns the next batch."""
+        if self._to_pass:
+            try:
+                # Without workers, what was drawn for these batches was drawn before.
+                with contextlib.nullcontext() if self._policy.workers else generators.put_back():
+                    self._drop()
+            except ValueError as error:
+                self._fetcher = Failing(error, once=True)
+            self._to_pass = 0
+        return self._fetcher.fetch(index)
+
+    def _drop(self) -> None:
+        """Reads and drops the batches between the state of the worker and the point where its epoch resumes.
+
+        Raises:
+            ValueError: If there are fewer.
+        """
+        torchs = self.torchs
+        index = [None] * self._size if torchs.auto_collation else None
+        collate, torchs.collate_fn = torchs.collate_fn, lambda _samples: None
+        try:
+            for number in range(self._to_pass):
+                try:
+                    self._fetcher.fetch(index)
+                except StopIteration:
+                    raise ValueError(
+                        f"load_state_dict(): the dataset of worker {self._worker} has ended after {number} "
+                        f"of the {self._to_pass} batches that are read again: it is not the dataset "
+                        "of the state"
+                    ) from None
+                except Exception:
+                    # The caller got this error before, in its turn.
+                    pass
+        finally:
+            torchs.collate_fn = collate
 
 
 class ResumePoint(NamedTuple):
@@ -62,14 +198,14 @@ class Snapshots(WorkerOption):
     def begin(self, dataset: Any, start: EpochStart) -> Any:
         self._point = point = start.position
         self._dataset, self._states = dataset, {}
-        beginning = beginning_of(dataset) if self._policy.of_dataset and has_state(dataset) else None
         part = None if point is None else point.part
         if part is not None and part.snapshot is not None:
             self._states = part.snapshot.states()
         if "dataset" in self._states and part is not None and not part.is_at_end():
-            _load(dataset, self._states["dataset"], "dataset", beginning)
-        elif beginning is not None:
-            beginning.begin()
+            _load(dataset, self._states["dataset"], "dataset")
+            _has_loaded.put(dataset, True)
+        elif _has_loaded.pop(dataset):
+            _forget_loaded(dataset)
         return dataset
 
     def fill(self, samples: SampleFetcher) -> None:
@@ -170,107 +306,22 @@ class Asked:
         return Sent(0, passed, Snapshot(*self._objects.snapshot()))
 
 
-def _load(thing: Any, state: Any, what: str, beginning: Beginning | None = None) -> None:
+def _load(thing: Any, state: Any, what: str) -> None:
     if not has_state(thing):
         raise RuntimeError(
             f"load_state_dict(): the state has that of the {what}, and the {what} {thing!r:.80} has no "
             "state_dict and load_state_dict"
         )
     # torchdata's loader has the state None before its first batch: nothing to load.
-    if state is None:
-        return
-    if beginning is None:
+    if state is not None:
         thing.load_state_dict(state)
-    else:
-        beginning.load(thing, state)
 
 
-# Stands for a missing attribute.
-_NONE = object()
-
-
-class _Held(NamedTuple):
-    """An attribute that has a loaded state itself, or a container in it.
-
-    Attributes:
-        holder: Its object.
-        name: Its name.
-        before: The value before.
-        state: The value that it got.
-        pickled: The pickle of that value.
-    """
-
-    holder: weakref.ref[Any]
-    name: str
-    before: Any
-    state: Any
-    pickled: bytes | None
-
-
-class Beginning:
-    """The beginning of a dataset in this process, which no workers share.
-
-    Some datasets keep a loaded state in an attribute and begin each ``__iter__`` from it, as the streams of
-    Hugging Face do: an epoch from the beginning then sets the attribute back.
-    """
-
-    def __init__(self) -> None:
-        self._held: list[_Held] = []
-
-    def load(self, dataset: Any, state: Any) -> None:
-        """Loads a state into the dataset, and records which attributes have it since."""
-        self.begin()
-        before = [(holder, dict(vars(holder))) for holder in _holders(dataset, set())]
-        dataset.load_state_dict(state)
-        containers = {id(container) for container in _containers(state)}
-        for holder, had in before:
-            for name, value in vars(holder).items():
-                if id(value) in containers and had.get(name, _NONE) is not value:
-                    # An object of a class without weak references is not set back.
-                    with contextlib.suppress(TypeError):
-                        reference = weakref.ref(holder)
-                        old = had.get(name, _NONE)
-                        self._held.append(_Held(reference, name, old, value, _pickled(value)))
-
-    def begin(self) -> None:
-        """Sets back the attributes that have the loaded state, unless they have changed: an epoch begins."""
-        held, self._held = self._held, []
-        for reference, name, before, state, pickled in held:
-            holder = reference()
-            if holder is None or vars(holder).get(name) is not state or _pickled(state) != pickled:
-                continue
-            if before is _NONE:
-                del vars(holder)[name]
-            else:
-                vars(holder)[name] = before
-
-
-# Loaders that have the same dataset share its beginning.
-_beginnings: WeakRegistry[Beginning] = WeakRegistry()
-
-
-def beginning_of(dataset: Any) -> Beginning:
-    """Returns the beginning of a dataset in this process."""
-    found = _beginnings.get(dataset)
-    if found is None:
-        found = Beginning()
-        _beginnings.put(dataset, found)
-    return found
-
-
-def _pickled(state: Any) -> bytes | None:
-    try:
-        return pickle.dumps(state, pickle.HIGHEST_PROTOCOL)
-    except Exception:
-        return None
-
-
-def _containers(state: Any) -> Iterator[Any]:
-    """Yields a state if it is a container, and the containers in it."""
-    if type(state) in (dict, list, tuple):
-        yield state
-        for part in state.values() if type(state) is dict else state:
-            yield from _containers(part)
+def _forget_loaded(dataset: Any) -> None:
+    """Makes the streams of Hugging Face in a dataset begin at their beginning."""
+    for one in _holders(dataset, set()):
+        if vars(one).get(_KEPT) is not None:
+            setattr(one, _KEPT, None)
 
 
 def _holders(thing: Any, seen: set[int]) -> Iterator[Any]:
