@@ -30,7 +30,7 @@ def held():
         with contextlib.suppress(FileNotFoundError):
             names.append(f"{entry.readlink()} {entry.stat().st_ino}")
     names += Path("/proc/self/maps").read_text().splitlines()
-    return [name for name in names if "ringloader-items" in name or "ringloader-ends" in name]
+    return [name for name in names if "ringloader-items" in name]
 
 
 def test_an_interrupt_ends_the_building():
@@ -158,21 +158,18 @@ def test_too_few_descriptors(tmp_path):
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest = os.dup(2)
         os.close(lowest)
-        for free in (0, 1):
-            resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + free, hard))
-            try:
-                SharedList([1])
-            except OSError as error:
-                print(error)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 2, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+        try:
+            SharedList([1])
+        except OSError as error:
+            print(error)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
         print(list(SharedList([1])))
         """,
         tmp_path,
     )
     assert ended.code == 0, ended.err
-    assert ended.out.splitlines() == ["[Errno 24] memfd_create: Too many open files (os error 24)"] * 2 + [
-        "[1]"
-    ]
+    assert ended.out.splitlines() == ["[Errno 24] memfd_create: Too many open files (os error 24)", "[1]"]
 
 
 @pytest.mark.parametrize("item", ["bytes(300 << 20)", "'x' * (300 << 20)", "bytearray(300 << 20)"])

@@ -13,14 +13,15 @@ pub(super) const BUFFER: usize = 1 << 20;
 /// Bytes that are written between two looks at what the system has left.
 const LOOK: u64 = 16 << 20;
 
-/// Builds a list. Private memory is a buffer, and the item at hand.
+/// Builds a list. Private memory is a buffer, the item at hand, and where each item ends.
 #[derive(Debug)]
 pub struct Builder {
-    payload: Growing,
-    ends: Growing,
+    memory: Growing,
     buffer: Vec<u8>,
-    ends_buffer: Vec<u8>,
-    count: u64,
+    /// Zero, and the end of each item.
+    ends: Vec<u8>,
+    /// Bytes of `ends` that the allowance has counted.
+    counted: usize,
     allowance: Allowance,
     owner: u32,
 }
@@ -32,11 +33,10 @@ impl Builder {
     /// [`Error::Os`] when the system refuses: too many open files.
     pub fn new() -> Result<Self> {
         Ok(Self {
-            payload: Growing::create("ringloader-items")?,
-            ends: Growing::create("ringloader-ends")?,
+            memory: Growing::create("ringloader-items")?,
             buffer: Vec::new(),
-            ends_buffer: 0u64.to_le_bytes().to_vec(),
-            count: 0,
+            ends: vec![0; WORD],
+            counted: 0,
             allowance: Allowance::default(),
             owner: std::process::id(),
         })
@@ -63,10 +63,9 @@ impl Builder {
     /// follow.
     #[must_use]
     pub fn end_item(&mut self) -> bool {
-        let end = self.payload.len() + self.buffer.len() as u64;
-        self.ends_buffer.extend_from_slice(&end.to_le_bytes());
-        self.count += 1;
-        self.buffer.len() >= BUFFER || self.ends_buffer.len() >= BUFFER
+        let end = self.memory.len() + self.buffer.len() as u64;
+        self.ends.extend_from_slice(&end.to_le_bytes());
+        self.buffer.len() >= BUFFER || self.ends.len() - self.counted >= BUFFER
     }
 
     /// Moves what was collected to shared memory. Between items only.
@@ -78,14 +77,12 @@ impl Builder {
         if std::process::id() != self.owner {
             return Err(Error::ListInherited { owner: self.owner });
         }
-        for (memory, buffer) in
-            [(&mut self.payload, &mut self.buffer), (&mut self.ends, &mut self.ends_buffer)]
-        {
-            self.allowance.take(buffer.len() as u64, memory.len())?;
-            memory.append(buffer)?;
-            buffer.clear();
-            buffer.shrink_to(2 * BUFFER);
-        }
+        let collected = self.buffer.len() + self.ends.len() - self.counted;
+        self.counted = self.ends.len();
+        self.allowance.take(collected as u64, self.memory.len())?;
+        self.memory.append(&self.buffer)?;
+        self.buffer.clear();
+        self.buffer.shrink_to(2 * BUFFER);
         Ok(())
     }
 
@@ -94,13 +91,14 @@ impl Builder {
     /// # Errors
     /// As [`flush`](Self::flush).
     pub fn finish(mut self) -> Result<Items> {
-        let end = self.payload.len() + self.buffer.len() as u64;
+        let end = self.memory.len() + self.buffer.len() as u64;
         self.buffer.resize(self.buffer.len() + (end.next_multiple_of(WORD as u64) - end) as usize, 0);
-        self.ends_buffer.extend_from_slice(&self.count.to_le_bytes());
         self.flush()?;
-        self.allowance.take(self.ends.len(), self.payload.len())?;
-        self.payload.append_all(&self.ends)?;
-        Items::over(self.payload.freeze()?)
+        let count = self.ends.len() / WORD - 1;
+        self.ends.extend_from_slice(&(count as u64).to_le_bytes());
+        self.allowance.take(self.ends.len() as u64, self.memory.len())?;
+        self.memory.append(&self.ends)?;
+        Items::over(self.memory.freeze()?)
     }
 }
 

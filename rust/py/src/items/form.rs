@@ -1,7 +1,8 @@
 //! An item as bytes, and back: a skeleton, as of a batch, without a memo.
 //!
 //! Numbers, strings and bytes, and plain tuples, lists and dicts of them, are tokens; any other item is pickled as a
-//! whole. A leaf is the key of a dict that the list has written once: see [`Named::name`].
+//! whole. A list or dict that is in an item of tokens twice comes back as two. A leaf is the key of a dict that the list
+//! has written once: see [`Named::name`].
 //!
 //! The dicts of a list mostly have the same keys. Keys are written once, after all items, and each process that reads
 //! makes their strings once: an item has a number for a key, and its dict gets that string.
@@ -20,9 +21,6 @@ use crate::objects;
 /// Containers within containers, at most; what is deeper is pickled.
 const DEPTH: u32 = 16;
 
-/// Lists and dicts of one item that are compared; with more, the item is pickled.
-const MUTABLE: usize = 64;
-
 /// The memory of a larger item is not kept for the next one.
 const LARGEST_KEPT: usize = 1 << 20;
 
@@ -31,8 +29,6 @@ const LARGEST_KEPT: usize = 1 << 20;
 pub(crate) struct Writer {
     skeleton: SkeletonWriter,
     pub(crate) numbers: KeyNumbers,
-    /// Addresses of the item's lists and dicts so far. One that is in the item twice must be one object again.
-    mutable: Vec<usize>,
 }
 
 impl Writer {
@@ -46,7 +42,6 @@ impl Writer {
             self.skeleton = SkeletonWriter::new();
         }
         self.skeleton.clear();
-        self.mutable.clear();
         if !self.write(item, 0)? {
             self.skeleton.clear();
             // Protocol 5: that of the oldest Python there is.
@@ -102,9 +97,6 @@ impl Writer {
             self.skeleton.tuple(len);
             return self.parts(tuple.iter(), depth);
         }
-        if !self.is_new(value) {
-            return Ok(false);
-        }
         if let Ok(list) = value.cast_exact::<PyList>() {
             let items = objects::items_of(list);
             let Ok(len) = u32::try_from(items.len()) else { return Ok(false) };
@@ -142,13 +134,6 @@ impl Writer {
             return Ok(true);
         }
         self.write(key, depth)
-    }
-
-    fn is_new(&mut self, value: &Bound<'_, PyAny>) -> bool {
-        let address = value.as_ptr() as usize;
-        let is_new = self.mutable.len() < MUTABLE && !self.mutable.contains(&address);
-        self.mutable.push(address);
-        is_new
     }
 }
 

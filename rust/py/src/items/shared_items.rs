@@ -3,7 +3,7 @@
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::Arc;
 
-use pyo3::exceptions::{PyIndexError, PyOverflowError, PyTypeError, PyValueError};
+use pyo3::exceptions::{PyIndexError, PyOverflowError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyInt, PySlice, PyType};
@@ -32,8 +32,21 @@ impl SharedItems {
         Ok(Self { items: Arc::new(items), start: 0, step: 1, len })
     }
 
-    /// The list of all that a builder has, with the keys.
-    fn finished(py: Python<'_>, mut builder: Builder) -> PyResult<Self> {
+    /// Makes a list of items, one by one.
+    fn of<'py>(py: Python<'py>, items: impl Iterator<Item = PyResult<Bound<'py, PyAny>>>) -> PyResult<Self> {
+        let mut builder = Builder::new().map_err(exception)?;
+        let mut writer = Writer::default();
+        for (position, item) in items.enumerate() {
+            let item = item?;
+            let bytes = writer.item(&item).map_err(|error| unpicklable(&item, position, error))?;
+            builder.add(bytes).map_err(exception)?;
+            if builder.end_item() {
+                without_interpreter(py, || builder.flush()).map_err(exception)?;
+                // An iterator without Python code would run to its end.
+                py.check_signals()?;
+            }
+        }
+        writer.numbers.write(builder.buffer());
         let _ = builder.end_item();
         Self::all(without_interpreter(py, || builder.finish()).map_err(exception)?)
     }
@@ -65,21 +78,7 @@ impl SharedItems {
             let other = other.get();
             return other.part(other.start, other.step, other.len);
         }
-        let py = iterable.py();
-        let mut builder = Builder::new().map_err(exception)?;
-        let mut writer = Writer::default();
-        for (position, item) in iterable.try_iter()?.enumerate() {
-            let item = item?;
-            let bytes = writer.item(&item).map_err(|error| unpicklable(&item, position, error))?;
-            builder.add(bytes).map_err(exception)?;
-            if builder.end_item() {
-                without_interpreter(py, || builder.flush()).map_err(exception)?;
-                // An iterator without Python code would run to its end.
-                py.check_signals()?;
-            }
-        }
-        writer.numbers.write(builder.buffer());
-        Self::finished(py, builder)
+        Self::of(iterable.py(), iterable.try_iter()?)
     }
 
     fn __len__(&self) -> usize {
@@ -101,13 +100,7 @@ impl SharedItems {
             if error.is_instance_of::<PyOverflowError>(py) {
                 return PyIndexError::new_err("cannot fit 'int' into an index-sized integer");
             }
-            match key.hasattr("__index__") {
-                Ok(false) => PyTypeError::new_err(format!(
-                    "list indices must be integers or slices, not {}",
-                    key.get_type().name().map_or_else(|_| "?".into(), |name| name.to_string())
-                )),
-                _ => error,
-            }
+            error
         })?;
         let index = if index < 0 { index + this.len as isize } else { index };
         match usize::try_from(index).ok().filter(|&index| index < this.len).and_then(|at| this.item(at)) {
@@ -149,16 +142,8 @@ impl SharedItems {
         if (self.start, self.step, self.len) == (0, 1, self.items.len()) {
             return objects::bytes(py, self.items.items().bytes());
         }
-        let mut builder = Builder::new().map_err(exception)?;
-        for index in 0..self.len {
-            builder.buffer().extend_from_slice(self.item(index).unwrap_or_default());
-            if builder.end_item() {
-                without_interpreter(py, || builder.flush()).map_err(exception)?;
-                py.check_signals()?;
-            }
-        }
-        builder.buffer().extend_from_slice(self.items.get(self.items.len()).unwrap_or_default());
-        objects::bytes(py, Self::finished(py, builder)?.items.items().bytes())
+        let items = (0..self.len).map(|index| read(py, self.item(index).unwrap_or_default(), &self.items));
+        objects::bytes(py, Self::of(py, items)?.items.items().bytes())
     }
 
     /// A list of its own of what `to_bytes` gave.
