@@ -157,8 +157,8 @@ def test_a_page_that_does_not_fit_the_sources_is_found(tmp_path):
     copy(tmp_path)
     table = tmp_path / "python/ringloader/_features/table.py"
     text = table.read_text()
-    assert text.count("    stats: bool = STATS\n") == 1
-    table.write_text(text.replace("    stats: bool = STATS\n", "    statistics: bool = STATS\n"))
+    assert text.count("    stats: bool = stats.STATS\n") == 1
+    table.write_text(text.replace("    stats: bool = stats.STATS\n", "    statistics: bool = stats.STATS\n"))
     with pytest.raises(AssertionError, match=rf"{PAGE} must follow them: .*_features/table\.py"):
         apply(tmp_path)
 
