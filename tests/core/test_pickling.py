@@ -174,6 +174,19 @@ def test_numbers_strings_and_plain_containers_are_not_asked_for(dumps):
     assert not [found for found in asked if type(found) in kinds]
 
 
+@pytest.mark.parametrize(
+    "make", [np.ndarray.copy, lambda array: array.view(np.memmap)], ids=["array", "memmap"]
+)
+@pytest.mark.parametrize(
+    "axes", [np.s_[::-1], np.s_[:, ::-1], np.s_[2:0:-1, ::-2], np.s_[1:1:-1], np.s_[0::-1]]
+)
+def test_reversed_axes_of_exact_pickles_stay_reversed(make, axes):
+    array = np.ndarray.__getitem__(make(np.arange(12).reshape(3, 4)), axes)
+    back = pickling.loads(pickling.exact_dumps([array, array], lambda _: NotImplemented), [])
+    assert back[0] is back[1] and type(back[0]) is type(array) and np.array_equal(back[0], array)
+    assert [stride < 0 for stride in back[0].strides] == [stride < 0 for stride in array.strides]
+
+
 class OwnArray(np.ndarray):
     pass
 

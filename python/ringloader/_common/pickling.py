@@ -140,8 +140,20 @@ class _ExactPickler(pickle.Pickler):
         self.dispatch_table = {
             **copyreg.dispatch_table,
             torch.TypedStorage: reductions.reduce_typed_storage,
+            np.ndarray: _reduce_array,
+            np.memmap: _reduce_array,
         }
         self.reducer_override = leaves  # type: ignore[method-assign]
+
+
+def _reduce_array(array: np.ndarray[Any, Any]) -> Any:
+    if not _is_reversed(array):
+        return array.__reduce_ex__(5)
+    # A leaf, and numpy's own pickle, would lose the reversal, and torch would take an array that it refuses.
+    axes = tuple(slice(None, None, -1 if stride < 0 else 1) for stride in array.strides)
+    # A memory map's own indexing makes a plain array of one without a file.
+    turned = np.ndarray.__getitem__
+    return turned, (turned(array, axes), axes)
 
 
 def exact_dumps(sample: object, leaves: Leaves) -> bytes:
@@ -250,8 +262,11 @@ def array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
 def exact_array_tag(array: np.ndarray[Any, Any]) -> _ArrayParts | None:
     """Returns what :func:`array_tag` does, for an array that arrives as it is, if it has no gaps.
 
-    It is then perhaps read-only, of the other byte order, with its axes in any order.
+    It is then perhaps read-only, of the other byte order, with its axes in any order. None for one with a
+    reversed axis too, which has its strides by ``_reduce_array``.
     """
+    if _is_reversed(array):
+        return None
     if not (array.flags.forc or array.dtype.isnative):
         # With gaps, it would arrive in the machine's byte order.
         array = array.copy(order="K")
@@ -273,6 +288,11 @@ def _array_parts(array: np.ndarray[Any, Any], exact: bool) -> _ArrayParts | None
         array = array.copy(order="C")
     shown = flags.fnc, as_it_is and not flags.writeable
     return array, array.ctypes.data, array.nbytes, array.itemsize, shown, tag, list(array.shape)
+
+
+def _is_reversed(array: np.ndarray[Any, Any]) -> bool:
+    """True if ``array`` has a negative stride, in an axis of length 1 too, which torch refuses."""
+    return min(array.strides, default=0) < 0
 
 
 def _without_gaps(array: np.ndarray[Any, Any]) -> bool:

@@ -37,9 +37,9 @@ class CachedDataset(Dataset[_T], Generic[_T]):
 
     ``cached[i]`` is ``dataset[i]``. The first process or thread that needs a sample makes it. All others read
     it from shared memory, or from a file. Each caller gets its own copy, with the types, dtypes, shapes and
-    strides of ``dataset[i]`` (a numpy array with gaps or reversed axes gets other strides). A sample may be
-    any object that can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are read
-    fastest. The tensors and arrays of a sample share one block of memory, which stays while you hold one.
+    strides of ``dataset[i]`` (a numpy array with gaps gets other strides). A sample may be any object that
+    can be pickled. Tensors on the CPU, arrays, numbers, strings, and trees of these are read fastest. The
+    tensors and arrays of a sample share one block of memory, which stays while you hold one of them.
     Attributes that you set on a plain tensor are lost.
 
     The cache keeps samples until it is full, and replaces none. Other samples are made at each access.
