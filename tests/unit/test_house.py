@@ -19,10 +19,10 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_940,
-    "modules of the package": 168,
-    "lines of the core": 4_208,
-    "lines of `_features/state`": 1_443,
+    "lines of the package": 17_917,
+    "modules of the package": 167,
+    "lines of the core": 4_187,
+    "lines of `_features/state`": 1_442,
     "lines of another feature": 890,
     "pairs of features": 4,
     "modules in one folder": 11,

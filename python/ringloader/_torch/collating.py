@@ -91,7 +91,7 @@ def collates_as_torch(stand_in: type | tuple[()] = ()) -> bool:
     parts += [*collate_fn_map, *collate_fn_map.values()]
     # A program may put another map in its place.
     is_same_map = getattr(_collation, _MAP, None) is collate_fn_map
-    if is_same_map and _own.are(parts):
+    if is_same_map and parts == _own:
         return True
     found = (
         is_same_map
@@ -102,11 +102,12 @@ def collates_as_torch(stand_in: type | tuple[()] = ()) -> bool:
         and all(isinstance(getattr(torch, name), BuiltinFunctionType) for name in _COLLATING)
     )
     if found and not isinstance(collate, stand_in):
-        _own.note(parts)
+        _own[:] = parts
     return found
 
 
-_own = internals.TorchsOwn()
+# Parts that were found to be torch's own: the same ones need no other look.
+_own: list[Any] = []
 
 
 def others_in_collate() -> list[Any]:

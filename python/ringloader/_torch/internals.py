@@ -9,7 +9,6 @@ import contextlib
 import functools
 import importlib
 import inspect
-import operator
 import os
 from collections.abc import Callable
 from types import FunctionType
@@ -132,31 +131,6 @@ def is_torchs_own(function: Any, qualname: str) -> bool:
         and function.__code__.co_filename.startswith(_HOME)
         and function.__code__.co_qualname == qualname
     )
-
-
-class TorchsOwn:
-    """Parts of torch that a check has found to be torch's own: the same ones need no other look.
-
-    A tool may put another code into a function, so that counts too.
-    """
-
-    def __init__(self) -> None:
-        self._parts: list[Any] = []
-        self._functions: list[FunctionType] = []
-        self._codes: list[Any] = []
-
-    def are(self, parts: list[Any]) -> bool:
-        """True if these are the parts that were noted last."""
-        return parts == self._parts and [*map(_code_of, self._functions)] == self._codes
-
-    def note(self, parts: list[Any]) -> None:
-        """Notes parts that a check has found to be torch's own."""
-        self._parts = parts
-        self._functions = [part for part in parts if isinstance(part, FunctionType)]
-        self._codes = [*map(_code_of, self._functions)]
-
-
-_code_of = operator.attrgetter("__code__")
 
 
 def _own_fetcher(name: str) -> tuple[Any, Any]:

@@ -5,7 +5,6 @@ Nothing is drawn, started or allocated here.
 
 from __future__ import annotations
 
-import collections
 import functools
 import operator
 import os
@@ -228,16 +227,16 @@ def _replaced_class(name: str, cls: Any, methods: Sequence[str], get_iterator: A
         *map(vars(cls).get, methods),
         *map(vars(internals.BaseIterator).get, methods),
     ]
-    if _own[name].are(parts):
+    if _own.get(name) == parts:
         return None
     found = _find_replaced(name, cls, methods, get_iterator)
     if found is None:
-        _own[name].note(parts)
+        _own[name] = parts
     return found
 
 
-# By the class of iterators that is replaced or not.
-_own: dict[str, internals.TorchsOwn] = collections.defaultdict(internals.TorchsOwn)
+# By the class of iterators: parts that were found to be torch's own. The same ones need no other look.
+_own: dict[str, list[Any]] = {}
 
 
 def _find_replaced(name: str, cls: Any, methods: Sequence[str], get_iterator: Any) -> str | None:

@@ -13,7 +13,7 @@ from ringloader._torch import internals
 from ringloader._worker.options import WorkerOption
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class WorkerEndpoint:
     """A worker's end of the transport, on its way to the worker.
 
@@ -46,7 +46,7 @@ class WorkerEndpoint:
         return SentEndpoint, (sent, self.worker, self.share, self.options, self.busy)
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class SentEndpoint:
     """The end of a worker that was not forked, as it arrives there."""
 

@@ -88,7 +88,6 @@ def put_native_again(fetcher: Any) -> None:
     if (
         collation is None
         or fetcher.collate_fn is not collation.torchs_own
-        or collation.torchs_own.__code__ is not collation.code
         or len(collating.collate_fn_map) != collation.known
     ):
         put_native(fetcher)
@@ -106,8 +105,7 @@ class Collation:
 
     def __init__(self, torchs_own: Any) -> None:
         self.torchs_own = torchs_own
-        # A tool may put another code into a function, and others may teach torch more classes.
-        self.code = torchs_own.__code__
+        # Others may teach torch more classes.
         self.known = len(collating.collate_fn_map)
         parts = collating.parts_of_default_collate()
         self._native = _native.Collate(

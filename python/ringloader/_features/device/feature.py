@@ -10,7 +10,7 @@ from ringloader._core.feature import Feature, MemoryPlan, Setup, Stage, StagePos
 from ringloader._features.device.device import Moving
 from ringloader._features.devices import resolve
 from ringloader._features.table import Options
-from ringloader._worker import result
+from ringloader._worker import fetch
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
@@ -22,7 +22,7 @@ def feature_for(_loader: TorchLoader, options: Options, setup: Setup) -> Feature
     device, transform = resolve(options.device), options.device_transform
     if device is None:
         return None if transform is None else Transforming(transform)
-    transform = None if transform is None else result.through(transform)
+    transform = None if transform is None else fetch.through(transform)
     is_here = setup.path in ("single-process", "torch")
     return Device(Moving(device, options.device_prefetch, transform), is_here)
 

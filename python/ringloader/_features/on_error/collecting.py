@@ -18,7 +18,7 @@ from ringloader._common.weak_registry import WeakRegistry
 from ringloader._core.feature import Feature, StagePosition
 from ringloader._log import logger
 from ringloader._torch import internals
-from ringloader._worker.result import Result
+from ringloader._worker.fetch import Result
 from ringloader.bad_samples import BadSample
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Samples that raise, where batches are made: they are asked for again, left out or replaced.
 
-A batch with bad samples becomes a :class:`~ringloader._worker.result.Result`, from which
+A batch with bad samples becomes a :class:`~ringloader._worker.fetch.Result`, from which
 :class:`~ringloader._features.on_error.collecting.Collecting` takes them in the main process.
 """
 
@@ -25,9 +25,8 @@ from ringloader._core.feature import Setup
 from ringloader._features.on_error import collecting, retries
 from ringloader._features.rules import THREAD
 from ringloader._features.table import Options
-from ringloader._worker.fetch import EMPTY, Parts, SampleFetcher
+from ringloader._worker.fetch import EMPTY, Parts, Result, SampleFetcher
 from ringloader._worker.options import Fetcher, InFront, Position, WorkerOption
-from ringloader._worker.result import Result
 from ringloader.bad_samples import RAISE, SKIP, BadSample, OnError
 
 if TYPE_CHECKING:

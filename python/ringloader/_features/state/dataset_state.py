@@ -25,7 +25,7 @@ from ringloader._features.state.snapshots import (
     read_sent,
 )
 from ringloader._features.table import options_of
-from ringloader._worker.result import Result
+from ringloader._worker.fetch import Result
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurWorkersIterator

@@ -1,6 +1,6 @@
 """The option that takes the states of a worker's dataset after its batches, and begins epochs from them.
 
-With it a batch comes with a snapshot (``_worker/result.py``), if one was due: which worker made it, how many
+With it a batch comes with a snapshot (``_worker/fetch.py``), if one was due: which worker made it, how many
 batches that was asked for in this epoch, and its state.
 """
 
@@ -16,9 +16,8 @@ from ringloader._common.attributes import class_has_method
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._features.seeding import generators
 from ringloader._features.state.positions import Part, Snapshot, has_state
-from ringloader._worker.fetch import SampleFetcher
+from ringloader._worker.fetch import Result, SampleFetcher
 from ringloader._worker.options import EpochStart, Failing, Fetcher, Position, WorkerOption
-from ringloader._worker.result import Result
 
 # The attribute in which a stream of Hugging Face's has a loaded state. It begins each epoch from there.
 _KEPT = "_starting_state_dict"
