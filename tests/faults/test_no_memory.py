@@ -218,7 +218,7 @@ BY_PYO3 = """
 
 def test_a_panic_of_pyo3_without_memory_is_a_memory_error():
     pytest.importorskip("_testcapi", reason="this Python has no _testcapi, by which allocations fail")
-    assert ran(BY_PYO3, panics=True).startswith("allocations:")
+    assert ran(BY_PYO3).startswith("allocations:")
 
 
 LIMITED = """
@@ -336,7 +336,7 @@ def test_a_panic_is_an_error_of_its_batch(options, capfd):
     assert "planted" in capfd.readouterr().err
 
 
-def ran(program, *arguments, panics=False):
+def ran(program, *arguments):
     ended = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(program), *arguments],
         capture_output=True,
@@ -345,5 +345,5 @@ def ran(program, *arguments, panics=False):
         check=False,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])},
     )
-    assert ended.returncode == 0 and ("panicked" in ended.stderr) == panics, ended.stderr[-3000:]
+    assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout

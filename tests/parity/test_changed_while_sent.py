@@ -1,4 +1,4 @@
-"""User code that changes a batch's memory while the batch is sent: the result is what torch sends."""
+"""User code that changes a batch's memory while the batch is sent: the batch arrives, or an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, Dataset
 import ringloader
 from parity import harness
 from parity.datasets import identity
-from small_datasets import Made
 
 ACTIONS = {
     "resize_ to less": lambda tensor: tensor.resize_(min(1, tensor.numel())),
@@ -91,28 +90,28 @@ def content(loader_class, dataset):
     return found
 
 
-WHERE = [("earlier", 10), ("earlier", 400_000), ("later", 5000), ("between", 5000)]
+WHERE = [("earlier", 10), ("earlier", 400_000), ("between", 5000)]
 
 
 @pytest.mark.parametrize(("where", "size"), WHERE)
 def test_reductions_that_change_a_tensor(loader_class, where, size):
-    dataset = Acted(size, ACTIONS, where)
-    ours, torchs = content(loader_class, dataset), content(DataLoader, dataset)
-    for name in ACTIONS:
-        assert isinstance(torchs[name], list)
-        assert ours[name] == torchs[name], name
+    """It arrives as it is in the end. Another shape, or a storage without its bytes, is an error."""
+    actions = {**ACTIONS, **RESIZING}
+    for index, (name, found) in enumerate(content(loader_class, Acted(size, actions, where)).items()):
+        tensor = torch.arange(size, dtype=torch.int32) + index
+        actions[name](tensor)
+        beside = torch.arange(size, dtype=torch.int32) - index
+        if tensor.shape != (size,) or name == "storage to none":
+            assert "was resized, or got other memory, while the batch" in found, name
+        else:
+            parts = {"earlier": found, "between": [found[2], found[0], found[3]]}[where]
+            assert parts[:3] == [described(beside), described(tensor), described(beside[1:])], name
 
 
-@pytest.mark.rings_only
-@pytest.mark.parametrize("size", [10, 400_000])
-def test_reductions_that_resize_a_storage(loader_class, size):
-    """Torch's worker crashes where it grows; where it shrinks, the old bytes are gone here."""
-    found = content(loader_class, Acted(size, RESIZING, "earlier"))
-    assert "was resized, or got other memory, while the batch" in found.pop("storage to none")
-    elements = torch.arange(size, dtype=torch.int32)
-    for index, (beside, changed, view, _) in enumerate(found.values()):
-        assert beside == described(elements - index)
-        assert (changed, view) == (described(elements + index), described(elements[1:] - index))
+@pytest.mark.parametrize("size", [10, 5000])
+def test_reductions_that_change_a_tensor_behind_them(loader_class, size):
+    dataset = Acted(size, ACTIONS, "later")
+    assert content(loader_class, dataset) == content(DataLoader, dataset)
 
 
 ON_ARRAYS = {
@@ -133,41 +132,6 @@ def test_reductions_that_resize_an_array(loader_class, size):
     assert found.pop("fill an array")[1] == described(np.full(size, 4, "i4"))
     for error in found.values():
         assert f"an array of {4 * size} bytes was resized, or got other memory" in error
-
-
-def randomly_acted(index):
-    """Tensors, views of them and reductions that act on any of them, in any order."""
-    choice = random.Random(index)
-    tensors = [torch.arange(choice.choice((2, 6, 3000)), dtype=torch.int32) + 10 * n for n in range(4)]
-    tensors += [choice.choice(tensors)[1:], choice.choice(tensors)[::2]]
-    # An action that moves a storage while a view of it is not sent yet leaves stock torch's views behind.
-    names = ["set_", "data", "share", "fill", "resize_ to none", "resize_ to less", "transpose"]
-    actings = [Acting(choice.choice(tensors), choice.choice(names)) for _ in range(5)]
-    parts = tensors + actings + [tensors[0].untyped_storage()]
-    choice.shuffle(parts)
-    return [{"nested": parts[:5], 3: (parts[5:9],)}, *parts[9:]]
-
-
-def flat(value):
-    if isinstance(value, dict):
-        return [leaf for item in value.values() for leaf in flat(item)]
-    if isinstance(value, list | tuple):
-        return [leaf for item in value for leaf in flat(item)]
-    if isinstance(value, torch.UntypedStorage):
-        return [bytes(value.tolist())]
-    return [described(value)]
-
-
-def test_random_reductions(loader_class):
-    def batches(which):
-        loader = which(
-            Made(randomly_acted, 60), num_workers=1, batch_size=None, collate_fn=identity, timeout=20
-        )
-        return [flat(batch) for batch in loader]
-
-    ours, torchs = batches(loader_class), batches(DataLoader)
-    for index, (mine, theirs) in enumerate(zip(ours, torchs, strict=True)):
-        assert mine == theirs, index
 
 
 class Nothing:

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
-use crate::objects::{Message, no_memory};
+use crate::objects::no_memory;
 
 /// PyO3's panic where the interpreter has no memory for an object.
 const NO_OBJECT: &str = "PyObject pointer is null";
@@ -38,8 +38,8 @@ fn error(py: Python<'_>, panic: &(dyn Any + Send)) -> PyErr {
     if text == NO_OBJECT {
         return no_memory(py);
     }
-    let error = Message(format!("ringloader's native code panicked: {text}; please report this bug"));
-    let error = PyRuntimeError::new_err(error);
+    let text = format!("ringloader's native code panicked: {text}; please report this bug");
+    let error = PyRuntimeError::new_err(text);
     error.value(py);
     error
 }

@@ -15,19 +15,17 @@ use ringloader_core::transport::copier::stop_copies;
 use ringloader_core::transport::engine::Engine;
 use ringloader_core::transport::queues::Queues;
 
-use crate::objects::Message;
-
 /// The exception for an error of the core.
 pub(crate) fn exception(error: Error) -> PyErr {
     match error {
         Error::Os { errno, ref call, ref message } => {
             PyOSError::new_err((errno, format!("{call}: {message}")))
         }
-        Error::Memory(what) => PyMemoryError::new_err(Message(what)),
+        Error::Memory(what) => PyMemoryError::new_err(what),
         Error::Config(what) => PyValueError::new_err(what),
         Error::Inherited { .. } => PyAssertionError::new_err(error.to_string()),
         Error::Arrival { error, .. } => exception(*error),
-        _ => PyRuntimeError::new_err(Message(error.to_string())),
+        _ => PyRuntimeError::new_err(error.to_string()),
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! | room | about |
 //! |---|---|
-//! | `objects.rs` | new objects of Python's own types, or `MemoryError` |
+//! | `objects.rs` | new objects of Python's own types |
 //! | `caught.rs` | panics, as errors |
 //! | `gil.rs` | threads that detach from the interpreter; errors of the core as exceptions |
 //! | `lock.rs` | a lock that threads wait for without the interpreter |
@@ -37,7 +37,7 @@ mod native {
     pub(crate) mod lock;
     #[allow(
         unsafe_code,
-        reason = "asks the interpreter for objects, where PyO3 would panic; turns its collector off"
+        reason = "makes lists and tuples of items that may be errors; turns the interpreter's collector off"
     )]
     pub(crate) mod objects;
     pub(crate) mod placement;

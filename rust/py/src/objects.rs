@@ -1,12 +1,11 @@
-//! New objects of Python's own types, or `MemoryError`: PyO3's constructors panic where no memory is left.
-//! [`CollectorOff`] keeps the making of objects from running finalisers.
+//! New objects of Python's own types. [`CollectorOff`] keeps the making of objects from running finalisers.
 
 use std::marker::PhantomData;
 
 use pyo3::exceptions::{PyMemoryError, PyRuntimeError, PyUnicodeDecodeError};
+use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
-use pyo3::{PyErrArguments, ffi};
 use ringloader_core::Error;
 use ringloader_core::batch::Token;
 
@@ -21,19 +20,6 @@ use ringloader_core::batch::Token;
 unsafe fn made<T>(py: Python<'_>, new: *mut ffi::PyObject) -> PyResult<Bound<'_, T>> {
     // SAFETY: the caller's; the interpreter is attached.
     unsafe { Ok(Bound::from_owned_ptr_or_err(py, new)?.cast_into_unchecked()) }
-}
-
-/// # Errors
-/// `MemoryError`.
-pub(crate) fn bytes<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyBytes>> {
-    // SAFETY: the interpreter is attached. A new reference to an object of that type, or none with an error set.
-    unsafe { made(py, ffi::PyBytes_FromStringAndSize(bytes.as_ptr().cast(), bytes.len() as isize)) }
-}
-
-/// # Errors
-/// `MemoryError`.
-pub(crate) fn text<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
-    PyString::from_bytes(py, text.as_bytes())
 }
 
 /// A string from shared memory.
@@ -52,66 +38,18 @@ fn not_utf8(py: Python<'_>, error: PyErr) -> PyErr {
     PyRuntimeError::new_err(Error::Corrupt(format!("text is not UTF-8: {error}")).to_string())
 }
 
-/// A string as the strings of a program are: one for all that are equal.
-///
-/// # Errors
-/// `MemoryError`.
-pub(crate) fn interned<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyString>> {
-    let mut text = self::text(py, text)?.into_ptr();
-    // SAFETY: it takes the reference to a string, and gives one to a string that is equal.
-    unsafe {
-        ffi::PyUnicode_InternInPlace(&raw mut text);
-        Ok(Bound::from_owned_ptr(py, text).cast_into_unchecked())
-    }
-}
-
-/// # Errors
-/// `MemoryError`.
-#[inline]
-pub(crate) fn int(py: Python<'_>, value: i64) -> PyResult<Bound<'_, PyInt>> {
-    // SAFETY: as in `bytes`.
-    unsafe { made(py, ffi::PyLong_FromLongLong(value)) }
-}
-
-/// # Errors
-/// `MemoryError`.
-pub(crate) fn unsigned(py: Python<'_>, value: u64) -> PyResult<Bound<'_, PyInt>> {
-    // SAFETY: as in `bytes`.
-    unsafe { made(py, ffi::PyLong_FromUnsignedLongLong(value)) }
-}
-
-/// # Errors
-/// `MemoryError`.
-#[inline]
-pub(crate) fn float(py: Python<'_>, value: f64) -> PyResult<Bound<'_, PyFloat>> {
-    // SAFETY: as in `bytes`.
-    unsafe { made(py, ffi::PyFloat_FromDouble(value)) }
-}
-
 /// The value of a token that is neither text nor a container. `None` of any other.
-///
-/// # Errors
-/// `MemoryError`.
 #[inline]
-pub(crate) fn plain<'py>(py: Python<'py>, token: Token<'_>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    Ok(Some(match token {
+pub(crate) fn plain<'py>(py: Python<'py>, token: Token<'_>) -> Option<Bound<'py, PyAny>> {
+    Some(match token {
         Token::None => py.None().into_bound(py),
         Token::True => PyBool::new(py, true).to_owned().into_any(),
         Token::False => PyBool::new(py, false).to_owned().into_any(),
-        Token::Int(number) => int(py, number)?.into_any(),
-        Token::Float(number) => float(py, number)?.into_any(),
-        Token::Bytes(value) => bytes(py, value)?.into_any(),
-        _ => return Ok(None),
-    }))
-}
-
-/// An empty one.
-///
-/// # Errors
-/// `MemoryError`.
-pub(crate) fn dict(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
-    // SAFETY: as in `bytes`.
-    unsafe { made(py, ffi::PyDict_New()) }
+        Token::Int(number) => PyInt::new(py, number).into_any(),
+        Token::Float(number) => PyFloat::new(py, number).into_any(),
+        Token::Bytes(value) => PyBytes::new(py, value).into_any(),
+        _ => return None,
+    })
 }
 
 /// A list of `items`. No code of anybody's may run while they are made.
@@ -123,7 +61,7 @@ pub(crate) fn list<'py, E: From<PyErr>>(
     items: impl ExactSizeIterator<Item = Result<Bound<'py, PyAny>, E>>,
 ) -> Result<Bound<'py, PyList>, E> {
     let len = items.len();
-    // SAFETY: as in `bytes`. The list has room for `len` items, and takes the reference to each.
+    // SAFETY: the interpreter is attached. A new list, or none with an error set; it has room for `len` items, and takes the reference to each.
     unsafe {
         let list: Bound<'_, PyList> = made(py, ffi::PyList_New(len as isize))?;
         for (at, item) in items.take(len).enumerate() {
@@ -150,29 +88,6 @@ pub(crate) fn tuple<'py, E: From<PyErr>>(
         }
         Ok(tuple)
     }
-}
-
-/// A tuple of existing objects: arguments of a call, for which PyO3 makes a tuple too.
-///
-/// # Errors
-/// `MemoryError`.
-#[inline]
-pub(crate) fn arguments<'py, const N: usize>(
-    py: Python<'py>,
-    items: [Bound<'py, PyAny>; N],
-) -> PyResult<Bound<'py, PyTuple>> {
-    tuple(py, items.into_iter().map(Ok::<_, PyErr>))
-}
-
-/// A tuple of ints.
-///
-/// # Errors
-/// `MemoryError`.
-pub(crate) fn ints(
-    py: Python<'_>,
-    values: impl IntoIterator<Item = i64, IntoIter: ExactSizeIterator>,
-) -> PyResult<Bound<'_, PyTuple>> {
-    tuple(py, values.into_iter().map(|value| Ok::<_, PyErr>(int(py, value)?.into_any())))
 }
 
 /// An empty vector with room for `len` items.
@@ -224,15 +139,6 @@ pub(crate) fn no_memory(py: Python<'_>) -> PyErr {
     // SAFETY: the interpreter is attached. It sets an error, and returns nothing.
     unsafe { ffi::PyErr_NoMemory() };
     PyErr::take(py).unwrap_or_else(|| PyMemoryError::new_err(()))
-}
-
-/// The message of an error; left out where there is no memory for it.
-pub(crate) struct Message(pub(crate) String);
-
-impl PyErrArguments for Message {
-    fn arguments(self, py: Python<'_>) -> Py<PyAny> {
-        text(py, &self.0).map_or_else(|_| py.None(), |text| text.into_any().unbind())
-    }
 }
 
 /// Keeps the collector off, so that making an object runs no finalisers. Dropped, it leaves the collector as it was.

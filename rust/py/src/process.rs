@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
-use pyo3::types::PyInt;
 use ringloader_core::os::parent_death;
 use ringloader_core::process;
 
 use crate::gil::exception;
-use crate::objects;
 
 /// Called before each fork, by the thread that forks.
 #[pyfunction]
@@ -40,8 +38,8 @@ pub(crate) fn end_with_parent(pidfd: RawFd) -> PyResult<()> {
 
 /// A number that is this process's alone, also where process ids are the same: in another pid namespace.
 #[pyfunction]
-pub(crate) fn process_identity(py: Python<'_>) -> PyResult<Bound<'_, PyInt>> {
-    objects::unsigned(py, process::current().identity())
+pub(crate) fn process_identity() -> u64 {
+    process::current().identity()
 }
 
 /// Bytes of memory that the machine and the control group have left.

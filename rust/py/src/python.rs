@@ -5,10 +5,8 @@
 
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::PyBool;
 
 use crate::caught::caught;
-use crate::objects;
 
 /// Names of ringloader's own methods.
 pub(crate) mod names {
@@ -91,11 +89,7 @@ pub(crate) fn failed_arrival<'py>(
     was_raised: bool,
 ) -> PyResult<(Bound<'py, PyAny>, Option<PyErr>)> {
     let Standing { class, lost } = Standing::get(py)?;
-    let made = caught(py, || {
-        let was_raised = PyBool::new(py, was_raised).to_owned().into_any();
-        let arguments = objects::arguments(py, [error.value(py).clone().into_any(), was_raised])?;
-        class.bind(py).call1(arguments)
-    });
+    let made = caught(py, || class.bind(py).call1((error.value(py), was_raised)));
     Ok(made.map_or_else(|error| (lost.bind(py).clone(), Some(error)), |made| (made, None)))
 }
 

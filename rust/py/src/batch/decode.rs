@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyTuple};
+use pyo3::types::{PyBytes, PyDict, PyList, PyTuple};
 use ringloader_core::batch::{
     ArrayFlags, Leaf, LeafKind, Meta, SkeletonReader, StorageRecord, Token, integers,
 };
@@ -173,16 +173,11 @@ impl<'py> LeafReader<'_, 'py> {
         flags: ArrayFlags,
         copy: Option<&RefCell<Copies>>,
     ) -> PyResult<Bound<'py, PyAny>> {
-        let dtype = self
-            .torch
-            .array_dtype
-            .bind(py)
-            .call1(objects::arguments(py, [objects::bytes(py, leaf.dtype_tag())?.into_any()])?)?;
-        let shape = objects::ints(py, leaf.shape().iter())?.into_any();
+        let dtype = self.torch.array_dtype.bind(py).call1((PyBytes::new(py, leaf.dtype_tag()),))?;
+        let shape = PyTuple::new(py, leaf.shape().iter())?;
         let order = if flags.fortran { strings::fortran(py) } else { strings::c_order(py) };
-        let order = order.clone().into_any();
         if record.nbytes == 0 {
-            return self.torch.empty_array.bind(py).call1(objects::arguments(py, [shape, dtype, order])?);
+            return self.torch.empty_array.bind(py).call1((shape, dtype, order));
         }
         let len = record.nbytes - leaf.byte_offset();
         let span = Span::new(self.bytes, record.offset + leaf.byte_offset(), len)?;
@@ -190,13 +185,9 @@ impl<'py> LeafReader<'_, 'py> {
         let bytes = flat.call_method0(strings::numpy(py))?;
         if flags.read_only {
             // A read-only array must not become writable, just as one that is unpickled from `bytes` cannot.
-            let arguments = objects::arguments(py, [PyBool::new(py, false).to_owned().into_any()])?;
-            bytes.call_method1(strings::setflags(py), arguments)?;
+            bytes.call_method1(strings::setflags(py), (false,))?;
         }
-        let none = py.None().into_bound(py);
-        let first = objects::int(py, 0)?.into_any();
-        let arguments = objects::arguments(py, [shape, dtype, bytes, first, none, order])?;
-        self.torch.ndarray.bind(py).call1(arguments)
+        self.torch.ndarray.bind(py).call1((shape, dtype, bytes, 0, py.None(), order))
     }
 }
 
@@ -229,7 +220,7 @@ impl<'py> Tree<'_, 'py> {
                 known.ok_or_else(|| corrupt(&format!("memo {number} before its object")))?
             }
             Token::List(len) => {
-                let list = objects::list(py, [].into_iter().map(Ok::<_, PyErr>))?;
+                let list = PyList::empty(py);
                 self.remember(list.clone().into_any())?;
                 for _ in 0..len {
                     list.append(self.value(py)?)?;
@@ -237,12 +228,11 @@ impl<'py> Tree<'_, 'py> {
                 list.into_any()
             }
             Token::Ints { width, bytes } => {
-                let items = integers(width, bytes).map(|item| objects::int(py, item).map(Bound::into_any));
-                let list = objects::list(py, items)?.into_any();
+                let list = PyList::new(py, integers(width, bytes))?.into_any();
                 self.remember(list)?
             }
             Token::Dict(len) => {
-                let dict = objects::dict(py)?;
+                let dict = PyDict::new(py);
                 self.remember(dict.clone().into_any())?;
                 for _ in 0..len {
                     let name = self.value(py)?;
@@ -266,7 +256,7 @@ impl<'py> Tree<'_, 'py> {
                 tuple
             }
             Token::Pickle(bytes) => self.unpickle(py, bytes)?,
-            plain => objects::plain(py, plain)?.ok_or_else(|| corrupt("a token that is not known here"))?,
+            plain => objects::plain(py, plain).ok_or_else(|| corrupt("a token that is not known here"))?,
         };
         self.depth -= 1;
         Ok(value)
@@ -278,7 +268,7 @@ impl<'py> Tree<'_, 'py> {
             let item = self.value(py)?;
             objects::push(py, &mut items, item)?;
         }
-        objects::tuple(py, items.into_iter().map(Ok))
+        PyTuple::new(py, items)
     }
 
     fn remember(&mut self, value: Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
@@ -299,10 +289,11 @@ impl<'py> Tree<'_, 'py> {
         for number in 0..count {
             leaves.push(self.leaves.leaf(py, number)?);
         }
-        let arguments = [
-            objects::bytes(py, bytes)?.into_any(),
-            objects::list(py, leaves.into_iter().map(Ok::<_, PyErr>))?.into_any(),
-        ];
-        self.leaves.torch.loads.bind(py).call1(objects::arguments(py, arguments)?)
+        // A large pickle may find no memory, which must be an error and no panic.
+        let pickle = PyBytes::new_with(py, bytes.len(), |into| {
+            into.copy_from_slice(bytes);
+            Ok(())
+        })?;
+        self.leaves.torch.loads.bind(py).call1((pickle, PyList::new(py, leaves)?))
     }
 }

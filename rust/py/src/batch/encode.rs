@@ -23,7 +23,7 @@ use ringloader_core::sync::Lock;
 
 use super::LONGEST_TABLE_KEPT;
 use super::groups::Groups;
-use super::leaves::{Change, Drafts, changed};
+use super::leaves::Drafts;
 use crate::identity::ByIdentity;
 use crate::objects::{entries_of, items_of};
 use crate::torch::names::Torch;
@@ -98,7 +98,7 @@ impl Encoded {
             return Ok(true);
         }
         let found = self.drafts.look(Torch::get(py)?, py);
-        if let Ok(Change::None) = found {
+        if let Ok(true) = found {
             return Ok(true);
         }
         let Some(pickled) = &self.pickled else {
@@ -107,9 +107,7 @@ impl Encoded {
             self.encode(batch)?;
             return Ok(false);
         };
-        if let Change::Lost(leaf) = found? {
-            return Err(changed(&self.drafts.leaves[leaf as usize]));
-        }
+        found?;
         self.groups.clear();
         self.meta.clear();
         self.meta.skeleton().pickle(pickled.as_bytes(py));
@@ -367,8 +365,6 @@ impl Leaves {
                     drafts.known.insert(object.as_ptr() as usize, number);
                     Ok(Some(number))
                 }
-                // Anybody's code is called for it.
-                Ok(None) => drafts.secure(torch, py).map(|()| None),
                 other => other,
             },
         };

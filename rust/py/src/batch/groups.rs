@@ -79,7 +79,6 @@ impl Groups {
         meta: &mut MetaWriter,
     ) -> PyResult<()> {
         self.clear();
-        drafts.forget_moves();
         self.groups.form(&mut BatchLeaves { py, drafts }, filled)?;
         for group in self.groups.groups() {
             let first = &drafts.leaves[group.first as usize];
@@ -148,7 +147,7 @@ impl Groups {
         let torch = Torch::get(py)?;
         for (group, is_copied) in self.groups.groups().iter().zip(&self.is_copied) {
             if *is_copied && runs_others(group.len as usize) {
-                drafts.anchor(torch, py, group.first)?;
+                drafts.hold_storage(torch, py, group.first)?;
             }
         }
         Ok(())

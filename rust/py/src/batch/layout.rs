@@ -12,7 +12,6 @@ use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::received::Received;
 
 use super::template::{Template, TemplateCache};
-use crate::objects;
 use crate::torch::names::Torch;
 use crate::torch::source::pinned_copy;
 use crate::torch::tensor::TensorForm;
@@ -196,7 +195,7 @@ impl Layout {
     fn new_tensors<'py>(&self, py: Python<'py>, packed: bool) -> PyResult<Vec<NewTensor<'py>>> {
         let torch = Torch::get(py)?;
         let each = |Shape { dtype, shape, strides }: &Shape| {
-            let ints = |values: &[i64]| objects::ints(py, values.iter().copied());
+            let ints = |values: &[i64]| PyTuple::new(py, values);
             Ok((ints(shape)?, ints(strides)?, torch.torch_dtype(py, *dtype)?))
         };
         let shapes = self.routes.iter().filter_map(|route| match route {

@@ -6,8 +6,7 @@
 //! then [`Drafts::look`] looks at every leaf again before a byte is copied. Free-threaded, other threads always run, and
 //! what is copied is held ([`Groups::hold`](super::groups::Groups::hold)).
 //!
-//! Before the pickler calls any code, the encoder holds the storages that it has met so far. So a batch has what torch
-//! would have sent, which moves storages to shared memory at that moment. Nothing holds an array's memory: its bytes
+//! A batch has what its leaves have once nothing of it is pickled any more. Nothing holds an array's memory: its bytes
 //! are copied without releasing the interpreter lock. Where there is none, other threads must not resize the array
 //! (`refcheck=False`) meanwhile, as numpy asks for each use of an array by several threads.
 
@@ -52,18 +51,9 @@ pub(crate) struct LeafDraft {
     pub(crate) kind: LeafKind,
     /// The owner of the memory: an index into the objects that are held.
     held: u32,
-    /// The index of the leaf's anchor; [`NONE`] without one.
-    anchor: u32,
 }
 
 const NONE: u32 = u32::MAX;
-
-/// One of torch's storages, held, and where a leaf begins in it. The leaf's bytes are found by it even if its tensor
-/// has another storage since, or the storage has moved to shared memory.
-struct Anchor {
-    storage: Py<PyAny>,
-    offset: u64,
-}
 
 /// The leaves of one batch.
 #[derive(Default)]
@@ -72,30 +62,13 @@ pub(crate) struct Drafts {
     /// INVARIANT: everything whose memory `leaves` names, and whose identity `known` does.
     pub(crate) held: Vec<Py<PyAny>>,
     dims: Vec<i64>,
-    anchors: Vec<Anchor>,
-    /// The number of leaves that were [secured](Self::secure).
-    secured: usize,
     /// True if foreign code may have run since an address was taken.
     pub(super) disturbed: bool,
-    /// True if addresses were found to have changed since [`forget_moves`](Self::forget_moves).
-    moved: bool,
-    /// A leaf that was found to be no plain one any more.
-    lost: Option<u32>,
     /// True if the leaves are to come back as they are. As a part of a batch, an array comes back as torch's pickle has
     /// it.
     pub(super) exact: bool,
     /// Numbers of leaves by their objects: for the pickler only.
     pub(super) known: ByIdentity<u32>,
-}
-
-/// The change that a second look at all leaves has found.
-pub(super) enum Change {
-    /// All is where it was.
-    None,
-    /// All leaves are the same, but some lie elsewhere: the addresses are those of now.
-    Moved,
-    /// This leaf is not what it was.
-    Lost(u32),
 }
 
 impl Drafts {
@@ -118,28 +91,26 @@ impl Drafts {
         self.disturbed |= !self.leaves.is_empty();
     }
 
-    /// Forgets moves that were found. Called before the addresses are used: [`look`](Self::look) reports an address
-    /// that changes after that.
-    pub(crate) fn forget_moves(&mut self) {
-        self.moved = false;
-    }
-
     /// Returns the number of torch's storage that a tensor or storage lies in. The storage is held, so that no other
     /// gets its number.
     pub(crate) fn storage(&mut self, py: Python<'_>, leaf: u32) -> PyResult<Option<usize>> {
-        self.anchor(Torch::get(py)?, py, leaf)?;
-        let anchor = self.anchors.get(self.leaves[leaf as usize].anchor as usize);
-        anchor.map(|anchor| Torch::number_of(anchor.storage.bind(py))).transpose()
+        let storage = self.hold_storage(Torch::get(py)?, py, leaf)?;
+        storage.as_ref().map(Torch::number_of).transpose()
     }
 
-    /// Holds the storage that a tensor lies in at this moment.
+    /// Holds the storage that a leaf lies in at this moment, and returns it; `None` for a leaf without one.
     ///
     /// # Errors
     /// The error that torch raises when it is asked for a storage.
-    pub(crate) fn anchor(&mut self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<()> {
-        let LeafDraft { anchor, held, len, ref kind, .. } = self.leaves[leaf as usize];
-        if anchor != NONE || !kind.aliases() || len == 0 {
-            return Ok(());
+    pub(crate) fn hold_storage<'py>(
+        &mut self,
+        torch: &Torch,
+        py: Python<'py>,
+        leaf: u32,
+    ) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let LeafDraft { held, len, ref kind, .. } = self.leaves[leaf as usize];
+        if !kind.aliases() || len == 0 {
+            return Ok(None);
         }
         self.disturbed = true;
         let object = self.held[held as usize].clone_ref(py).into_bound(py);
@@ -148,22 +119,10 @@ impl Drafts {
             _ => object,
         };
         if !storage.get_type().is(&torch.untyped_storage) {
-            return Ok(());
+            return Ok(None);
         }
-        // Asking for the storage may have run any code, so the storage is that of the tensor as it is now.
-        if !self.look_again(torch, py, leaf)? {
-            return Ok(());
-        }
-        let (start, len) = torch.memory_of(&storage)?;
-        let draft = &mut self.leaves[leaf as usize];
-        if let Some(offset) = draft.address.checked_sub(start)
-            && draft.len <= len
-            && offset as u64 <= len - draft.len
-        {
-            draft.anchor = self.anchors.len() as u32;
-            self.anchors.push(Anchor { storage: storage.unbind(), offset: offset as u64 });
-        }
-        Ok(())
+        self.held.push(storage.clone().unbind());
+        Ok(Some(storage))
     }
 
     /// Checks that a tensor which is copied out of its storage lies within it. To make the storage's object may run the
@@ -172,89 +131,63 @@ impl Drafts {
     /// # Errors
     /// `RuntimeError` if it does not: the storage was resized.
     pub(super) fn check_bounds(&self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<()> {
-        let LeafDraft { address, len, held, anchor, ref kind, .. } = self.leaves[leaf as usize];
-        if anchor != NONE || len == 0 || !matches!(kind, LeafKind::Tensor { .. }) {
+        let LeafDraft { address, len, held, ref kind, .. } = self.leaves[leaf as usize];
+        if len == 0 || !matches!(kind, LeafKind::Tensor { .. }) {
             return Ok(());
         }
         let Some(storage) = torch.storage_of(self.held[held as usize].bind(py)) else { return Ok(()) };
         torch.offset_in(&storage, address, len).map(drop)
     }
 
-    /// Holds the storages of all leaves so far, before the pickler calls anybody's code: as with torch, which moves a
-    /// storage to shared memory when it comes to it, the batch has what was there before.
-    pub(super) fn secure(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<()> {
-        while self.secured < self.leaves.len() {
-            self.anchor(torch, py, self.secured as u32)?;
-            self.secured += 1;
-        }
-        Ok(())
-    }
-
-    /// Describes a tensor without an anchor again: the leaf is what it is now. `false` if it is no plain one any more.
-    fn look_again(&mut self, torch: &Torch, py: Python<'_>, leaf: u32) -> PyResult<bool> {
-        let LeafDraft { address, len, held, ref kind, .. } = self.leaves[leaf as usize];
-        let &LeafKind::Tensor { dtype, dims } = kind else { return Ok(true) };
-        let object = self.held[held as usize].clone_ref(py).into_bound(py);
-        let before = self.dims.len();
-        let Some(found) = self.described(torch, &object)?.filter(LeafDraft::is_plain) else {
-            self.lost = Some(leaf);
-            return Ok(false);
-        };
-        let LeafKind::Tensor { dtype: now, dims: there } = found.kind else { return Ok(false) };
-        let is_same = (found.address, found.len, now) == (address, len, dtype)
-            && (self.shape(there), self.strides(there)) == (self.shape(dims), self.strides(dims));
-        if is_same {
-            self.dims.truncate(before);
-        } else {
-            self.leaves[leaf as usize] = LeafDraft { held, ..found };
-            self.moved = true;
-        }
-        Ok(true)
-    }
-
-    /// Looks at every leaf again, without foreign code from the first to the return: but where this torch has no C
-    /// functions, what makes the storages held runs before.
+    /// Looks at every leaf again, without foreign code from the first to the return. Returns true if all are where they
+    /// were. Else the addresses are those of now.
     ///
     /// # Errors
-    /// The error that torch raises when it is asked for a storage.
-    pub(super) fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<Change> {
-        if torch.exchange.is_none() {
-            self.secured = 0;
-            self.secure(torch, py)?;
-        }
+    /// `RuntimeError` for a leaf that is not what it was.
+    pub(super) fn look(&mut self, torch: &Torch, py: Python<'_>) -> PyResult<bool> {
         self.disturbed = false;
-        for number in 0..self.leaves.len() as u32 {
-            let LeafDraft { address, len, held, anchor, ref kind, .. } = self.leaves[number as usize];
-            match kind {
-                LeafKind::Bytes => {}
+        let mut is_same = true;
+        for number in 0..self.leaves.len() {
+            let LeafDraft { address, len, held, ref kind, .. } = self.leaves[number];
+            if len == 0 || matches!(kind, LeafKind::Bytes) {
                 // The leaf was without bytes when the batch was read, and stays so.
-                _ if len == 0 => {}
-                LeafKind::Array { .. } => {
-                    if memory_of_array(self.held[held as usize].bind(py))? != Some((address, len)) {
-                        self.lost = Some(number);
-                    }
-                }
-                _ if anchor == NONE => {
-                    self.look_again(torch, py, number)?;
-                }
-                _ => {
-                    let Anchor { storage, offset } = &self.anchors[anchor as usize];
-                    let (start, whole) = torch.memory_of(storage.bind(py))?;
-                    if offset + len > whole {
-                        self.lost = Some(number);
-                        continue;
-                    }
-                    let now = start + *offset as usize;
-                    self.leaves[number as usize].address = now;
-                    self.moved |= now != address;
-                }
+                continue;
             }
+            let object = self.held[held as usize].clone_ref(py).into_bound(py);
+            let now = match kind {
+                LeafKind::Array { .. } => memory_of_array(&object)?,
+                &LeafKind::Tensor { dtype, dims } => self.look_again(torch, &object, dtype, dims)?,
+                _ => Some(torch.memory_of(&object)?),
+            };
+            let Some((now, _)) = now.filter(|now| now.1 == len) else {
+                return Err(changed(&self.leaves[number]));
+            };
+            self.leaves[number].address = now;
+            is_same &= now == address;
         }
-        Ok(match self.lost {
-            Some(leaf) => Change::Lost(leaf),
-            None if self.moved => Change::Moved,
-            None => Change::None,
-        })
+        Ok(is_same)
+    }
+
+    /// Returns address and bytes of a tensor that is a leaf; `None` if it is no plain one any more, or of another form.
+    fn look_again(
+        &mut self,
+        torch: &Torch,
+        tensor: &Bound<'_, PyAny>,
+        dtype: Dtype,
+        dims: Dims,
+    ) -> PyResult<Option<(usize, u64)>> {
+        let before = self.dims.len();
+        let found = self.described(torch, tensor)?.filter(LeafDraft::is_plain);
+        let found = found.filter(|found| match found.kind {
+            LeafKind::Tensor { dtype: now, dims: there } => {
+                let is_like =
+                    (self.shape(there), self.strides(there)) == (self.shape(dims), self.strides(dims));
+                is_like && now == dtype
+            }
+            _ => false,
+        });
+        self.dims.truncate(before);
+        Ok(found.map(|found| (found.address, found.len)))
     }
 
     /// Lets go of everything and keeps the memory.
@@ -262,11 +195,7 @@ impl Drafts {
         self.leaves.clear();
         self.held.clear();
         self.dims.clear();
-        self.anchors.clear();
-        self.secured = 0;
         self.disturbed = false;
-        self.moved = false;
-        self.lost = None;
         self.known.clear();
     }
 
@@ -395,7 +324,7 @@ impl Drafts {
 impl LeafDraft {
     /// A leaf at any address, for which nothing is held yet.
     fn new(address: usize, len: u64, kind: LeafKind) -> Self {
-        Self { address, len, alignment: 1, kind, held: NONE, anchor: NONE }
+        Self { address, len, alignment: 1, kind, held: NONE }
     }
 
     /// Returns false for a tensor whose elements have no memory, because it is fake or under a transform, and for a
@@ -415,7 +344,7 @@ fn storage(torch: &Torch, object: &Bound<'_, PyAny>) -> PyResult<Option<LeafDraf
 }
 
 /// Makes the error for a leaf whose bytes are gone.
-pub(super) fn changed(leaf: &LeafDraft) -> PyErr {
+fn changed(leaf: &LeafDraft) -> PyErr {
     let what = match leaf.kind {
         LeafKind::Tensor { .. } => "a tensor",
         LeafKind::Array { .. } => "an array",

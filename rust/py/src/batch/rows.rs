@@ -1,12 +1,11 @@
 //! Rows of a batch that all workers make, back to objects: the batch over them, or the samples that they were.
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::rows::{Column, ColumnKind, Place, SampleForm};
 use ringloader_core::sync::Arc;
 
 use crate::gil::{corrupt, no_memory_for};
-use crate::objects;
 use crate::strings;
 use crate::torch::memory::Memory;
 use crate::torch::source::Bytes;
@@ -26,18 +25,17 @@ fn made<'py>(
             for item in items {
                 values.push(made(py, item, is_batch, leaf)?);
             }
-            let values = values.into_iter().map(Ok::<_, PyErr>);
             // torch makes lists of tuples.
             if is_batch || matches!(form, SampleForm::List(_)) {
-                objects::list(py, values).map(Bound::into_any)
+                PyList::new(py, values).map(Bound::into_any)
             } else {
-                objects::tuple(py, values).map(Bound::into_any)
+                PyTuple::new(py, values).map(Bound::into_any)
             }
         }
         SampleForm::Dict(items) => {
-            let dict = objects::dict(py)?;
+            let dict = PyDict::new(py);
             for (name, item) in items {
-                dict.set_item(objects::text(py, name)?, made(py, item, is_batch, leaf)?)?;
+                dict.set_item(PyString::new(py, name), made(py, item, is_batch, leaf)?)?;
             }
             Ok(dict.into_any())
         }
@@ -94,7 +92,7 @@ pub(crate) fn samples<'py>(
             }
         })?);
     }
-    objects::list(py, samples.into_iter().map(Ok::<_, PyErr>)).map(Bound::into_any)
+    PyList::new(py, samples).map(Bound::into_any)
 }
 
 /// Private memory for the rows of `count` samples, and their places in it.

@@ -7,7 +7,7 @@
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyInt, PyList, PyTuple};
 use ringloader_core::batch::{Meta, SkeletonReader, Token, integers};
 use ringloader_core::sync::{Arc, Lock};
 use ringloader_core::transport::received::Received;
@@ -261,8 +261,7 @@ impl TemplateReader<'_> {
             Token::Ints { width, bytes } => {
                 let mut items = Vec::new();
                 for item in integers(width, bytes) {
-                    let item = objects::int(py, item)?.into_any().unbind();
-                    objects::push(py, &mut items, Node::Value(item))?;
+                    objects::push(py, &mut items, Node::Value(PyInt::new(py, item).into_any().unbind()))?;
                 }
                 Ok(Some(Node::List(items)))
             }
@@ -272,7 +271,7 @@ impl TemplateReader<'_> {
                 let (Some(Node::Value(module)), Some(Node::Value(name))) = (module, name) else {
                     return Ok(None);
                 };
-                let name = objects::arguments(py, [module, name].map(|text| text.into_bound(py)))?.unbind();
+                let name = PyTuple::new(py, [module, name])?.unbind();
                 Ok(self.nodes(py, len.saturating_sub(2))?.map(|items| Node::NamedTuple(name, items)))
             }
             Token::Dict(len) => {
@@ -284,7 +283,7 @@ impl TemplateReader<'_> {
                 }
                 Ok(Some(Node::Dict(items)))
             }
-            plain => Ok(objects::plain(py, plain)?.map(|value| Node::Value(value.unbind()))),
+            plain => Ok(objects::plain(py, plain).map(|value| Node::Value(value.unbind()))),
         }
     }
 
@@ -394,16 +393,13 @@ impl Node {
         Ok(match self {
             Self::Value(value) => value.bind(py).clone(),
             Self::Tensor(form) => tensor(form)?,
-            Self::List(items) => objects::list(py, each(items)?.into_iter().map(Ok::<_, PyErr>))?.into_any(),
-            Self::Tuple(items) => {
-                objects::tuple(py, each(items)?.into_iter().map(Ok::<_, PyErr>))?.into_any()
-            }
+            Self::List(items) => PyList::new(py, each(items)?)?.into_any(),
+            Self::Tuple(items) => PyTuple::new(py, each(items)?)?.into_any(),
             Self::NamedTuple(name, items) => {
-                let items = objects::tuple(py, each(items)?.into_iter().map(Ok::<_, PyErr>))?;
-                Torch::get(py)?.named_tuple(name.bind(py), items)?
+                Torch::get(py)?.named_tuple(name.bind(py), PyTuple::new(py, each(items)?)?)?
             }
             Self::Dict(items) => {
-                let dict = objects::dict(py)?;
+                let dict = PyDict::new(py);
                 for (name, item) in items {
                     dict.set_item(name.make(py, tensor)?, item.make(py, tensor)?)?;
                 }

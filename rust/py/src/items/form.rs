@@ -166,7 +166,7 @@ impl Reader<'_> {
             Token::Tuple(len) if depth < DEPTH => objects::tuple(py, self.parts(py, len, depth))?.into_any(),
             Token::List(len) if depth < DEPTH => objects::list(py, self.parts(py, len, depth))?.into_any(),
             Token::Dict(len) if depth < DEPTH => {
-                let dict = objects::dict(py)?;
+                let dict = PyDict::new(py);
                 for _ in 0..len {
                     let key = self.read(py, depth + 1)?;
                     dict.set_item(key, self.read(py, depth + 1)?)?;
@@ -176,10 +176,9 @@ impl Reader<'_> {
             Token::Pickle(pickled) if depth == 0 => {
                 static LOADS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
                 // A copy: what unpickles may keep the bytes longer than the list lives.
-                let arguments = objects::arguments(py, [objects::bytes(py, pickled)?.into_any()])?;
-                LOADS.import(py, "pickle", "loads")?.call1(arguments)?
+                LOADS.import(py, "pickle", "loads")?.call1((PyBytes::new(py, pickled),))?
             }
-            plain => objects::plain(py, plain)?.ok_or_else(corrupt)?,
+            plain => objects::plain(py, plain).ok_or_else(corrupt)?,
         })
     }
 
@@ -241,7 +240,7 @@ impl Named {
                 let (key, behind) = text.split_at_checked(len.into()).ok_or_else(corrupt)?;
                 let key = std::str::from_utf8(key).map_err(|_| corrupt())?;
                 // Interned, as the strings of a program are that look for a key: then they are found by their address.
-                keys.push(objects::interned(py, key)?.unbind());
+                keys.push(PyString::intern(py, key).unbind());
                 rest = behind;
             }
             Ok::<_, PyErr>(keys)

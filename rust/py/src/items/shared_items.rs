@@ -11,7 +11,6 @@ use ringloader_core::items::{self, Builder, Items};
 
 use super::form::{Named, Writer, read};
 use crate::gil::{exception, without_interpreter};
-use crate::objects;
 use crate::process::duplicate;
 
 /// A list of any objects in shared memory, or every `step`-th of its items.
@@ -140,10 +139,10 @@ impl SharedItems {
     /// The items as bytes, without the memory; of a part, only its items.
     fn to_bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         if (self.start, self.step, self.len) == (0, 1, self.items.len()) {
-            return objects::bytes(py, self.items.items().bytes());
+            return Ok(PyBytes::new(py, self.items.items().bytes()));
         }
         let items = (0..self.len).map(|index| read(py, self.item(index).unwrap_or_default(), &self.items));
-        objects::bytes(py, Self::of(py, items)?.items.items().bytes())
+        Ok(PyBytes::new(py, Self::of(py, items)?.items.items().bytes()))
     }
 
     /// A list of its own of what `to_bytes` gave.

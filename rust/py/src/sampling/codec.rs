@@ -6,7 +6,6 @@ use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
 use ringloader_core::transport::message::{Task, TaskKind};
 
 use super::places;
-use crate::objects;
 use crate::torch::names::Torch;
 
 /// The task for a message of torch's protocol.
@@ -107,17 +106,13 @@ pub(crate) fn decode_task<'py>(py: Python<'py>, task: Task) -> PyResult<Bound<'p
                 }
                 kind => decode_index(py, kind, &task.bytes)?,
             };
-            let seq = objects::int(py, task.seq as i64)?.into_any();
-            Ok(objects::arguments(py, [seq, index])?.into_any())
+            Ok((task.seq, index).into_pyobject(py)?.into_any())
         }
     }
 }
 
 fn loads<'py>(py: Python<'py>, bytes: &[u8]) -> PyResult<Bound<'py, PyAny>> {
-    Torch::get(py)?
-        .loads_index
-        .bind(py)
-        .call1(objects::arguments(py, [objects::bytes(py, bytes)?.into_any()])?)
+    Torch::get(py)?.loads_index.bind(py).call1((PyBytes::new(py, bytes),))
 }
 
 /// The index that a task's bytes stand for, without places: a fresh list of ints each time, as samplers yield.
@@ -127,12 +122,10 @@ pub(crate) fn decode_index<'py>(
     bytes: &[u8],
 ) -> PyResult<Bound<'py, PyAny>> {
     let one = || ints(bytes).next().ok_or_else(|| PyRuntimeError::new_err("a task without its index"));
-    let object = |value| Ok::<_, PyErr>(objects::int(py, value)?.into_any());
-    let none = |_| Ok::<_, PyErr>(py.None().into_bound(py));
     Ok(match kind {
-        TaskKind::Indices => objects::list(py, ints(bytes).map(object))?.into_any(),
-        TaskKind::Index => object(one()?)?,
-        TaskKind::Nones => objects::list(py, (0..one()? as usize).map(none))?.into_any(),
+        TaskKind::Indices => PyList::new(py, ints(bytes))?.into_any(),
+        TaskKind::Index => PyInt::new(py, one()?).into_any(),
+        TaskKind::Nones => PyList::new(py, (0..one()? as usize).map(|_| py.None()))?.into_any(),
         TaskKind::None | TaskKind::End => py.None().into_bound(py),
         TaskKind::PickledIndex | TaskKind::Object | TaskKind::Call => loads(py, bytes)?,
         TaskKind::Seeded => {

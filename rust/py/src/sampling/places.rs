@@ -4,13 +4,12 @@ use std::ops::Range;
 
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::types::{PyInt, PyList};
 use ringloader_core::plan::{Places as Core, TaskPlaces};
 use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
 
 use crate::gil::exception;
-use crate::objects;
 
 /// Gives the tasks of one epoch their places, as they are read from the sampler.
 #[pyclass(frozen, module = "ringloader._native")]
@@ -76,8 +75,7 @@ impl Places {
             Ok(items) => {
                 let items = items.collect::<PyResult<Vec<_>>>()?;
                 let samples = items.len() as u64;
-                let items: Bound<'_, PyList> = objects::list(py, items.into_iter().map(Ok::<_, PyErr>))?;
-                Ok((items.into_any(), samples))
+                Ok((PyList::new(py, items)?.into_any(), samples))
             }
             Err(error) => refused(error).map(|()| (index, 1)),
         }
@@ -134,9 +132,9 @@ pub(crate) fn samples_of((kind, bytes): &TaskIndex) -> u64 {
 /// `MemoryError`.
 pub(crate) fn placed<'py>(index: Bound<'py, PyAny>, places: &TaskPlaces) -> PyResult<Bound<'py, PyAny>> {
     let py = index.py();
-    let int = |number: u64| Ok::<_, PyErr>(objects::unsigned(py, number)?.into_any());
-    let all = objects::list(py, places.all.iter().copied().map(int))?.into_any();
-    let (key, first) = (int(places.key)?.unbind(), int(places.first)?.unbind());
+    let int = |number: u64| PyInt::new(py, number).into_any().unbind();
+    let all = PyList::new(py, &places.all)?.into_any();
+    let (key, first) = (int(places.key), int(places.first));
     Ok(Bound::new(py, Placed { index: index.unbind(), key, first, places: all.unbind() })?.into_any())
 }
 
@@ -155,7 +153,7 @@ pub(crate) fn part<'py>(
     let is_last = samples.end == places.len();
     let end = if is_last { items.len() } else { items.len().min(samples.end as usize) };
     let start = end.min(samples.start as usize);
-    let of_part = objects::list(py, items[start..end].iter().cloned().map(Ok::<_, PyErr>))?;
+    let of_part = PyList::new(py, &items[start..end])?;
     placed(of_part.into_any(), &places.part(samples))
 }
 

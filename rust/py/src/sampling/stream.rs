@@ -16,7 +16,6 @@ use super::codec::{decode_index, encode_index_or_pickle, ints};
 use super::fingerprint::{Passing, Values, values_of};
 use crate::gil::exception;
 use crate::lock::DetachedLock;
-use crate::objects;
 use crate::python::Draws;
 use crate::strings;
 use crate::torch::elements::TensorIndices;
@@ -225,12 +224,7 @@ impl Stream {
                             return Ok(None);
                         }
                         let left = match through {
-                            None => {
-                                let ints = rest
-                                    .into_iter()
-                                    .map(|index| objects::int(draws.py(), index).map(Bound::into_any));
-                                objects::list(draws.py(), ints)?.into_any()
-                            }
+                            None => PyList::new(draws.py(), rest)?.into_any(),
                             Some(sampler) => {
                                 self.look_up(sampler, draws, |indices| self.items(indices, &rest))?
                             }
@@ -266,7 +260,7 @@ impl Stream {
             _ => item(indices, at),
         });
         let found = found.collect::<PyResult<Vec<_>>>()?;
-        Ok(objects::list(py, found.into_iter().map(Ok::<_, PyErr>))?.into_any())
+        Ok(PyList::new(py, found)?.into_any())
     }
 }
 
@@ -324,6 +318,6 @@ impl Shuffle {
         let element = |number| core.get(start.saturating_add(step.saturating_mul(number)));
         let elements: Option<Vec<_>> = (0..count).map(element).collect();
         let elements = elements.ok_or_else(|| PyValueError::new_err("elements that are not known"))?;
-        objects::bytes(py, &elements.into_iter().flat_map(i64::to_le_bytes).collect::<Vec<_>>())
+        Ok(PyBytes::new(py, &elements.into_iter().flat_map(i64::to_le_bytes).collect::<Vec<_>>()))
     }
 }

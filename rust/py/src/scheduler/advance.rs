@@ -167,9 +167,6 @@ impl<E: ParentEnd> Scheduling<E> {
     }
 
     /// MIRRORS torch dataloader.py::_process_data. What reading the index raises replaces the batch.
-    ///
-    /// An interrupt does not: the batch is the next then. The last look for signals is here, because the interpreter's
-    /// next one comes when the batch is no longer ours and not yet the caller's.
     pub(super) fn hand_out<'py>(
         &self,
         state: &mut EpochState<IndexOf<E>>,
@@ -178,17 +175,10 @@ impl<E: ParentEnd> Scheduling<E> {
         data: Bound<'py, PyAny>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
-        if let Err(interrupt) = py.check_signals() {
-            state.interrupted = Some((of, data.unbind()));
-            return Err(interrupt);
-        }
         self.note_early(py, state);
         let sent = self.send_one(state, callbacks);
-        if let Err(interrupt) = &sent
-            && !interrupt.is_instance_of::<PyException>(py)
-        {
-            state.interrupted = Some((of, data.clone().unbind()));
-        } else {
+        // A batch that an interrupt takes from the caller is not passed.
+        if sent.as_ref().err().is_none_or(|error| error.is_instance_of::<PyException>(py)) {
             state.source.get().record_got(of.0, of.1);
         }
         sent?;

@@ -11,7 +11,6 @@ use ringloader_core::sync::Ordering;
 use super::features::ParentEnd;
 use super::{BUSY, Due, End, Scheduling, invalid_state};
 use crate::caught::caught;
-use crate::objects;
 use crate::placement::arrival::Arrival;
 use crate::python::Callbacks;
 use crate::strings;
@@ -53,39 +52,31 @@ struct Taken {
 pub(super) struct TakenBatches {
     /// In their order.
     queue: VecDeque<Taken>,
-    /// The one that was taken next, if there was no memory to keep it with the others.
-    unqueued: Option<(Taken, Py<PyAny>)>,
     /// The end of a worker's iterable dataset, where that was found ahead of its turn. To end the worker then would
     /// change which worker gets which of the tasks that are sent until its turn.
     pub(super) end: Option<End>,
 }
 
 impl TakenBatches {
-    /// Forgets all. Returns the objects, for the caller to drop after the lock is released.
-    pub(super) fn forget(&mut self) -> impl Sized + use<> {
+    /// Forgets all.
+    pub(super) fn forget(&mut self) {
         self.queue.clear();
         self.end = None;
-        self.unqueued.take()
     }
 
     /// Returns the number of batches.
     pub(super) fn len(&self) -> u64 {
-        self.queue.len() as u64 + u64::from(self.unqueued.is_some())
+        self.queue.len() as u64
     }
 
     /// Returns torch's `_rcvd_idx` before the first of them.
     pub(super) fn received(&self) -> Option<u64> {
-        let unqueued = self.unqueued.as_ref().map(|(taken, _)| taken);
-        self.queue.front().or(unqueued).map(|first| first.received)
+        self.queue.front().map(|first| first.received)
     }
 
     /// Returns the task of the batch at this position; 0 if there is none.
     pub(super) fn seq_at(&self, at: usize) -> u64 {
         self.queue.get(at).map_or(0, |taken| taken.seq)
-    }
-
-    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(self.unqueued.as_ref().map(|(_, data)| data))
     }
 }
 
@@ -93,7 +84,8 @@ impl<E: ParentEnd> Scheduling<E> {
     /// Returns the next batch, from where `placement` brings it. Also prepares the batches after it that have come.
     ///
     /// The sampler is read when a batch is handed out, as in [`next`](Self::next). Errors, deaths of workers and the
-    /// end of the epoch wait for their turn. If a call is interrupted, the next call continues with what it has left.
+    /// end of the epoch wait for their turn. If a call is interrupted before it hands a batch out, the next call continues
+    /// with what it has left.
     pub(super) fn next_placed<'py>(
         &self,
         placement: &Bound<'py, PyAny>,
@@ -125,13 +117,7 @@ impl<E: ParentEnd> Scheduling<E> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         let depth: usize = placement.getattr(strings::depth(py))?.extract()?;
-        {
-            let mut state = self.lock(py)?;
-            state.source.get().begin_call();
-            if let Some((of, data)) = state.interrupted.take() {
-                return self.hand_out(&mut state, callbacks, of, data.into_bound(py));
-            }
-        }
+        self.lock(py)?.source.get().begin_call();
         if ahead.batches.is_empty() {
             self.take(ahead, callbacks)?;
         }
@@ -163,8 +149,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let found = ahead.batches[at].bind(prepare.py());
         if found.is_exact_instance_of::<Arrival>() {
             let begun = self.begin_placed();
-            let arguments = objects::arguments(prepare.py(), [found.clone()])?;
-            ahead.batches[at] = prepare.call1(arguments)?.unbind();
+            ahead.batches[at] = prepare.call1((found,))?.unbind();
             self.end_placed(prepare.py(), at, begun)?;
         }
         Ok(())
@@ -190,28 +175,16 @@ impl<E: ParentEnd> Scheduling<E> {
             state.taken.end = None;
             self.end_worker(state, callbacks, end)?;
         }
-        let (taken, data) = match state.taken.unqueued.take() {
-            Some((taken, data)) => (taken, data.into_bound(py)),
-            None => {
-                let (_, received, _) = state.core.positions();
-                let arrival = |delivery| E::arrival(&self.engine, py, delivery, self.iterable);
-                let found = self.advance(state, callbacks, wait, arrival)?;
-                let Some(Due { seq, worker, data }) = found else { return Ok(false) };
-                (Taken { seq, worker, received }, data)
-            }
+        let (_, received, _) = state.core.positions();
+        let arrival = |delivery| E::arrival(&self.engine, py, delivery, self.iterable);
+        let found = self.advance(state, callbacks, wait, arrival)?;
+        let Some(Due { seq, worker, data }) = found else { return Ok(false) };
+        let arrival = match data.cast_into::<Arrival>() {
+            Ok(arrival) => arrival,
+            Err(other) => Bound::new(py, Arrival::of_object(other.into_inner().unbind()))?,
         };
-        let arrival = match data.cast::<Arrival>() {
-            Ok(arrival) => Ok(arrival.clone()),
-            Err(_) => caught(py, || Bound::new(py, Arrival::of_object(data.clone().unbind()))),
-        };
-        match arrival {
-            Ok(arrival) => ahead.batches.push_back(arrival.into_any().unbind()),
-            Err(error) => {
-                state.taken.unqueued = Some((taken, data.unbind()));
-                return Err(error);
-            }
-        }
-        state.taken.queue.push_back(taken);
+        ahead.batches.push_back(arrival.into_any().unbind());
+        state.taken.queue.push_back(Taken { seq, worker, received });
         Ok(true)
     }
 

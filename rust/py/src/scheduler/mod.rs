@@ -73,8 +73,6 @@ struct EpochState<I> {
     /// True once the last read has found the sampler's end.
     at_end: bool,
     taken: TakenBatches,
-    /// A batch that was to be handed out when an interrupt came, with its task and its worker. It is the next.
-    interrupted: Option<((u64, u32), Py<PyAny>)>,
     /// Workers whose end was taken and is stored until its turn.
     ends_stored: Vec<u32>,
     features: Features<I>,
@@ -87,7 +85,6 @@ impl<I> EpochState<I> {
             source,
             at_end: false,
             taken: TakenBatches::default(),
-            interrupted: None,
             ends_stored: Vec::new(),
             features,
         }
@@ -97,12 +94,13 @@ impl<I> EpochState<I> {
     /// to drop after the lock is released.
     fn forget(&mut self) -> impl Sized + use<I> {
         self.ends_stored.clear();
-        (self.taken.forget(), self.interrupted.take(), self.features.forget())
+        self.taken.forget();
+        self.features.forget()
     }
 
     /// Returns the number of tasks that were sent and whose batches were not handed out.
     fn outstanding(&self) -> u64 {
-        self.core.positions().2 + self.taken.len() + u64::from(self.interrupted.is_some())
+        self.core.positions().2 + self.taken.len()
     }
 }
 
@@ -206,9 +204,6 @@ impl<E: ParentEnd> Scheduling<E> {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = callbacks.py();
         state.source.get().begin_call();
-        if let Some((of, data)) = state.interrupted.take() {
-            return self.hand_out(state, callbacks, of, data.into_bound(py));
-        }
         let unpack = |delivery| E::unpack(&self.engine, py, delivery);
         let Some(Due { seq, worker, data }) = self.advance(state, callbacks, true, unpack)? else {
             return Err(invalid_state());
@@ -288,8 +283,7 @@ impl<E: ParentEnd> Scheduling<E> {
     fn positions(&self, py: Python<'_>) -> PyResult<Positions> {
         let state = self.lock(py)?;
         let (sent, received, _) = state.core.positions();
-        let interrupted = u64::from(state.interrupted.is_some());
-        let received = state.taken.received().unwrap_or(received).saturating_sub(interrupted);
+        let received = state.taken.received().unwrap_or(received);
         Ok(Positions { sent, received, outstanding: state.outstanding() })
     }
 
@@ -299,8 +293,6 @@ impl<E: ParentEnd> Scheduling<E> {
             return Ok(());
         }
         self.state.traverse(|state| {
-            visit.call(state.interrupted.as_ref().map(|(_, data)| data))?;
-            state.taken.traverse(visit)?;
             state.features.traverse(visit)?;
             visit.call(&state.source)
         })?;

@@ -19,7 +19,6 @@ use super::abi::{CPU, DlTensor, Legacy, Versioned};
 use super::memory::{ALIGNMENT, Memory};
 use super::source::{Keeper, Location, Source};
 use crate::gil::run_copy;
-use crate::objects::Message;
 
 /// The start of each tensor's memory: both forms of a managed tensor, of which one is used. After it come
 /// shape and strides, then the bytes of a tensor that owns them.
@@ -53,7 +52,7 @@ pub(super) fn build(
     let dims_at = size_of::<Header>();
     let data_at = (dims_at + size_of_val(dims)).next_multiple_of(ALIGNMENT);
     let len = if matches!(source.location, Location::Original(_)) { 0 } else { source.len };
-    let no_memory = || PyMemoryError::new_err(Message(format!("no memory for a tensor of {len} bytes")));
+    let no_memory = || PyMemoryError::new_err(format!("no memory for a tensor of {len} bytes"));
     let alone = || {
         let memory = ManuallyDrop::new(Memory::new(data_at + len).ok_or_else(no_memory)?);
         Ok::<_, PyErr>((memory.start, Some(memory.layout)))

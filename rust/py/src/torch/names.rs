@@ -12,7 +12,6 @@ use ringloader_core::testing::fault::fault;
 use super::abi::ExchangeApi;
 use super::abi::NoArgsMethod;
 use crate::identity::ByIdentity;
-use crate::objects;
 use crate::python;
 use crate::strings;
 
@@ -74,7 +73,7 @@ pub(crate) struct Torch {
 
 /// The arguments of a function that takes a shape and strides.
 fn sizes(py: Python<'_>, shape: Vec<i64>, strides: Vec<i64>) -> PyResult<Bound<'_, PyTuple>> {
-    objects::arguments(py, [objects::ints(py, shape)?.into_any(), objects::ints(py, strides)?.into_any()])
+    (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?).into_pyobject(py)
 }
 
 /// Private names of torch's and of named tuples.
@@ -365,8 +364,7 @@ impl Torch {
         items: Bound<'py, PyTuple>,
     ) -> PyResult<Bound<'py, PyAny>> {
         let class = self.class_of(name)?;
-        let arguments = objects::arguments(name.py(), [items.into_any()])?;
-        class.call_method1(private::make(name.py()), arguments)
+        class.call_method1(private::make(name.py()), (items,))
     }
 
     /// A new tensor, whose elements are undefined.
@@ -439,12 +437,11 @@ impl Torch {
     /// The error that torch raises.
     pub(crate) fn pinned_like<'py>(&self, prototype: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
         let py = prototype.py();
-        let arguments = objects::arguments(py, [prototype.clone()])?;
-        self.empty_like.bind(py).call(arguments, Some(self.pinned_options.bind(py)))
+        self.empty_like.bind(py).call((prototype,), Some(self.pinned_options.bind(py)))
     }
 
     fn plain_options<'py>(&self, py: Python<'py>, dtype: Dtype) -> PyResult<Bound<'py, PyDict>> {
-        let options = objects::dict(py)?;
+        let options = PyDict::new(py);
         options.set_item(strings::dtype(py), self.torch_dtype(py, dtype)?)?;
         // Without this, the default device would decide, which may be another one.
         options.set_item(strings::device(py), strings::cpu(py))?;
@@ -462,11 +459,8 @@ impl Torch {
     ) -> PyResult<Bound<'py, PyAny>> {
         let py = storage.py();
         let options = self.plain_options(py, dtype)?;
-        let arguments = objects::arguments(py, [objects::int(py, 0)?.into_any()])?;
-        let tensor = self.empty.bind(py).call(arguments, Some(&options))?;
-        let first = objects::unsigned(py, first_element)?.into_any();
-        let (shape, strides) = (objects::ints(py, shape)?.into_any(), objects::ints(py, strides)?.into_any());
-        let arguments = objects::arguments(py, [storage.clone(), first, shape, strides])?;
-        tensor.call_method1(strings::set_(py), arguments)
+        let tensor = self.empty.bind(py).call((0,), Some(&options))?;
+        let (shape, strides) = (PyTuple::new(py, shape)?, PyTuple::new(py, strides)?);
+        tensor.call_method1(strings::set_(py), (storage, first_element, shape, strides))
     }
 }

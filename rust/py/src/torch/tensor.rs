@@ -28,7 +28,6 @@ use super::header::{Dim, Header, build, drop_header};
 use super::memory::Copies;
 use super::names::Torch;
 use super::source::{Bytes, Source, Span};
-use crate::objects;
 use crate::strings;
 
 /// A tensor of a batch, but for the batch.
@@ -184,8 +183,7 @@ fn make_tensor<'py>(
         None => import_capsule(py, torch, header),
     }?;
     if by_view {
-        let arguments = objects::arguments(py, [torch.torch_dtype(py, dtype)?])?;
-        return tensor.call_method1(strings::view(py), arguments);
+        return tensor.call_method1(strings::view(py), (torch.torch_dtype(py, dtype)?,));
     }
     Ok(tensor)
 }
@@ -237,8 +235,7 @@ fn import_capsule<'py>(
             drop_header(header.as_ptr());
             return Err(PyErr::fetch(py));
         };
-        let arguments = objects::arguments(py, [capsule.clone()]);
-        let tensor = arguments.and_then(|arguments| torch.from_capsule.bind(py).call1(arguments));
+        let tensor = torch.from_capsule.bind(py).call1((&capsule,));
         if ffi::PyCapsule_IsValid(capsule.as_ptr(), NAME.as_ptr()) == 1 {
             drop_header(header.as_ptr());
         }

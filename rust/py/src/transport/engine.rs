@@ -13,7 +13,7 @@ use ringloader_core::transport::message::ResultKind;
 use ringloader_core::transport::received::Received;
 use ringloader_core::transport::{Control, Transport};
 
-use super::event::{Unsent, stand_in};
+use super::event::{Unsent, message, stand_in};
 use super::memory::SlotMemory;
 use crate::batch::decode::{Decoded, decode};
 use crate::batch::layout::{Layout, LayoutCache};
@@ -320,7 +320,7 @@ impl Engine {
     fn message<'py>(&self, py: Python<'py>, delivery: Received) -> PyResult<Bound<'py, PyAny>> {
         let (seq, kind) = (delivery.seq as i64, delivery.kind);
         match (kind, self.unpack_unregistered(py, delivery)) {
-            (ResultKind::Batch, Ok(object)) => self.unsent.message(py, seq, object),
+            (ResultKind::Batch, Ok(object)) => message(py, seq, object),
             (ResultKind::Batch, Err(error)) => self.failed(py, seq, error),
             // torch's iterator would fail to unpack it.
             (ResultKind::Object, Ok(object)) if object.is_none() => {
@@ -336,7 +336,7 @@ impl Engine {
     /// An error that ends or interrupts the program is raised at once. The next call of `next` returns the message.
     fn failed<'py>(&self, py: Python<'py>, seq: i64, error: PyErr) -> PyResult<Bound<'py, PyAny>> {
         let (standing, interrupt) = stand_in(py, error)?;
-        let Some(interrupt) = interrupt else { return self.unsent.message(py, seq, standing) };
+        let Some(interrupt) = interrupt else { return message(py, seq, standing) };
         self.unsent.keep(seq, standing.unbind());
         Err(interrupt)
     }

@@ -7,9 +7,9 @@ use pyo3::prelude::*;
 use ringloader_core::sync::Lock;
 
 use crate::caught::caught;
-use crate::{objects, python};
+use crate::python;
 
-/// Data that has come, while no message could be made of it: an interrupt was raised, or there was no memory.
+/// What stands for a batch whose arrival an interrupt has ended: the interrupt was raised in its place.
 #[derive(Default)]
 pub(crate) struct Unsent(Lock<Option<(i64, Py<PyAny>)>>);
 
@@ -20,12 +20,9 @@ impl Unsent {
     }
 
     /// The message of what there is.
-    ///
-    /// # Errors
-    /// As [`message`](Self::message).
     pub(crate) fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let found = self.0.lock().take();
-        found.map(|(seq, data)| self.message(py, seq, data.into_bound(py))).transpose()
+        found.map(|(seq, data)| message(py, seq, data.into_bound(py))).transpose()
     }
 
     /// Keeps data whose message must be made later.
@@ -34,21 +31,15 @@ impl Unsent {
         // After the lock is released: the end of an object may run any code.
         drop(before);
     }
+}
 
-    /// The message of torch's protocol that carries the data of a task.
-    ///
-    /// # Errors
-    /// `MemoryError`: then it is kept.
-    pub(crate) fn message<'py>(
-        &self,
-        py: Python<'py>,
-        seq: i64,
-        data: Bound<'py, PyAny>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let made = objects::int(py, seq)
-            .and_then(|seq| objects::arguments(py, [seq.into_any(), data.clone()]).map(Bound::into_any));
-        made.inspect_err(|_| self.keep(seq, data.unbind()))
-    }
+/// The message of torch's protocol that carries the data of a task.
+pub(crate) fn message<'py>(
+    py: Python<'py>,
+    seq: i64,
+    data: Bound<'py, PyAny>,
+) -> PyResult<Bound<'py, PyAny>> {
+    Ok((seq, data).into_pyobject(py)?.into_any())
 }
 
 /// Returns a stand-in for a batch whose arrival has failed, which torch raises in the batch's turn. Also returns the

@@ -9,7 +9,6 @@ use ringloader_core::transport::queues::{Reply, Request};
 use super::claimed::{Claimed, Core, Index, Made};
 use super::engine::shut_down;
 use crate::gil::{exception, in_thread, wait_for_request};
-use crate::objects;
 use crate::python;
 use crate::sampling::codec::{encode_index, pair};
 use crate::timing::{ThreadClocks, WorkerClock};
@@ -187,10 +186,7 @@ fn message_of<'py>(
         Some(Request::Task { seq, index }) => {
             note();
             // New objects may set off the collector, and that finalisers.
-            in_thread(py, || {
-                let seq = objects::int(py, seq as i64)?.into_any();
-                Ok(Some(objects::arguments(py, [seq, index.decode(py)?])?.into_any()))
-            })
+            in_thread(py, || Ok(Some((seq, index.decode(py)?).into_pyobject(py)?.into_any())))
         }
         None => Ok(None),
     }
