@@ -343,7 +343,12 @@ def ran(program, *arguments):
         text=True,
         timeout=250,
         check=False,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")])},
+        # A backtrace reads all symbols, for which there is no memory here.
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(["tests", os.environ.get("PYTHONPATH", "")]),
+            "RUST_BACKTRACE": "0",
+        },
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout

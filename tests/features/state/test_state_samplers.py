@@ -351,6 +351,9 @@ def test_fingerprints_of_what_was_returned():
     whole = ringloader.StatefulDataLoader(Numbers(8), batch_size=2, collate_fn=list)
     assert list(whole)[3] == last
     assert loader.fingerprint() not in (two, whole.fingerprint())
+    strings, others = built("strings"), built("strings")
+    next(iter(strings)), next(iter(others))
+    assert strings.fingerprint() == others.fingerprint() not in (None, 0)
 
 
 @pytest.mark.parametrize("kind", ["plain", "state", None])

@@ -4,7 +4,8 @@
 
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
-use pyo3::types::PyList;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyBytes, PyList};
 use ringloader_core::plan::{OrdinalSet, fingerprint_of};
 use ringloader_core::sync::Lock;
 
@@ -14,7 +15,7 @@ use crate::gil::exception;
 pub(crate) struct Values {
     /// The number of samples: the length of a list, or 1.
     pub(crate) samples: u64,
-    /// A number for each sample; `None` if one of them is no int, and cannot be compared.
+    /// A number for each sample; `None` if one of them cannot be compared.
     pub(crate) numbers: Option<Vec<i64>>,
     /// True for a list, which is a batch.
     pub(crate) is_batch: bool,
@@ -25,11 +26,32 @@ pub(crate) struct Values {
 pub(crate) fn values_of(index: &Bound<'_, PyAny>) -> Values {
     match index.cast_exact::<PyList>() {
         Ok(list) => {
-            let numbers = list.iter().map(|item| item.extract().ok()).collect();
+            let numbers = list.iter().map(|item| number(&item)).collect();
             Values { samples: list.len() as u64, numbers, is_batch: true }
         }
-        Err(_) => Values { samples: 1, numbers: index.extract().ok().map(|one| vec![one]), is_batch: false },
+        Err(_) => Values { samples: 1, numbers: number(index).map(|one| vec![one]), is_batch: false },
     }
+}
+
+/// Returns the number of a value; `None` for an object whose value is not known, such as one of the program's classes.
+/// An error of its methods is none of the loader's.
+fn number(value: &Bound<'_, PyAny>) -> Option<i64> {
+    value.extract().ok().or_else(|| other(value))
+}
+
+/// Returns the number of a value that is no int of 64 bits, by the bytes that `marshal` writes. Before its third version
+/// these depend on nothing but the value.
+#[cold]
+fn other(value: &Bound<'_, PyAny>) -> Option<i64> {
+    static DUMPS: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+    let bytes = DUMPS.import(value.py(), "marshal", "dumps").ok()?.call1((value, 2)).ok()?;
+    let bytes = bytes.cast_exact::<PyBytes>().ok()?.as_bytes();
+    let words = bytes.chunks(8).map(|chunk| {
+        let mut word = [0; 8];
+        word[..chunk.len()].copy_from_slice(chunk);
+        i64::from_le_bytes(word)
+    });
+    Some(fingerprint_of(bytes.len() as u64, 1, words) as i64)
 }
 
 /// Compares the indices that an epoch passes over with the indices of a state.
