@@ -14,8 +14,7 @@ from torch.utils.data import IterableDataset
 import ringloader._native as _native
 from ringloader._core.feature import StagePosition
 from ringloader._features.rules import THREAD
-from ringloader._features.state.positions import Part, Workers, has_state
-from ringloader._features.state.saved import Saved
+from ringloader._features.state.saved import Part, Saved, Workers, has_state
 from ringloader._features.state.snapshots import (
     Asked,
     ResumePoint,

@@ -12,8 +12,7 @@ from torch.utils.data import BatchSampler
 
 import ringloader._native as _native
 from ringloader._features.state.order import Order, other_indices, rank_of
-from ringloader._features.state.positions import has_state
-from ringloader._features.state.saved import Saved
+from ringloader._features.state.saved import Saved, has_state
 from ringloader._sources import samplers
 from ringloader._sources.rollover import RolloverBatchSampler
 

@@ -15,7 +15,7 @@ import ringloader._native as _native
 from ringloader._common.attributes import class_has_method
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._features.seeding import generators
-from ringloader._features.state.positions import Part, Snapshot, has_state
+from ringloader._features.state.saved import Part, Snapshot, has_state
 from ringloader._worker.fetch import Result, SampleFetcher
 from ringloader._worker.options import EpochStart, Failing, Fetcher, Position, WorkerOption
 

@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+import ringloader._native as _native
 from ringloader._core import epochs
 from ringloader._core.feature import Feature, Setup, Stage
-from ringloader._features.state import dataset_state, saved, torchs
-from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch
+from ringloader._features.state import dataset_state, saved
+from ringloader._features.state.epoch import Epoch, SampledEpoch, StreamedEpoch, TorchsEpoch
 from ringloader._features.state.order import NativeOrder
 from ringloader._features.state.reading import ReadOrder
 from ringloader._features.state.saved import Saved
 from ringloader._features.state.snapshots import Snapshots
-from ringloader._features.state.torchs import TorchsEpoch
 from ringloader._log import logger
 from ringloader._sources import samplers
-from ringloader._torch import select_path
+from ringloader._torch import internals, select_path
 
 if TYPE_CHECKING:
     from ringloader._common.protocols import OurIterator
@@ -118,7 +118,7 @@ class State(Feature):
             RuntimeError: If the epoch was to go on from a state, and cannot.
         """
         self._planned = None
-        loaded, why_not = loaded_of(loader), torchs.why_not(loader, get_iterator)
+        loaded, why_not = loaded_of(loader), _why_not(loader, get_iterator)
         if why_not is not None and loaded is not None:
             raise RuntimeError(
                 f"the state that was loaded cannot take effect where torch's own loader runs: {reason}; "
@@ -154,6 +154,25 @@ class State(Feature):
 def feature_for(loader: TorchLoader, _options: object, setup: Setup) -> State:
     """Returns the feature of states. torch's own loader takes none of a dataset."""
     return State(None if setup.path == "torch" else dataset_state.option_for(loader))
+
+
+def _why_not(loader: TorchLoader, get_iterator: TorchIterator) -> str | None:
+    """Returns the reason why a loader has no state where torch's own loader runs, or None.
+
+    Args:
+        loader: The loader.
+        get_iterator: What stands in the place of torch's ``DataLoader._get_iterator``, our hook aside.
+    """
+    if not _native.SUPPORTED or internals.missing_name() is not None:
+        return "this build or torch lacks what a state needs"
+    if not isinstance(loader.num_workers, int):
+        return "num_workers is no int"
+    reason = select_path.reason_against_reading(loader, get_iterator)
+    if reason is not None:
+        return reason
+    if loader.num_workers > 1 and not loader.in_order:
+        return "with in_order=False it does not say which batches it has given"
+    return "no position of an IterableDataset can be had there" if dataset_state.decides(loader) else None
 
 
 def _planned(
