@@ -16,7 +16,7 @@ from ringloader import DataLoader
 from ringloader._core import torchs
 from ringloader._core.feature import Feature, StagePosition, chain
 from ringloader._features import all as feature_list
-from ringloader._features.report import asked
+from ringloader._features.report import at_exit
 from ringloader._features.table import TABLE
 from ringloader._torch import select_path
 from ringloader._transport import processes
@@ -240,7 +240,7 @@ def test_an_error_of_a_feature_leaves_no_memory(monkeypatch):
             raise KeyboardInterrupt
 
     monkeypatch.setattr(feature_list, "features_of", lambda *_: (Fails(),))
-    monkeypatch.setattr(asked, "mode", asked.ONE)
+    monkeypatch.setattr(at_exit, "mode", at_exit.ONE)
     with pytest.raises(KeyboardInterrupt):
         iter(DataLoader(DATASETS["map"], num_workers=1))
     assert len(closed) == 1 and not closed[0]._processes

@@ -85,7 +85,7 @@ refuses(text, ringloader.convert, loader, **with_threads)
 refuses(text, ringloader.install, **with_threads)
 refuses(text, by_name.from_text, "worker_umask=3,worker_method=thread")
 refuses("restart_workers, worker_umask, on_error", ringloader.install, umask=3)
-assert by_name.to_text(by_name.from_text("worker_umask=3")[0]) == "worker_umask=3"
+assert by_name.from_text("worker_umask=3")[0] == Options(worker_umask=3)
 assert ringloader.convert(loader, worker_umask=3).worker_umask == 3
 refuses("AttributeError: worker_umask of a loader cannot be set", setattr, loader, "worker_umask", 4)
 assert features.in_worker(Options(worker_umask=3)) == Options(worker_umask=3)

@@ -167,9 +167,7 @@ def test_checking_initialises_no_device():
 def test_options_as_text(text, options):
     made = by_name.from_text(text)
     assert made == (Options(**options), False)
-    assert by_name.from_text(by_name.to_text(*made)) == made
     assert by_name.from_text(f"{text},stateful=True") == (made[0], True)
-    assert by_name.from_text(by_name.to_text(made[0], True)) == (made[0], True)
 
 
 @pytest.mark.parametrize(
@@ -187,12 +185,8 @@ def test_what_is_no_size(text):
 
 
 def test_no_text_names_a_function():
-    with pytest.raises(TypeError, match="cannot take device_transform, which has no text form: pass it to"):
+    with pytest.raises(TypeError, match="device_transform must be"):
         by_name.from_text("device=cuda,device_transform=scaled")
-
-
-def test_a_torch_device_as_text():
-    assert by_name.to_text(Options(device=torch.device("cuda", 1))) == "device=cuda:1"
 
 
 def test_copies_and_pickles_have_the_options():

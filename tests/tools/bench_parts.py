@@ -8,8 +8,7 @@ from typing import Any
 import torch
 from torch.utils.data import Dataset
 
-from ringloader._tools.bench.arguments import Configuration
-from ringloader._tools.bench.measure import Measurement
+from ringloader._tools.bench import Configuration, Figures, Measurement
 
 TORCH, OURS = Configuration("torch", 2), Configuration("ringloader", 2)
 THREADS = Configuration("ringloader", 2, "thread")
@@ -30,14 +29,15 @@ class Returning:
 
     make: Any
     asked: int | None = None
+    name: str = "make"
 
     def call(self, num_workers):
         self.asked = num_workers
         return self.make()
 
 
-def rate_of(rate, *, step=0.0, memory=None):
-    return Measurement(rate, 0.5, 1000, memory, step, "native", "", 2)
+def rate_of(rate, *, step=0.0, memory=0):
+    return Measurement(Figures(rate, 0.5, 1000, memory, step), 2, None)
 
 
 def write_demo(folder):

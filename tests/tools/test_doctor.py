@@ -81,16 +81,6 @@ def test_a_replaced_iterator_is_a_problem_that_names_it(monkeypatch: pytest.Monk
     assert "_MultiProcessingDataLoaderIter was replaced" in path.meaning
 
 
-def test_a_refused_system_call_is_a_problem_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> int:
-        raise PermissionError(1, "Operation not permitted")
-
-    monkeypatch.setattr("os.pidfd_open", refuse)
-    calls = finding("system calls", ringloader.Diagnosis(tuple(doctor.findings())))
-    assert calls.verdict == "problem"
-    assert calls.value == "not available: pidfd_open (Operation not permitted)"
-
-
 def test_a_system_that_takes_no_shared_memory_back_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "shared memory" not in {one.subject for one in doctor.findings()}
     monkeypatch.setattr(doctor._native, "takes_shared_memory_back", lambda: False)
@@ -125,7 +115,6 @@ def test_no_room_for_a_worker_is_a_problem() -> None:
 def test_while_installed_torchs_rate_is_torchs() -> None:
     with ringloader.installed():
         found = ringloader.doctor()
-    assert finding("install()", found).value == "in effect"
     assert found.problems == ()
 
 
@@ -143,10 +132,10 @@ def test_the_command_prints_it_and_says_whether_something_is_wrong() -> None:
     )
     limited = ended("-c", program)
     assert limited.returncode == 1, limited.stdout + limited.stderr
-    assert "problem: A loader with workers does not run here." in limited.stdout
+    assert "problem: ringloader's loader with workers does not run here." in limited.stdout
 
 
-def test_each_loader_is_tried_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_loader_may_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's queues need semaphores, which a container without a writable /dev/shm has not."""
 
     def refuse(*_: object, **__: object) -> None:
@@ -155,10 +144,9 @@ def test_each_loader_is_tried_by_itself(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("multiprocessing.synchronize.SemLock.__init__", refuse)
     found = ringloader.doctor()
     rate = finding("test loader", found)
-    assert rate.verdict == "note"
+    assert (rate.verdict, rate.meaning) == ("ok", "")
     assert "batches of 1 KiB a second on path native" in rate.value
     assert rate.value.endswith("; torch's: OSError: [Errno 30] Read-only file system")
-    assert rate.meaning == "torch's loader with workers does not run here, and ringloader's does."
     assert found.problems == ()
 
 
@@ -181,7 +169,7 @@ def test_a_check_that_fails_is_a_finding(monkeypatch: pytest.MonkeyPatch) -> Non
         assert (failed.value, failed.verdict) == ("RuntimeError: no driver", "problem")
 
 
-def test_the_way_to_torchs_loader_is_named_where_only_that_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ours_may_not(monkeypatch: pytest.MonkeyPatch) -> None:
     class Failing(doctor.DataLoader):
         def __iter__(self) -> NoReturn:
             raise RuntimeError("not today")

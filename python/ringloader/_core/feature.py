@@ -301,11 +301,11 @@ class FeatureList(Protocol):
     """The list of features, which stands above the core.
 
     Attributes:
-        asked: Has a ``mode``, which is not empty if a report at exit is asked for. Its clock is a feature.
+        at_exit: Has a ``mode``, which is not empty if a report at exit is asked for. Its clock is a feature.
         fetchers: By class of dataset, the function that wraps torch's fetcher of a loader without workers.
     """
 
-    asked: Any
+    at_exit: Any
 
     @property
     def fetchers(self) -> Mapping[type, Callable[[Any], Any]]: ...

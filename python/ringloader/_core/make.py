@@ -78,7 +78,7 @@ def _features_of(
     setup = Setup(path, *more)
     found: tuple[Feature, ...] = ()
     listed, dataset = hook.features, loader.dataset
-    is_asked = options.changed or loader.timeout or listed.asked.mode
+    is_asked = options.changed or loader.timeout or listed.at_exit.mode
     if is_asked or needed_by(dataset) is not None or type(dataset) in listed.fetchers:
         found = listed.features_of(loader, options, setup)
     return (*found, *(make(loader, options, setup) for make in hook.always))
@@ -114,7 +114,7 @@ def _without_workers(loader: TorchLoader, options: Options, hook: Hook) -> Any:
     import ringloader._core.without_workers as without_workers
 
     listed = hook.features
-    if not options.changed and not listed.asked.mode and not hook.always:
+    if not options.changed and not listed.at_exit.mode and not hook.always:
         wrap = listed.fetchers.get(type(loader.dataset))
         made = without_workers.SingleProcessIterator(loader, wrap)
         notes.note(loader, made, "single-process", _NO_WORKERS)

@@ -24,7 +24,7 @@ from ringloader._data.array_dataset import ArrayDataset
 from ringloader._features.auto import auto_of
 from ringloader._features.devices import resolve
 from ringloader._features.dispatch import datapipes
-from ringloader._features.report import asked as asked
+from ringloader._features.report import at_exit as at_exit
 from ringloader._features.report import report
 from ringloader._features.rules import THREAD, About, Facts, broken, checked_when, raise_first
 from ringloader._features.table import (
@@ -144,7 +144,7 @@ def features_of(loader: TorchLoader, options: Options, setup: Setup) -> tuple[Fe
         options: Its options. Where torch's own loader runs, some have no effect.
         setup: The way in which the iterator makes its batches.
     """
-    found: list[Feature] = [report.Clock(loader)] if asked.mode else []
+    found: list[Feature] = [report.Clock(loader)] if at_exit.mode else []
     on: set[str | None] = set()
     on |= {name for name in options.changed if setup.path != "torch" or TABLE[name].on_torchs == "works"}
     if setup.path != "torch" and type(loader.dataset) in fetchers:

@@ -59,23 +59,6 @@ def check_names(function: str, given: Iterable[str], others: Sequence[str] = (ST
             raise TypeError(f"{function} cannot take {name}: pass it to DataLoader, or {instead}")
 
 
-def checked_words(function: str, given: Mapping[str, Any]) -> Options:
-    """Returns the options that were given to ``function`` as text.
-
-    Raises:
-        TypeError: For a name that is none, or a value of the wrong type; for an option that no text can give.
-        ValueError: For a value that is out of range.
-    """
-    check_names(function, given)
-    for name in given:
-        if not TABLE[name].is_text:
-            raise TypeError(
-                f"{function} cannot take {name}, which has no text form: pass it to DataLoader, install() or "
-                "convert()"
-            )
-    return checked(function, given)
-
-
 def from_text(text: str) -> tuple[Options, bool]:
     """Returns options as an environment variable or a command line names them.
 
@@ -97,13 +80,7 @@ def from_text(text: str) -> tuple[Options, bool]:
         given[name.strip()] = value_of(value)
     stateful = given.pop(STATEFUL, False)
     rules.boolean(STATEFUL, stateful)
-    return checked_words(repr(text), given), stateful
-
-
-def to_text(options: Options, stateful: bool = False) -> str:
-    """Returns a text of which :func:`from_text` makes the same."""
-    parts = [f"{name}={getattr(options, name)}" for name in options.changed]
-    return ",".join([*parts, *([f"{STATEFUL}=True"] if stateful else [])]) or "1"
+    return checked(repr(text), given), stateful
 
 
 # Decimal and binary units.

@@ -28,11 +28,6 @@ def after(name: str, action: Callable[[], None], log: Callable[[Exception], None
         sys.meta_path.insert(0, finder)
 
 
-def is_waited_for(name: str) -> bool:
-    """True if an action waits for a module."""
-    return any(isinstance(finder, _Finder) and finder.name == name for finder in sys.meta_path)
-
-
 def forget(name: str) -> None:
     """Drops the action that waits for a module, if there is one."""
     sys.meta_path[:] = [
@@ -46,13 +41,16 @@ class _Finder:
     def __init__(
         self, name: str, action: Callable[[], None], log: Callable[[Exception], None] | None
     ) -> None:
-        self.name = name
-        self._action = action
-        self._log = log
+        self.name, self._action, self._log = name, action, log
 
     def act(self) -> None:
         """Does the action."""
-        self._try(self._action)
+        try:
+            self._action()
+        except Exception as error:
+            if self._log is None:
+                raise
+            self._log(error)
 
     def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
         if name != self.name:
@@ -62,33 +60,20 @@ class _Finder:
             find_spec = None if finder is self else getattr(finder, "find_spec", None)
             found: ModuleSpec | None = None if find_spec is None else find_spec(name, path, target)
             if found is not None:
-                self._try(self._then, found.loader)
+                self._follow(found.loader)
                 return found
         return None
 
-    def _then(self, loader: Any) -> None:
-        """Calls the action once ``loader`` has executed the module. After that the loader is as before."""
+    def _follow(self, loader: Any) -> None:
+        """Does the action once ``loader`` has executed the module. After that the loader is as before."""
         execute = loader.exec_module
 
         def exec_module(module: Any) -> None:
-            if module.__name__ == self.name:
-                vars(loader).pop("exec_module", None)
+            vars(loader).pop("exec_module", None)
             execute(module)
-            if module.__name__ == self.name:
-                self._done()
+            # The action may have been forgotten since the loader was found.
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self.act()
 
         loader.exec_module = exec_module
-
-    def _done(self) -> None:
-        # The action may have been forgotten since the loader was found.
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-            self.act()
-
-    def _try(self, action: Callable[..., None], *arguments: Any) -> None:
-        try:
-            action(*arguments)
-        except Exception as error:
-            if self._log is None:
-                raise
-            self._log(error)

@@ -113,7 +113,7 @@ class _Wanted(NamedTuple):
 
 @contextlib.contextmanager
 def _installed(wanted: _Wanted) -> Iterator[None]:
-    before = _Wanted(hook.current(), stateful_class.is_put())
+    before = _Wanted(hook.current(), stateful_class.is_put)
     _put(wanted)
     try:
         yield

@@ -1,7 +1,4 @@
-"""The work of ``install()`` without importing torch: done once the program imports torch, if it ever does.
-
-Nothing here may stop a program: what goes wrong is one line on standard error, and torch's own loader.
-"""
+"""The work of ``install()`` without importing torch: done once the program imports torch, if it ever does."""
 
 from __future__ import annotations
 
@@ -25,6 +22,8 @@ _MODULE = "torch.utils.data.dataloader"
 
 def install_with_torch(text: str) -> None:
     """Installs once torch's loader is imported, now if it is already.
+
+    No error stops the program: it is one line on standard error, and torch's own loader runs.
 
     Args:
         text: The options, as in the environment: ``1``, or ``name=value`` with commas between.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.metadata
 import multiprocessing
 import os
 import platform
@@ -11,16 +10,17 @@ import sys
 import textwrap
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy
 import torch
 import torch.utils.data
 
+import ringloader
 import ringloader._native as _native
 from ringloader._features import cores
 from ringloader._features.report import report
-from ringloader._torch import devices, hook, internals, modes, select_path
+from ringloader._torch import hook, internals, modes, select_path
 from ringloader.dataloader import DataLoader
 
 if TYPE_CHECKING:
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
 # The test loader's.
 _BATCHES = 400
 _WORKERS = 2
-# Seconds for a worker that never answers.
-_TIMEOUT = 30.0
 
 _WIDTH = 100
 Verdict = Literal["ok", "note", "problem"]
@@ -92,7 +90,7 @@ def _lines(finding: Finding, widest: int) -> Iterator[str]:
 def doctor(*, rate: bool = True) -> Diagnosis:
     """Checks this machine, this Python and this torch for anything that would stop or slow down a loader.
 
-    Checks versions, the limits on processes, descriptors and memory, and each reason why a loader cannot use
+    Checks versions, the limits on processes, descriptors and memory, and the reasons why a loader cannot use
     shared memory. Then it compares a test loader with torch's. ``python -m ringloader doctor`` prints the
     same. Nothing changes, and this process draws no random numbers.
 
@@ -102,255 +100,172 @@ def doctor(*, rate: bool = True) -> Diagnosis:
     Returns:
         The findings. Paste their ``str`` into a bug report.
     """
-    found = [*findings()]
-    if rate:
-        # A default device, or another mode of the program's, is not the machine's.
-        with modes.without_modes():
-            found.append(_rate())
-    return Diagnosis(tuple(found))
+    return Diagnosis(tuple(findings(rate)))
 
 
-def findings() -> Iterator[Finding]:
+def findings(rate: bool = False) -> Iterator[Finding]:
     """Yields the findings, in the order in which they are printed."""
-    yield Finding("ringloader", _version("ringloader"))
-    yield Finding("python", f"{platform.python_implementation()} {platform.python_version()}{_build()}")
+    yield Finding("ringloader", getattr(ringloader, "__version__", "not installed as a package"))
+    yield Finding("python", f"{platform.python_implementation()} {sys.version.partition('[')[0].strip()}")
     yield Finding("torch", torch.__version__)
     yield Finding("numpy", numpy.__version__)
-    yield from _guarded("accelerator", _accelerator)
-    yield from _guarded("path", _path)
-    yield Finding("install()", "not in effect" if hook.current() is None else "in effect")
-    yield _environment()
-    yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
-    yield from _guarded("cores", _cores)
-    yield _start_methods()
-    if _native.SUPPORTED:
-        yield from _guarded("system calls", _handles)
-        yield from _guarded("memory", _memory)
-        yield from _given_back()
-        yield from _guarded("open files", _open_files)
-        yield from _limits()
-
-
-def _guarded(subject: str, check: Callable[[], Finding]) -> Iterator[Finding]:
-    """Yields the finding of a check, or its error: a driver, or a replaced part of torch, may raise any."""
-    try:
-        yield check()
-    except Exception as error:
-        yield Finding(subject, f"{type(error).__name__}: {error}", "problem", "This check has failed.")
-
-
-def _noted(subject: str, value: str, meaning: str) -> Finding:
-    """Returns a finding that is worth knowing if there is a meaning to it."""
-    return Finding(subject, value, "note" if meaning else "ok", meaning)
-
-
-def _version(package: str) -> str:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return "not installed as a package"
-
-
-def _build() -> str:
-    with_lock = getattr(sys, "_is_gil_enabled", lambda: True)()
-    return "" if with_lock else ", without the interpreter lock"
-
-
-def _accelerator() -> Finding:
-    current = devices.current_accelerator()
-    if current is not None and devices.is_in_bad_fork(current.type):
-        return Finding(
-            "accelerator",
-            f"{current.type}, initialised before this process was forked",
-            "note",
-            "It cannot be used in this process.",
-        )
-    if not torch.accelerator.is_available():
-        return Finding("accelerator", "none")
-    return Finding("accelerator", f"{current}, {torch.accelerator.device_count()} of them")
-
-
-def _path() -> Finding:
-    """Returns the path that a plain loader with workers would take."""
-    if not _native.SUPPORTED:
-        return Finding(
-            "path",
-            "torch",
-            "problem" if sys.platform == "linux" else "note",
-            "It has no shared-memory rings, which need Linux: loaders with workers are torch's.",
-        )
-    try:
-        reason = select_path.reason_of_user()
-    except ValueError as error:
-        return Finding("path", "none", "problem", f"No loader can be iterated: {error}.")
-    if reason is not None:
-        return Finding("path", "torch", "note", f"{reason.text}: torch's own loader runs.")
-    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1)), num_workers=1)
-    reason = select_path.reason_for_torch(loader, hook.beneath(internals.Loader._get_iterator))
-    if reason is not None:
-        return Finding("path", "torch", "problem", f"{reason.text}: torch's own loader runs.")
-    return Finding("path", "native")
-
-
-def _environment() -> Finding:
     names = sorted(name for name in os.environ if name.startswith(_VARIABLES))
-    return Finding("environment", ", ".join(f"{name}={os.environ[name]}" for name in names) or "nothing set")
+    given = ", ".join(f"{name}={os.environ[name]}" for name in names)
+    yield Finding("environment", given or "nothing set")
+    yield Finding("system", f"{platform.system()} {platform.release()} {platform.machine()}")
+    checks: dict[str, Callable[[], _Found | None]]
+    checks = {"accelerator": _accelerator, "path": _path, "cores": _cores, "start methods": _start_methods}
+    if _native.SUPPORTED:
+        checks |= {"memory": _memory, "shared memory": _given_back, "open files": _open_files}
+        checks |= {"limits": _limits}
+    if rate:
+        checks[f"test loader, {_WORKERS} workers"] = _rate
+    for subject, check in checks.items():
+        try:
+            found = check()
+        # A driver, or a replaced part of torch, may raise any.
+        except Exception as error:
+            found = _Found(f"{type(error).__name__}: {error}", "problem", "This check has failed.")
+        if found is not None:
+            yield Finding(subject, *found)
 
 
 # The variables that docs/options.md lists begin so.
 _VARIABLES = ("RINGLOADER", "GLIBC_TUNABLES", "LOCAL_WORLD_SIZE", "MALLOC_")
 
 
-def _cores() -> Finding:
+class _Found(NamedTuple):
+    """A finding without its subject."""
+
+    value: str
+    verdict: Verdict = "ok"
+    meaning: str = ""
+
+
+def _accelerator() -> _Found:
+    if not torch.accelerator.is_available():
+        return _Found("none")
+    return _Found(f"{torch.accelerator.current_accelerator()}, {torch.accelerator.device_count()} of them")
+
+
+def _path() -> _Found:
+    """Returns the path that a plain loader with workers would take."""
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.arange(1)), num_workers=1)
+    reason = select_path.reason_of_user() or select_path.reason_for_torch(
+        loader, hook.beneath(internals.Loader._get_iterator)
+    )
+    return _on_path("native", "native") if reason is None else _on_path("torch", "torch", reason.text)
+
+
+def _on_path(value: str, path: str, reason: str = "") -> _Found:
+    if path == "native":
+        return _Found(value)
+    is_meant = select_path.is_off() or sys.platform != "linux"
+    return _Found(value, "note" if is_meant else "problem", f"{reason}: torch's own loader runs.")
+
+
+def _cores() -> _Found:
     allowed, most = cores.cores(), cores.cpu_quota()
     there = os.cpu_count() or allowed
     if allowed == there:
-        return Finding("cores", str(there))
+        return _Found(str(there))
     why = "" if most is None or most > allowed else f" (the CPU quota of its control group is {most:g})"
     meaning = f"This process may use {allowed} of them{why}: more workers than that share them."
-    return _noted("cores", f"{allowed} of {there}", meaning)
+    return _Found(f"{allowed} of {there}", "note", meaning)
 
 
-def _start_methods() -> Finding:
+def _start_methods() -> _Found:
     methods, default = multiprocessing.get_all_start_methods(), multiprocessing.get_start_method(True)
-    chosen = default or f"{methods[0]}, which nothing has chosen yet"
-    meaning = ""
-    if (default or methods[0]) != "fork":
-        meaning = (
-            "Workers of this method import the program's main file, which needs the guard "
-            '`if __name__ == "__main__":`, and get the dataset pickled.'
-        )
-    return _noted("start methods", f"{', '.join(methods)}; the default is {chosen}", meaning)
-
-
-def _handles() -> Finding:
-    """Tells if the kernel, or a container's filter of system calls, has what the transport needs."""
-    missing = []
-    makers: dict[str, Callable[[], int]] = {
-        "memfd_create": lambda: os.memfd_create("ringloader-doctor", os.MFD_CLOEXEC),
-        "pidfd_open": lambda: os.pidfd_open(os.getpid()),
-        "eventfd": lambda: os.eventfd(0, os.EFD_CLOEXEC),
-    }
-    for name, make in makers.items():
-        try:
-            os.close(make())
-        except OSError as error:
-            missing.append(f"{name} ({error.strerror})")
-    if not missing:
-        return Finding("system calls", "memfd_create, pidfd_open and eventfd work")
-    return Finding(
-        "system calls",
-        f"not available: {', '.join(missing)}",
-        "problem",
-        "Batches travel by torch's own transport. In a container, its seccomp profile may forbid them.",
+    value = f"{', '.join(methods)}; the default is {default or f'{methods[0]}, which nothing has chosen yet'}"
+    if (default or methods[0]) == "fork":
+        return _Found(value)
+    meaning = (
+        "Workers of this method import the program's main file, which needs the guard "
+        '`if __name__ == "__main__":`, and get the dataset pickled.'
     )
+    return _Found(value, "note", meaning)
 
 
-def _memory() -> Finding:
+def _memory() -> _Found:
     from ringloader._transport import budget
 
     left = _native.available_memory()
     share = budget.share_per_worker(1, None, left)
     value = f"{left // _MIB} MiB left; loaders take up to {share // _MIB} MiB each for batches on their way"
     if left >= 512 * _MIB:
-        return Finding("memory", value)
+        return _Found(value)
     meaning = (
         "That is the least of the machine's memory and of the limits of its control groups. Large batches "
         "may find none: use fewer workers, a smaller batch_size, or a higher limit."
     )
-    return _noted("memory", value, meaning)
+    return _Found(value, "note", meaning)
 
 
-def _given_back() -> Iterator[Finding]:
-    if not _native.takes_shared_memory_back():
-        yield _noted(
-            "shared memory",
-            "not given back before a loader ends",
-            "This system takes no pages of shared memory back (MADV_REMOVE): gVisor does not. A worker that "
-            "has reached its part of max_shared_bytes sends larger batches more slowly: raise that option.",
-        )
+def _given_back() -> _Found | None:
+    if _native.takes_shared_memory_back():
+        return None
+    meaning = (
+        "This system takes no pages of shared memory back (MADV_REMOVE): gVisor does not. A worker that "
+        "has reached its part of max_shared_bytes sends larger batches more slowly: raise that option."
+    )
+    return _Found("not given back before a loader ends", "note", meaning)
 
 
-def _open_files() -> Finding:
+def _open_files() -> _Found:
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     opened = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
     if soft == resource.RLIM_INFINITY:
-        return Finding("open files", f"{opened}, no limit")
+        return _Found(f"{opened}, no limit")
     room = max(soft - opened, 0) // _FDS_PER_WORKER
     value = f"{opened} of {soft}: room for about {room} workers"
     if room >= 64:
-        return Finding("open files", value)
+        return _Found(value)
     most = "unlimited" if hard == resource.RLIM_INFINITY else hard
     meaning = f"More workers need a higher limit: `ulimit -n`, which may be raised to {most}."
-    return Finding("open files", value, "note" if room else "problem", meaning)
+    return _Found(value, "note" if room else "problem", meaning)
 
 
-def _limits() -> Iterator[Finding]:
+def _limits() -> _Found | None:
     import resource
 
-    for name, limit, meaning in _OTHER_LIMITS:
-        soft = resource.getrlimit(getattr(resource, limit))[0]
-        if soft != resource.RLIM_INFINITY:
-            yield _noted(name, f"at most {soft // _MIB} MiB", meaning)
+    limits = {
+        "address space (ulimit -v)": resource.RLIMIT_AS,
+        "file size (ulimit -f)": resource.RLIMIT_FSIZE,
+        "locked memory (ulimit -l)": resource.RLIMIT_MEMLOCK,
+    }
+    found = {name: resource.getrlimit(limit)[0] for name, limit in limits.items()}
+    texts = [f"{name}: {soft // _MIB} MiB" for name, soft in found.items() if soft != resource.RLIM_INFINITY]
+    meaning = (
+        "Shared memory counts as address space and as a file: without room, batches travel by torch's own "
+        "transport. A device's driver may lock no more memory, and large tensors are copied once more."
+    )
+    return _Found(", ".join(texts), "note", meaning) if texts else None
 
 
-_OTHER_LIMITS = (
-    (
-        "address space",
-        "RLIMIT_AS",
-        "ringloader reserves address space beyond the memory that it uses. Under this limit (`ulimit -v`) "
-        "its windows are smaller, and where there is no room, batches travel by torch's own transport.",
-    ),
-    (
-        "file size",
-        "RLIMIT_FSIZE",
-        "Shared memory counts as a file: larger ones are refused (`ulimit -f`), and batches travel by "
-        "torch's own transport.",
-    ),
-    (
-        "locked memory",
-        "RLIMIT_MEMLOCK",
-        "It bounds (`ulimit -l`) what a device's driver may register in place; beyond it, large tensors are "
-        "copied once more. It means nothing without a device.",
-    ),
-)
-
-
-def _rate() -> Finding:
+def _rate() -> _Found:
     """Checks that workers start and batches arrive: the rates of both loaders, each with its own workers."""
-    ours, we_run = _tried(DataLoader)
-    torchs, they_run = _tried(_TorchsLoader)
-    verdict, meaning = _OF_TRIALS[we_run, they_run]
-    return Finding(f"test loader, {_WORKERS} workers", f"{ours}; torch's: {torchs}", verdict, meaning)
+    # A default device, or another mode of the program's, is not the machine's.
+    with modes.without_modes():
+        theirs, _ = _tried(_TorchsLoader)
+        ours, made = _tried(DataLoader)
+    if made is None:
+        meaning = "ringloader's loader with workers does not run here. RINGLOADER=off runs torch's."
+        return _Found(f"{ours}; torch's: {theirs}", "problem", meaning)
+    taken = report.report(made)
+    value = f"{ours} batches of 1 KiB a second on path {taken.path}; torch's: {theirs}"
+    return _on_path(value, taken.path, taken.reason)
 
 
-# By whether ringloader's loader has run, and torch's.
-_OF_TRIALS: dict[tuple[bool, bool], tuple[Verdict, str]] = {
-    (True, True): ("ok", ""),
-    (True, False): ("note", "torch's loader with workers does not run here, and ringloader's does."),
-    (False, True): (
-        "problem",
-        "ringloader's loader with workers does not run here, and torch's does: set RINGLOADER=off.",
-    ),
-    (False, False): ("problem", "A loader with workers does not run here."),
-}
-
-
-def _tried(cls: type[torch.utils.data.DataLoader[torch.Tensor]]) -> tuple[str, bool]:
-    """Returns the rate of a loader or its error, and if it has run."""
+def _tried(cls: type[torch.utils.data.DataLoader[torch.Tensor]]) -> tuple[str, Any]:
+    """Returns the rate of a loader or its error, and the loader if it has run."""
     try:
-        # A generator of its own: torch draws from it, and not from the program's.
-        made: Any = cls(
-            _Rows(), batch_size=4, num_workers=_WORKERS, timeout=_TIMEOUT, generator=torch.Generator()
-        )
-        rate = f"{_batches_per_second(made):.0f}"
+        # A worker may never answer. torch draws from the generator, and so not from the program's.
+        made: Any = cls(_Rows(), batch_size=4, num_workers=_WORKERS, timeout=30, generator=torch.Generator())
+        return f"{_batches_per_second(made):.0f}", made
     except Exception as error:
-        return f"{type(error).__name__}: {error}", False
-    if cls is _TorchsLoader:
-        return rate, True
-    return f"{rate} batches of 1 KiB a second on path {report.report(made).path}", True
+        return f"{type(error).__name__}: {error}", None
 
 
 class _Rows(torch.utils.data.Dataset[torch.Tensor]):

@@ -20,7 +20,7 @@ from torch.utils.data import dataloader as torch_dataloader
 
 import ringloader
 from ringloader._core import notes
-from ringloader._features.report import asked, report
+from ringloader._features.report import at_exit, report
 from small_datasets import Numbers, Stream
 
 pytestmark = pytest.mark.rings_only
@@ -48,7 +48,7 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """A report at exit is asked for."""
-    monkeypatch.setattr(asked, "mode", asked.ONE)
+    monkeypatch.setattr(at_exit, "mode", at_exit.ONE)
 
 
 class Trainer:
@@ -422,7 +422,7 @@ def test_nothing_that_a_program_can_look_at_is_replaced(monkeypatch: pytest.Monk
         ]
 
     before = looked_at()
-    monkeypatch.setattr(asked, "mode", asked.ONE)
+    monkeypatch.setattr(at_exit, "mode", at_exit.ONE)
     with ringloader.installed():
         loader: Any = Loader([1, 2])
         list(loader)

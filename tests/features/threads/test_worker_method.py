@@ -136,7 +136,6 @@ def test_as_text():
 
     options, _ = by_name.from_text("worker_method=thread")
     assert options.worker_method == "thread"
-    assert by_name.from_text(by_name.to_text(options)) == (options, False)
 
 
 PROGRAM = """

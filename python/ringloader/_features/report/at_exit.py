@@ -1,49 +1,63 @@
-"""The report at exit: a line for each loader, on standard error. Imports no torch."""
+"""``RINGLOADER_REPORT``, and the report at exit: a line for each loader. Imports no torch."""
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import multiprocessing
 import os
 import sys
+from collections.abc import Callable
 from multiprocessing import util
+from types import FrameType
 
-from ringloader._features.report import asked
+from ringloader._common import proc
 from ringloader._log import complain
 from ringloader._torch import hook
 
-_HINT = "; a framework that makes its own loaders needs ringloader.install(), or python -m ringloader run"
+VARIABLE = "RINGLOADER_REPORT"
+ONE = "1"
+ALL = "all"
 
+# ``"1"`` if a report is asked for, ``"all"`` if all ranks are to print one, else empty. None before `begin`,
+# which reads the variable once in a process.
+mode: str | None = None
+# The rank that torch.distributed has named last: its group may be gone at exit.
+_rank: int | None = None
 # The process that says so if it has iterated no loader.
 _expecting: int | None = None
+# Returns a line for each loader; None: the module that has it was not imported, so there are none.
+lines: Callable[[], list[str]] | None = None
+
+_HINT = "; a framework that makes its own loaders needs ringloader.install(), or python -m ringloader run"
 
 
 def begin() -> bool:
-    """Returns True if a report is asked for, and registers it at the first call."""
-    if not asked.is_read:
-        asked.read()
-        if asked.mode:
-            _register()
-    return bool(asked.mode)
+    """Returns True if a report is asked for, and registers it at the first call.
+
+    A wrong value asks for nothing, and is one line on standard error.
+    """
+    global mode
+    if mode is None:
+        value = os.environ.get(VARIABLE, "")
+        mode = value if value in (ONE, ALL) else ""
+        if mode:
+            # This process may end by itself, by an exception or by `sys.exit`. Children that multiprocessing
+            # forks run its finalizers only.
+            atexit.register(_print)
+            util.register_after_fork(_print, lambda _: util.Finalize(None, _print, exitpriority=0))
+        elif value not in ("", "0"):
+            complain(f"ringloader: {VARIABLE}={value!r} has no effect: set it to 1, all or 0\n")
+    return bool(mode)
 
 
-class _Forks:
-    """Stands for this module where multiprocessing keeps what it calls in children."""
-
-
-_forks = _Forks()
-
-
-def _register() -> None:
-    """Prints the report when this process ends: by itself, by an exception or by ``sys.exit``."""
-    atexit.register(_print)
-    # Children that multiprocessing forks run its finalizers only.
-    util.register_after_fork(_forks, _register_in_child)
-
-
-def _register_in_child(_: _Forks) -> None:
-    util.Finalize(None, _print, exitpriority=0)
+def note_rank() -> None:
+    """Notes the rank of this process in torch's group of processes, while there is one."""
+    global _rank
+    with contextlib.suppress(Exception):
+        found = proc.in_group()
+        _rank = _rank if found is None else found[0]
 
 
 def expect_loaders() -> None:
@@ -58,21 +72,39 @@ def expect_loaders() -> None:
 def _print() -> None:
     # Nothing here may change how the program ends: the file may be closed, the disk full.
     with contextlib.suppress(Exception):
-        rank, is_for_all = asked.rank(), asked.mode == asked.ALL
-        if is_for_all or not rank:
-            who = f"ringloader [rank {rank}]" if is_for_all and rank is not None else "ringloader"
+        note_rank()
+        text = os.environ.get("RANK", "")
+        rank = int(text) if text.isdecimal() else _rank
+        if mode == ALL or not rank:
+            who = f"ringloader [rank {rank}]" if mode == ALL and rank is not None else "ringloader"
             complain("".join(f"{who}: {line}\n" for line in _lines()))
 
 
 def _lines() -> list[str]:
-    found: list[str] = []
     # INVARIANT: nothing that runs a text of code, as the import of a dataclass does, is imported here. Python
     # would forget that an interrupt has ended the program, and the program would not die by that signal.
-    # Without this module no loader was iterated, and torch may not even be there.
-    report = sys.modules.get("ringloader._features.report.report")
-    if report is not None:
-        found = report.lines_at_exit()
+    found = [] if lines is None else lines()
     if not found and _expecting == os.getpid():
         is_reached = hook.current() is not None or "torch" not in sys.modules
         found = ["no loader of ringloader's was iterated in this process" + ("" if is_reached else _HINT)]
     return found
+
+
+def line_of_program() -> str | None:
+    """Returns file and line of the innermost caller that is the program's, and not a library's."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        is_packaged = "/site-packages/" in file or "/dist-packages/" in file
+        if not (is_packaged or file.startswith(_libraries())):
+            return f"{file}:{frame.f_lineno}"
+        frame = frame.f_back
+    return None
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Returns how the names of files begin that are not the program's: Python's, torch's and ours."""
+    modules = [os, sys.modules["ringloader"], sys.modules.get("torch")]
+    files = [getattr(module, "__file__", None) for module in modules]
+    return ("<frozen ", *(os.path.join(os.path.dirname(file), "") for file in files if file))  # noqa: PTH118, PTH120

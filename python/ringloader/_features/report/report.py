@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ringloader._core import notes
 from ringloader._core.feature import Feature, StagePosition
-from ringloader._features.report import asked
+from ringloader._features.report import at_exit
 from ringloader._torch import hook, internals
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class _Times:
     """
 
     def __init__(self, loader: TorchLoader) -> None:
-        self.used_at = asked.line_of_program()
+        self.used_at = at_exit.line_of_program()
         self.dataset = sized(loader.dataset)
         self.is_workers = internals.is_in_worker() and multiprocessing.parent_process() is not None
         self.waited = self.starting = self.seconds = 0.0
@@ -144,7 +144,7 @@ class Clock(Feature):
 
     def noted(self, note: notes.Note) -> None:
         note.of_loader.more, self._times.note = self._times, note
-        asked.note_rank()
+        at_exit.note_rank()
 
     def begin_times(self) -> None:
         """Notes the beginning of the ``iter`` of another epoch."""
@@ -246,6 +246,9 @@ def lines_at_exit() -> list[str]:
     """Returns the lines of the report at exit."""
     loaders = [one for one in notes.all_loaders() if one.more is not None and not one.more.is_workers]
     return lines((report_of(one), one.more.note.more.get("recording")) for one in loaders)
+
+
+at_exit.lines = lines_at_exit
 
 
 def lines(found: Iterable[tuple[LoaderReport, Any]]) -> list[str]:
