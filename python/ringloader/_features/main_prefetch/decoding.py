@@ -23,15 +23,22 @@ _LOOK_S = 0.1
 
 
 class _Decoded:
-    """A batch that the thread decodes."""
+    """A batch that the thread decodes.
 
-    __slots__ = ("_arrival", "_decoding", "_done", "_error")
+    INVARIANT: the lock is held until the thread is done with the batch, or was told to leave it, and this is
+    noted before. A caller never gives the lock back: an interrupt may come between any two steps, and the
+    caller then asks again.
+    """
+
+    __slots__ = ("_arrival", "_decoding", "_error", "_is_done", "_pending")
 
     def __init__(self, arrival: _native.Arrival, decoding: Decoding) -> None:
         self._arrival = arrival
         self._decoding = decoding
         self._error: BaseException | None = None
-        self._done = threading.Event()
+        self._is_done = False
+        self._pending = threading.Lock()
+        self._pending.acquire()
 
     def decode(self) -> None:
         """Decodes the batch. Called in the thread."""
@@ -43,14 +50,20 @@ class _Decoded:
         finally:
             self.release()
 
+    def abandon(self) -> None:
+        """Gives the batch up where :meth:`release` may have run already. The caller looks soon."""
+        self._is_done = True
+
     def release(self) -> None:
-        """Marks the batch as decoded, or as one that the caller decodes, and wakes the caller."""
-        self._done.set()
+        """Marks the batch as decoded, and wakes the caller."""
+        self._is_done = True
+        self._pending.release()
 
     def result(self) -> Any:
-        while not self._done.wait(_LOOK_S):
+        while not self._is_done:
             if self._decoding.is_stopped:
                 raise RuntimeError("the iterator was ended while this batch was decoded")
+            self._pending.acquire(timeout=_LOOK_S)
         error, self._error = self._error, None
         if error is not None:
             try:
@@ -168,7 +181,7 @@ def _decode_all(tasks: queue.SimpleQueue[_Decoded | None]) -> None:
             # Memory ran out before the batch was begun: a MemoryError, or a SystemError where none was set.
             # The caller decodes it. INVARIANT: the thread continues, as callers wait for it.
             if decoded is not None:
-                decoded.release()
+                decoded.abandon()
         # The caller's alone, while this thread waits for the next.
         del decoded
 
