@@ -287,7 +287,7 @@ PYTHON_MAY_USE = {
         "_transport",
         "_worker",
     },
-    "_sources": {"_common", "_native", "_torch"},
+    "_sources": {"_native", "_torch"},
     "_start": {"_common", "_log", "_native", "_torch", "_worker"},
     "_tools": {
         "_common",

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch.utils.data.distributed import DistributedSampler
 
+from ringloader._common import attributes
 from ringloader._common.attributes import has_method, stored
 from ringloader._common.weak_registry import WeakRegistry
 from ringloader._core.feature import TrackedEpoch, first
-from ringloader._sources import inside
 from ringloader._torch import internals, select_path
 from ringloader._worker.options import InFront, epoch_listeners
 
@@ -171,7 +171,7 @@ def plan_epoch(
     sampler_epoch = None
     if follows:
         # After a loaded state has set it, and before the sampler is iterated, which may count epochs itself.
-        sampler_epoch = inside.epoch_of(loader._index_sampler)
+        sampler_epoch = attributes.epoch_of(loader._index_sampler)
     taken: Any = InFront(iterator)
     given = _given(loader, tracked, is_first)
     if is_first:

@@ -23,12 +23,11 @@ from torch.utils.data import (
 )
 from torch.utils.data.distributed import DistributedSampler
 
-from ringloader._common.attributes import stored
+from ringloader._common import attributes
 from ringloader._core import epochs
 from ringloader._core.epochs import Drawn, EpochPlan, plan_epoch
 from ringloader._core.feature import Feature, Setup, StagePosition, loaded_of
 from ringloader._features.table import Options
-from ringloader._sources import inside
 from ringloader._sources.rollover import RolloverBatchSampler
 from ringloader._torch import internals, select_path
 
@@ -88,7 +87,7 @@ class NextEpoch(Feature):
         # Another thread may have begun it; a loaded state says where the next epoch begins.
         if loader is None or self._begun is not None or loaded_of(iterator._features, loader) is not None:
             return
-        unknown = _unknown(inside.samplers_in(loader._index_sampler))
+        unknown = _unknown(attributes.samplers_in(loader._index_sampler))
         if unknown is not None:
             select_path.log_once(
                 f"prefetch_epochs has no effect with a {unknown.__name__}: only the order of samplers of "
@@ -147,7 +146,7 @@ def _is_next(loader: TorchLoader, plan: EpochPlan, previous: EpochPlan) -> bool:
     """True if the program has given the epoch after the previous one the numbers of a plan."""
     told = epochs.told_by(loader)
     named = told is not previous.told, told, epochs.next_of(loader)
-    of_sampler = inside.epoch_of(loader._index_sampler)
+    of_sampler = attributes.epoch_of(loader._index_sampler)
     return (*named, of_sampler) == (plan.is_named, plan.told, plan.number, plan.sampler_epoch)
 
 
@@ -170,8 +169,11 @@ class _Begun:
     rest: list[Any] | None = None
 
     def __init__(self, loader: TorchLoader) -> None:
-        samplers = inside.samplers_in(loader._index_sampler)
-        found = [torch.default_generator, *(stored(one, "generator") for one in (loader, *samplers))]
+        samplers = attributes.samplers_in(loader._index_sampler)
+        found = [
+            torch.default_generator,
+            *(attributes.stored(one, "generator") for one in (loader, *samplers)),
+        ]
         distinct = {id(one): one for one in found if isinstance(one, torch.Generator)}
         # Generators, with their states before and after the draws of the epoch.
         self._generators = [(one, state := one.get_state(), state) for one in distinct.values()]
@@ -183,7 +185,7 @@ class _Begun:
         not set them for that epoch.
         """
         previous, indices, index_sampler = iterator._plan, iterator._sampler_iter, loader._index_sampler
-        sampler, epoch = inside.with_epoch(index_sampler), inside.epoch_of(index_sampler)
+        sampler, epoch = attributes.with_epoch(index_sampler), attributes.epoch_of(index_sampler)
         rest = index_sampler.rest() if isinstance(index_sampler, RolloverBatchSampler) else None
         number, told = epochs.next_of(loader), epochs.told_by(loader)
         if told is previous.told and previous.is_named:

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._common import proc
+from ringloader._common import attributes, proc
 from ringloader._core.feature import Feature, Rest, Setup, any_may_make
 from ringloader._features import arrays
 from ringloader._features.rules import THREAD
 from ringloader._features.seeding import generators
 from ringloader._features.seeding.generators import Both, Global, OfThread
 from ringloader._features.table import Options
-from ringloader._sources import inside, samplers
+from ringloader._sources import samplers
 from ringloader._torch import collating, internals, select_path
 from ringloader._worker import collate
 from ringloader._worker.fetch import SampleFetcher, gives_several
@@ -80,7 +80,7 @@ class Keys(Feature):
         """
         number, passed, start = (number, (), 0) if rest is None else rest
         first, step, rank = 0, 1, self._rank
-        for sampler in itertools.islice(inside.samplers_in(index_sampler), 2):
+        for sampler in itertools.islice(attributes.samplers_in(index_sampler), 2):
             if issubclass(type(sampler), DistributedSampler):
                 first, step, rank = start + sampler.rank, sampler.num_replicas, 0
         parts = base_seed if self._seed is None else self._seed, number, rank

@@ -10,9 +10,9 @@ import torch
 from torch.utils.data.distributed import DistributedSampler
 
 import ringloader._native as _native
-from ringloader._common.attributes import stored
+from ringloader._common import attributes
 from ringloader._features.state.saved import Saved
-from ringloader._sources import inside, samplers
+from ringloader._sources import samplers
 from ringloader._sources.rollover import RolloverBatchSampler
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Order:
             sampler=self.kind,
             batch_size=1 if self._batches is None else int(self._batches.batch_size),
             rest=self._rest(),
-            epoch=inside.epoch_of(self._sampler),
+            epoch=attributes.epoch_of(self._sampler),
             rank=rank,
             num_replicas=many,
             **states,
@@ -78,13 +78,13 @@ class Order:
 
     def set_epoch(self, epoch: int | None) -> None:
         """Sets the sampler's epoch to the one of a state, if that has one."""
-        sampler = inside.with_epoch(self._sampler)
+        sampler = attributes.with_epoch(self._sampler)
         if sampler is not None and epoch is not None and sampler.epoch != epoch:
             sampler.set_epoch(epoch)
 
     def named_epoch(self) -> int | None:
         """Returns the sampler's next epoch; None for a sampler without epochs."""
-        return inside.epoch_of(self._sampler)
+        return attributes.epoch_of(self._sampler)
 
     def _begin(self, saved: Saved) -> None:
         """Records the epoch's beginning."""
@@ -107,8 +107,8 @@ class Order:
 
     def _own_generator(self) -> torch.Generator | None:
         """Returns the first generator of the sampler that is neither the loader's nor the program's."""
-        for sampler in inside.samplers_in(self._sampler):
-            found = stored(sampler, "generator")
+        for sampler in attributes.samplers_in(self._sampler):
+            found = attributes.stored(sampler, "generator")
             if issubclass(type(found), torch.Generator) and not (
                 found is self._generator or found is torch.default_generator
             ):
@@ -227,7 +227,7 @@ class NativeOrder(Order):
         return None, False
 
     def _draws_from_program(self) -> bool:
-        generator = stored(self._sampler, "generator", self)
+        generator = attributes.stored(self._sampler, "generator", self)
         return generator is None or generator is torch.default_generator
 
 
@@ -261,10 +261,10 @@ def _opened(draws: samplers.TorchDraws) -> _native.Stream:
 
 def rank_of(outermost: Any) -> tuple[int | None, int | None]:
     """Returns the rank that the first sampler with one reads for, and the number of ranks."""
-    for sampler in inside.samplers_in(outermost):
+    for sampler in attributes.samplers_in(outermost):
         # torch's names, and accelerate's.
         for one, other in (("rank", "num_replicas"), ("process_index", "num_processes")):
-            rank = stored(sampler, one)
-            if inside.is_count(rank) and inside.is_count(ranks := stored(sampler, other)):
+            rank = attributes.stored(sampler, one)
+            if attributes.is_count(rank) and attributes.is_count(ranks := attributes.stored(sampler, other)):
                 return rank, ranks
     return None, None
