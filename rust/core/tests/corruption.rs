@@ -42,7 +42,7 @@ fn send(engine: &Engine, seq: u64) -> Result<()> {
     engine.put(0, Task { seq, kind: TaskKind::Index, bytes: seq.to_le_bytes().to_vec() })
 }
 
-fn block(commit: &Commit<&Port>) -> Vec<u8> {
+fn block(commit: &Commit<'_>) -> Vec<u8> {
     let mut meta = MetaWriter::default();
     let storage = meta.add_storage(StorageRecord { offset: 0, nbytes: LEAF });
     let leaf = meta.add_tensor(storage, 0, Dtype::U8, &[LEAF as i64], &[1]);

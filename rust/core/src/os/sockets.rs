@@ -1,15 +1,8 @@
-//! Connections: waiting for any number of them at once, and their buffers.
+//! The buffers of connections.
 
 use std::net::TcpStream;
-use std::os::fd::BorrowedFd;
-use std::time::Duration;
 
-use rustix::event::PollFlags;
-use rustix::io::Errno;
 use rustix::net::sockopt;
-
-use super::waiting::poll_each;
-use crate::error::{Error, Result};
 
 /// Bytes of each buffer of a connection within this machine. Smaller ones cost more changes between threads, larger ones
 /// outgrow a core's cache.
@@ -31,21 +24,6 @@ pub fn fit(socket: &TcpStream) {
         let _ = sockopt::set_socket_send_buffer_size(socket, WITHIN);
         let _ = sockopt::set_socket_recv_buffer_size(socket, WITHIN);
         let _ = sockopt::set_tcp_congestion(socket, CONTROL);
-    }
-}
-
-/// Waits until one of the descriptors can be read, or those with `true` written to, a signal comes or the time is over.
-/// An end of a stream, or an error of it, counts as something to be read. Returns of each whether it can.
-///
-/// # Errors
-/// [`Error::Os`] when a descriptor is not valid.
-pub fn wait(fds: &[(BorrowedFd<'_>, bool)], limit: Duration) -> Result<Vec<bool>> {
-    let flags = |writes| if writes { PollFlags::IN | PollFlags::OUT } else { PollFlags::IN };
-    let mut asked: Vec<_> = fds.iter().map(|&(fd, writes)| (fd, flags(writes))).collect();
-    match poll_each(&mut asked, limit) {
-        Ok(()) => Ok(asked.iter().map(|(_, found)| !found.is_empty()).collect()),
-        Err(Errno::INTR) => Ok(vec![false; fds.len()]),
-        Err(errno) => Err(Error::os("poll", errno)),
     }
 }
 

@@ -18,36 +18,17 @@ pub(super) fn poll<const N: usize>(
     fds: [(BorrowedFd<'_>, PollFlags); N],
     limit: Duration,
 ) -> Result<[PollFlags; N]> {
-    let mut asked = fds.map(asked_of);
-    wait(&mut asked, limit)?;
-    Ok(asked.map(events_of))
-}
-
-/// As [`poll`], for any number of descriptors. Replaces the flags of each by its events.
-///
-/// # Errors
-/// As [`poll`].
-pub(super) fn poll_each(fds: &mut [(BorrowedFd<'_>, PollFlags)], limit: Duration) -> Result<()> {
-    let mut asked: Vec<_> = fds.iter().copied().map(asked_of).collect();
-    wait(&mut asked, limit)?;
-    for ((_, flags), one) in fds.iter_mut().zip(asked) {
-        *flags = events_of(one);
-    }
-    Ok(())
-}
-
-fn asked_of((fd, flags): (BorrowedFd<'_>, PollFlags)) -> libc::pollfd {
-    libc::pollfd { fd: fd.as_raw_fd(), events: flags.bits().cast_signed(), revents: 0 }
-}
-
-fn events_of(asked: libc::pollfd) -> PollFlags {
-    PollFlags::from_bits_retain(asked.revents.cast_unsigned())
-}
-
-fn wait(asked: &mut [libc::pollfd], limit: Duration) -> Result<()> {
+    let mut asked = fds.map(|(fd, flags)| libc::pollfd {
+        fd: fd.as_raw_fd(),
+        events: flags.bits().cast_signed(),
+        revents: 0,
+    });
     // SAFETY: reads and writes these structures.
-    let found = unsafe { libc::poll(asked.as_mut_ptr(), asked.len() as libc::nfds_t, milliseconds(limit)) };
-    if found < 0 { Err(last_errno()) } else { Ok(()) }
+    let found = unsafe { libc::poll(asked.as_mut_ptr(), N as libc::nfds_t, milliseconds(limit)) };
+    if found < 0 {
+        return Err(last_errno());
+    }
+    Ok(asked.map(|asked| PollFlags::from_bits_retain(asked.revents.cast_unsigned())))
 }
 
 /// Waits for events of an epoll set. Returns how many there are, from the first on.

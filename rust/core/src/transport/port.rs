@@ -350,7 +350,7 @@ impl Port {
 
     /// Ends allocation for this batch and begins its commit. What was allocated stays where it is.
     #[must_use]
-    pub fn begin_commit(&self) -> Commit<&Self> {
+    pub fn begin_commit(&self) -> Commit<'_> {
         let mut state = self.state.lock();
         state.open = false;
         state.fillings += 1;

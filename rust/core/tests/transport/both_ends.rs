@@ -34,7 +34,7 @@ pub(crate) fn content(seq: u64) -> [u8; LEAF as usize] {
     [seq as u8; LEAF as usize]
 }
 
-pub(crate) fn describe(commit: &Commit<&Port>) -> Vec<u8> {
+pub(crate) fn describe(commit: &Commit<'_>) -> Vec<u8> {
     let mut meta = MetaWriter::default();
     let storage = meta.add_storage(StorageRecord { offset: 0, nbytes: LEAF });
     let leaf = meta.add_tensor(storage, 0, Dtype::U8, &[LEAF as i64], &[1]);
@@ -77,7 +77,7 @@ pub(crate) fn answer_oversize(engine: &Engine, port: &Port, seq: u64) {
 
 /// Commits a batch in a segment of its own of `len` bytes. Returns where the worker has mapped it; `None`: there is no
 /// room yet.
-pub(crate) fn send_own(commit: &mut Commit<&Port>, seq: u64, len: u64) -> Option<usize> {
+pub(crate) fn send_own(commit: &mut Commit<'_>, seq: u64, len: u64) -> Option<usize> {
     if !commit.own_segment(len).unwrap() {
         return None;
     }

@@ -317,7 +317,7 @@ impl Parent {
         let fds = self.engine.worker_fds(worker).for_port().unwrap();
         let control = self.engine.control().clone();
         let port = Port::attach(control, worker, self.engine.share(), fds, Some(&busy)).unwrap();
-        let mut commits: Vec<Commit<&Port>> = Vec::new();
+        let mut commits: Vec<Commit<'_>> = Vec::new();
         loop {
             let mut commit = port.begin_commit();
             // No bytes: the memory that all slots would need at once is more than the share.

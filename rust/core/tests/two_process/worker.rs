@@ -202,7 +202,7 @@ struct Plan {
 }
 
 impl Plan {
-    fn new(commit: &mut Commit<&Port>, leaves: &[LeafSpec], chunks: &[Option<Chunk>], own: bool) -> Self {
+    fn new(commit: &mut Commit<'_>, leaves: &[LeafSpec], chunks: &[Option<Chunk>], own: bool) -> Self {
         let mut end = if own { 0 } else { commit.bump() };
         let places = leaves.iter().zip(chunks).map(|(leaf, chunk)| {
             let there = chunk.as_ref().filter(|_| !own).map(|chunk| {

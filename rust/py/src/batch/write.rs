@@ -5,7 +5,7 @@ use std::ptr::{NonNull, copy_nonoverlapping};
 use pyo3::prelude::*;
 use ringloader_core::os::Segment;
 use ringloader_core::transport::joint::{Claimed, JointMemory};
-use ringloader_core::transport::port::{Commit, Port};
+use ringloader_core::transport::port::Commit;
 
 use crate::gil::{DETACH, exception, without_interpreter};
 use crate::torch::memory::Memory;
@@ -22,7 +22,7 @@ pub(crate) struct CopyRange {
 
 /// The memory into which a batch is written.
 pub(crate) enum Target<'a, 'p> {
-    Slot(&'a Commit<&'p Port>),
+    Slot(&'a Commit<'p>),
     Own(&'a Segment),
     /// Private memory, that of one sample.
     Private(&'a Memory),

@@ -13,7 +13,7 @@ use super::engine::Engine;
 use super::port::Port;
 use crate::gil::{detached, exception, without_interpreter};
 
-/// Serves the connections of an iterator's workers, on a thread of its own.
+/// Serves the connections of an iterator's workers, each on a thread of its own.
 #[pyclass(frozen, module = "ringloader._native")]
 pub(crate) struct MainRelay(CoreMain);
 

@@ -1,6 +1,6 @@
 //! A batch on its way into the ring, into a slot or into a segment of its own.
 
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
@@ -27,11 +27,9 @@ pub enum Room {
 }
 
 /// One batch on its way into the ring. Dropped before [`finish`](Self::finish), it was never there.
-///
-/// `P` refers to the port: a thread that serves several of them keeps its port with the batch.
 #[derive(Debug)]
-pub struct Commit<P: Deref<Target = Port>> {
-    pub(super) port: P,
+pub struct Commit<'a> {
+    pub(super) port: &'a Port,
     pub(super) fill: Option<Fill>,
     pub(super) generation: u64,
     /// The segment of a batch that lies in no slot.
@@ -40,7 +38,7 @@ pub struct Commit<P: Deref<Target = Port>> {
     pub(super) keeps: bool,
 }
 
-impl<P: Deref<Target = Port>> Commit<P> {
+impl Commit<'_> {
     /// The number of this filling, for the meta block.
     #[must_use]
     pub fn generation(&self) -> u64 {
@@ -70,7 +68,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
     /// # Errors
     /// [`Error::Memory`] when the machine or the control group has not enough left.
     pub fn reserve(&mut self, end: u64) -> Result<Room> {
-        let port = &*self.port;
+        let port = self.port;
         let view = port.control.worker(port.worker);
         let mut state = port.state.lock();
         if self.fill.is_none() {
@@ -121,7 +119,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
     /// # Errors
     /// [`Error::Memory`] or [`Error::Os`] when there is no memory for it.
     pub fn own_segment(&mut self, len: u64) -> Result<bool> {
-        let port = &*self.port;
+        let port = self.port;
         let view = port.control.worker(port.worker);
         let mut state = port.state.lock();
         let bytes = OwnSegment::bytes_for(len, port.limits.page);
@@ -219,7 +217,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
         location: BatchLocation,
     ) -> Result<bool> {
         failpoint("filled");
-        let port = &*self.port;
+        let port = self.port;
         let view = port.control.worker(port.worker);
         let words = ResultDescriptor {
             seq,
@@ -256,7 +254,7 @@ impl<P: Deref<Target = Port>> Commit<P> {
     }
 }
 
-impl<P: Deref<Target = Port>> Drop for Commit<P> {
+impl Drop for Commit<'_> {
     fn drop(&mut self) {
         // Its own leases end before the slot is free.
         if let Some(slot) = self.fill.take().map(|fill| fill.slot) {

@@ -1,71 +1,39 @@
 //! A worker's end as a relay serves it: in the main process, for a worker that is elsewhere.
 
-use std::ops::{Deref, Range};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::time::Duration;
 
 use super::Port;
 use super::commit::Commit;
 use crate::error::{Error, Result};
 use crate::os::Segment;
-use crate::sync::Arc;
-use crate::transport::layout::Counts;
+use crate::os::eventfd::sleep;
+use crate::sync::doorbell::sleep_unless;
 
 impl Port {
     /// As [`begin_commit`](Self::begin_commit), for a batch that another process has numbered.
     #[must_use]
-    pub fn begin_relayed(self: &Arc<Self>, generation: u64) -> Commit<Arc<Self>> {
+    pub fn begin_relayed(&self, generation: u64) -> Commit<'_> {
         let mut state = self.state.lock();
         state.open = false;
         state.fillings = generation;
-        Commit { port: self.clone(), fill: state.filling.take(), generation, own: None, keeps: false }
+        Commit { port: self, fill: state.filling.take(), generation, own: None, keeps: false }
     }
 
-    /// Says that the caller is going to sleep until [`bell`](Self::bell) rings. It must look for a task again before it
-    /// does, and [`withdraw`](Self::withdraw) when it is awake.
-    pub fn announce(&self) {
-        self.control.worker(self.worker).worker_sleeps.announce();
-    }
-
-    /// Says that the caller is awake. `has_rung`: the [`bell`](Self::bell) was found readable.
-    pub fn withdraw(&self, has_rung: bool) {
-        self.control.worker(self.worker).worker_sleeps.withdraw();
-        if has_rung {
-            self.eventfd.clear();
-        }
-    }
-
-    /// Readable once the parent has sent something, or given room, since the caller announced its sleep.
-    #[must_use]
-    pub fn bell(&self) -> BorrowedFd<'_> {
-        self.eventfd.as_fd()
-    }
-
-    /// Returns true if a task has come.
+    /// As [`wait`](Self::wait), also until `fd` is readable. Returns true if it is.
     ///
     /// # Errors
-    /// [`Error::Corrupt`] from the ring.
-    pub fn has_task(&self) -> Result<bool> {
-        Ok(self.state.lock().tasks.peek(self.control.worker(self.worker).tasks)?.is_some())
-    }
-
-    /// Returns how many results the parent has not taken.
-    ///
-    /// # Errors
-    /// [`Error::Corrupt`] from the ring.
-    pub fn untaken(&self) -> Result<u64> {
-        let results = self.control.worker(self.worker).results;
-        let mut state = self.state.lock();
-        Ok(state.results.tail().wrapping_sub(state.results.head(results)?))
-    }
-
-    /// The counts of the epoch that the worker is in.
-    #[must_use]
-    pub fn counts(&self) -> &Counts {
-        self.counters().now()
+    /// As [`wait`](Self::wait).
+    pub fn wait_for_task_or(&self, fd: BorrowedFd<'_>, limit: Duration) -> Result<bool> {
+        let view = self.control.worker(self.worker);
+        let found = || Ok(self.state.lock().tasks.peek(view.tasks)?.is_some());
+        let slept = sleep_unless(view.worker_sleeps, found, || sleep(&self.eventfd, fd, limit))?;
+        Ok(slept == Some(true))
     }
 }
 
-impl<P: Deref<Target = Port>> Commit<P> {
+impl Commit<'_> {
     /// Reads the bytes `range` of the batch from a socket, or some of them. Returns how many came: none at the end of the
     /// stream.
     ///

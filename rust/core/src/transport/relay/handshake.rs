@@ -3,9 +3,9 @@
 //! The main process sends a challenge, and the worker answers with its number and a proof that it knows the secret. The
 //! secret does not cross the connection, and a proof is good for one connection, one worker and one number.
 
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::time::Instant;
+use std::time::Duration;
 
 use hmac::{Hmac, KeyInit, Mac};
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -19,6 +19,9 @@ use super::{Identity, Token};
 pub(super) const CHALLENGE: usize = 32;
 
 pub(super) type Challenge = [u8; CHALLENGE];
+
+/// The time that a caller has for each word.
+const INTRODUCED_WITHIN: Duration = Duration::from_secs(10);
 
 const MAGIC: [u8; 8] = *b"ringldr2";
 
@@ -60,55 +63,15 @@ impl Hello {
     }
 }
 
-/// A connection that has not said yet whose it is.
-#[derive(Debug)]
-pub(super) struct Caller {
-    pub(super) socket: TcpStream,
-    challenge: Challenge,
-    hello: Hello,
-    have: usize,
-    pub(super) since: Instant,
-}
-
-/// The words of a caller.
-pub(super) enum Said {
-    /// Not everything yet.
-    Little,
-    /// That it is this worker, under this number.
-    Worker(u32, u64),
-    /// Words of no worker; or the caller has gone.
-    Nonsense,
-}
-
-impl Caller {
-    /// Sends the challenge.
-    ///
-    /// # Errors
-    /// The system's, where there is no challenge, or the connection does not take it at once.
-    pub(super) fn challenge(mut socket: TcpStream) -> std::io::Result<Self> {
-        let mut challenge = [0; CHALLENGE];
-        let got = getrandom(&mut challenge, GetRandomFlags::empty())?;
-        if got != CHALLENGE {
-            return Err(ErrorKind::UnexpectedEof.into());
-        }
-        socket.write_all(&challenge)?;
-        Ok(Self { socket, challenge, hello: Hello::new_zeroed(), have: 0, since: Instant::now() })
-    }
-
-    /// Reads what has come. Never waits.
-    pub(super) fn listen(&mut self, token: &Token) -> Said {
-        while self.have < size_of::<Hello>() {
-            match self.socket.read(&mut self.hello.as_mut_bytes()[self.have..]) {
-                Ok(0) => return Said::Nonsense,
-                Ok(read) => self.have += read,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Said::Little,
-                Err(_) => return Said::Nonsense,
-            }
-        }
-        let worker = self.hello.check(&self.challenge, token);
-        worker.map_or(Said::Nonsense, |(worker, number)| Said::Worker(worker, number))
-    }
+/// Asks a caller whose it is. Returns the worker and its number; `None` for a caller that is no worker, or has gone.
+pub(super) fn ask(mut caller: &TcpStream, token: &Token) -> Option<(u32, u64)> {
+    let mut challenge = [0; CHALLENGE];
+    getrandom(&mut challenge, GetRandomFlags::empty()).ok().filter(|&got| got == CHALLENGE)?;
+    caller.set_read_timeout(Some(INTRODUCED_WITHIN)).ok()?;
+    caller.write_all(&challenge).ok()?;
+    let mut hello = Hello::new_zeroed();
+    caller.read_exact(hello.as_mut_bytes()).ok()?;
+    hello.check(&challenge, token)
 }
 
 #[cfg(test)]

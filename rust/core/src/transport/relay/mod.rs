@@ -15,14 +15,10 @@
 //! |---|---|
 //! | `frame.rs` | what travels over a connection |
 //! | `handshake.rs` | who may begin one |
-//! | `link.rs` | one connection, in the main process |
-//! | `reader.rs` | reading from one without waiting |
-//! | `loss.rs` | why a worker is lost |
-//! | `incoming.rs` | a batch on its way from a connection into a slot |
+//! | `main_end.rs` | the main process's end: what callers see, and the thread that lets workers in |
+//! | `shared.rs` | what its threads share |
+//! | `link.rs` | one connection, in the main process, on a thread of its own |
 //! | `flow_limit.rs` | how many batches may be on their way |
-//! | `main_end.rs` | the main process's end, as its callers see it |
-//! | `shared.rs` | what both of these share |
-//! | `serving.rs` | its thread, which serves all connections of an iterator |
 //! | `worker_end.rs` | the two threads of a worker's process |
 //! | `peer_clock.rs` | the other machine's clock |
 //!
@@ -34,7 +30,7 @@
 //! number; a connection under another number, or without a proof that it knows the token, is closed.
 //!
 //! A batch for which the main process has no memory ends its connection too, but its worker is
-//! [not to blame](main_end::MainRelay::failure). A panic of the main process's thread ends all connections, likewise.
+//! [not to blame](main_end::MainRelay::failure). A panic of a connection's thread ends the connection, likewise.
 //!
 //! A worker ends when nothing is heard of the main process for as long: its thread gives signs of life while it reads
 //! nothing, too. TCP's own limit, `TCP_USER_TIMEOUT`, would end connections to a main process that has no room.
@@ -49,13 +45,9 @@
 mod flow_limit;
 mod frame;
 mod handshake;
-mod incoming;
 mod link;
-mod loss;
 pub mod main_end;
 mod peer_clock;
-mod reader;
-mod serving;
 mod shared;
 pub mod worker_end;
 

@@ -2,7 +2,6 @@
 
 mod flow_limit;
 mod peers;
-mod serving;
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, TcpStream};
@@ -12,9 +11,8 @@ use zerocopy::IntoBytes;
 
 use super::frame::{FrameHeader, FrameKind, HEADER};
 use super::handshake::{CHALLENGE, Hello};
-use super::incoming::LONGEST_BATCH;
+use super::link::{AHEAD, LONGEST_BATCH};
 use super::main_end::{MainRelay, Standing};
-use super::reader::AHEAD;
 use super::worker_end::WorkerRelay;
 use super::{Beats, Identity, Token};
 use crate::transport::Transport;
@@ -335,6 +333,43 @@ fn a_worker_may_be_given_up_under_its_own_number_only() {
     main.lose(0, number, "Ray says so".into());
     assert_eq!(ended(&engine), 0);
     assert_eq!(main.standing(0, number, LONG), Standing::Lost("Ray says so".into()));
+}
+
+#[test]
+fn a_worker_for_whose_batch_there_is_no_room_may_be_given_up() {
+    for gives_up in [true, false] {
+        let engine = Engine::new(1, 4, SHARE).unwrap();
+        let main = relay(&engine, None, Beats::default());
+        let number = main.expect(&engine, 0, None).unwrap();
+        let mut socket = hello(&main, TOKEN, number);
+        let until = Instant::now() + LONG;
+        std::thread::scope(|scope| {
+            // Nobody takes any: together they are larger than the memory.
+            scope.spawn(|| {
+                let mut bytes = Vec::new();
+                for seq in 0..6 {
+                    bytes.extend(result(seq, 1 << 20).as_bytes());
+                    bytes.extend(pattern(seq, 1 << 20));
+                }
+                let _ = socket.write_all(&bytes);
+            });
+            while engine.there_of(0).unwrap() < 3 {
+                assert!(Instant::now() < until, "nothing has come");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if gives_up {
+                main.lose(0, number, "Ray says so".into());
+            } else {
+                main.close();
+            }
+            while !engine.has_ended(0).unwrap() {
+                assert!(Instant::now() < until, "it has not ended");
+                std::thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let why = if gives_up { "Ray says so" } else { "the relay was closed" };
+        assert_eq!(main.why_lost(0).unwrap(), why);
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use ringloader_core::sync::{AtomicU64, Ordering};
 use ringloader_core::timing::Stamps;
 use ringloader_core::transport::joint::{Claimed as CoreClaimed, JointMemory};
 use ringloader_core::transport::message::ResultKind;
-use ringloader_core::transport::port::{Commit, Port as Core, Room};
+use ringloader_core::transport::port::{Commit, Room};
 
 use super::Port;
 use crate::batch::encode::Encoded;
@@ -116,7 +116,7 @@ impl Port {
     }
 
     /// Sends the batch's own segment. Returns false when the parent wants nothing more.
-    fn send_segment(&self, py: Python<'_>, commit: &Commit<&Core>) -> PyResult<bool> {
+    fn send_segment(&self, py: Python<'_>, commit: &Commit<'_>) -> PyResult<bool> {
         let begun = Instant::now();
         loop {
             match commit.send().map_err(exception)? {
@@ -147,7 +147,7 @@ impl Port {
     fn reserve(
         &self,
         py: Python<'_>,
-        commit: &mut Commit<&Core>,
+        commit: &mut Commit<'_>,
         encoded: &mut Encoded,
         extra: u64,
     ) -> PyResult<Option<Reserved>> {

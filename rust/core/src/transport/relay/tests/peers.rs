@@ -3,9 +3,7 @@
 use std::net::TcpListener;
 
 use super::*;
-use crate::sync::{Arc, AtomicBool, Ordering};
-use crate::transport::relay::incoming::{Incoming, OF_FRAME, Step, TURN, Turn};
-use crate::transport::relay::peer_clock::PeerClock;
+use crate::sync::{AtomicBool, Ordering};
 
 /// Beats that the two ends of a test give each other.
 const BEATS: Beats = Beats { every: Duration::from_millis(20), lost_after: Duration::from_millis(600) };
@@ -61,25 +59,19 @@ fn beats_without_end_cost_no_other_worker_anything() {
 }
 
 #[test]
-fn frames_without_content_are_counted_against_a_turn() {
+fn a_worker_is_sent_tasks_in_the_middle_of_its_batch() {
     let engine = Engine::new(1, 4, SHARE).unwrap();
-    let fds = engine.inherited_fds(0).unwrap();
-    let port = Arc::new(Port::attach(engine.control().clone(), 0, engine.share(), fds, None).unwrap());
-    let listener = TcpListener::bind((HOST, 0)).unwrap();
-    let mut peer = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-    let mut socket = listener.accept().unwrap().0;
-    socket.set_nonblocking(true).unwrap();
-    peer.write_all(&FrameHeader::new(FrameKind::Beat).as_bytes().repeat(100)).unwrap();
-    let clock = PeerClock::default();
-    let mut turn = Turn { port: &port, clock: &clock, before: &[0; 5], is_wanted: true, left: TURN };
-    let mut incoming = Incoming::new();
-    let mut beats = 0;
-    while beats < 100 {
-        if let Step::Beat(_) = incoming.step(&mut socket, &mut turn).unwrap() {
-            beats += 1;
-        }
+    let main = relay(&engine, None, Beats { lost_after: LONG, ..BEATS });
+    let number = main.expect(&engine, 0, None).unwrap();
+    let mut socket = hello(&main, TOKEN, number);
+    socket.write_all(result(0, 500).as_bytes()).unwrap();
+    socket.write_all(&pattern(0, 500)[..100]).unwrap();
+    for seq in 1..4 {
+        engine.put(0, task(seq)).unwrap();
+        assert_eq!(frame(&mut socket).0.seq.get(), seq);
     }
-    assert_eq!(turn.left, TURN - 100 * OF_FRAME);
+    socket.write_all(&pattern(0, 500)[100..]).unwrap();
+    assert_eq!(bytes_of(&next(&engine)), pattern(0, 500));
 }
 
 #[test]
