@@ -21,7 +21,7 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 GUARDS = {
     "lines of the package": 17_548,
     "modules of the package": 160,
-    "lines of the core": 4_184,
+    "lines of the core": 4_190,
     "lines of `_features/state`": 1_420,
     "lines of another feature": 890,
     "pairs of features": 4,

@@ -71,12 +71,10 @@ class Configuration:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments of a loader with such workers."""
-        found: dict[str, Any] = {"num_workers": self.num_workers}
-        if self.worker_method != PROCESS:
-            found["worker_method"] = self.worker_method
-        if self.worker_concurrency is not None:
-            found["worker_concurrency"] = self.worker_concurrency
-        return found
+        method = None if self.worker_method == PROCESS else self.worker_method
+        found = {"worker_method": method, "worker_concurrency": self.worker_concurrency}
+        given = {name: value for name, value in found.items() if value is not None}
+        return {"num_workers": self.num_workers, **given}
 
     @property
     def in_words(self) -> str:
@@ -439,8 +437,8 @@ def fastest_of(rows: list[Row], loader: str = "ringloader") -> Row | None:
 
 
 def _own(rows: list[Row], loader: str) -> list[Row]:
-    found = [row for row in rows if row.configuration.loader == loader]
-    return [row for row in found if row.configuration.num_workers != AUTO]
+    numbered = (row for row in rows if row.configuration.num_workers != AUTO)
+    return [row for row in numbered if row.configuration.loader == loader]
 
 
 def recommended_of(rows: list[Row], fastest: Row) -> tuple[Row, str]:
@@ -473,11 +471,8 @@ def table(rows: list[Row]) -> str:
     """Returns a table with a line for each row. The ratio is to torch's loader with as many workers."""
     cells = [_HEAD, *map(_cells, rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-    lines = []
-    for name, *figures in cells:
-        padded = [figure.rjust(width) for figure, width in zip(figures, widths[1:], strict=True)]
-        lines.append("  ".join([name.ljust(widths[0]), *padded]))
-    return "\n".join(lines)
+    line = f"{{:<{widths[0]}}}" + "".join(f"  {{:>{width}}}" for width in widths[1:])
+    return "\n".join(line.format(*texts) for texts in cells)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -17,8 +17,7 @@ from ringloader._log import complain
 from ringloader._torch import hook
 
 VARIABLE = "RINGLOADER_REPORT"
-ONE = "1"
-ALL = "all"
+ONE, ALL = "1", "all"
 
 # ``"1"`` if a report is asked for, ``"all"`` if all ranks are to print one, else empty. None before `begin`,
 # which reads the variable once in a process.
