@@ -149,11 +149,9 @@ impl Template {
             return Ok(None);
         }
         let has = |method| root.has_method(py, method);
-        // torch maps the values of a dict.
-        let has_key = root.has_tensor_in_key();
         Ok(Some(Self {
-            is_pinned_by_leaves: !has_key && !has("pin_memory")?,
-            is_moved_by_leaves: !has_key && !has("to")?,
+            is_pinned_by_leaves: !has("pin_memory")?,
+            is_moved_by_leaves: !has("to")?,
             root,
             small: reader.small,
             prototypes: OnceLock::new(),
@@ -191,12 +189,8 @@ impl Template {
             return Ok(None);
         };
         if made.get().is_none() {
-            let mut prototypes = Vec::new();
-            self.root.each_form(&mut |form| {
-                prototypes.push(make(form)?);
-                Ok(())
-            })?;
-            let _ = made.set(prototypes);
+            let prototypes: PyResult<_> = self.forms().into_iter().map(make).collect();
+            let _ = made.set(prototypes?);
         }
         Ok(made.get())
     }
@@ -215,12 +209,7 @@ impl Template {
 
     /// Returns the template's tensors, in the order in which [`make_of`](Self::make_of) asks for them.
     pub(crate) fn forms(&self) -> Vec<&TensorForm<'static>> {
-        let mut forms = Vec::new();
-        let _ = self.root.each_form(&mut |form| {
-            forms.push(form);
-            Ok(())
-        });
-        forms
+        self.root.forms()
     }
 }
 
@@ -277,7 +266,10 @@ impl TemplateReader<'_> {
             Token::Dict(len) => {
                 let mut items = Vec::new();
                 for _ in 0..len {
-                    let Some(name) = self.inner(py)? else { return Ok(None) };
+                    // torch maps the values of a dict, and leaves its names as they are.
+                    let Some(name) = self.inner(py)?.filter(|name| name.forms().is_empty()) else {
+                        return Ok(None);
+                    };
                     let Some(item) = self.inner(py)? else { return Ok(None) };
                     objects::push(py, &mut items, (name, item))?;
                 }
@@ -337,44 +329,21 @@ impl Node {
         }
     }
 
-    fn has_tensor(&self) -> bool {
-        match self {
-            Self::Value(_) => false,
-            Self::Tensor(_) => true,
-            Self::List(items) | Self::Tuple(items) | Self::NamedTuple(_, items) => {
-                items.iter().any(Self::has_tensor)
-            }
-            Self::Dict(items) => items.iter().any(|(name, item)| name.has_tensor() || item.has_tensor()),
-        }
+    /// Returns the form of each tensor, in the order in which they are made.
+    fn forms(&self) -> Vec<&TensorForm<'static>> {
+        let mut forms = Vec::new();
+        self.add_forms(&mut forms);
+        forms
     }
 
-    fn has_tensor_in_key(&self) -> bool {
+    fn add_forms<'a>(&'a self, forms: &mut Vec<&'a TensorForm<'static>>) {
         match self {
-            Self::Value(_) | Self::Tensor(_) => false,
+            Self::Value(_) => {}
+            Self::Tensor(form) => forms.push(form),
             Self::List(items) | Self::Tuple(items) | Self::NamedTuple(_, items) => {
-                items.iter().any(Self::has_tensor_in_key)
+                items.iter().for_each(|item| item.add_forms(forms));
             }
-            Self::Dict(items) => {
-                items.iter().any(|(name, item)| name.has_tensor() || item.has_tensor_in_key())
-            }
-        }
-    }
-
-    /// Calls `visit` with the form of each tensor, in the order in which they are made.
-    fn each_form<'a>(
-        &'a self,
-        visit: &mut impl FnMut(&'a TensorForm<'static>) -> PyResult<()>,
-    ) -> PyResult<()> {
-        match self {
-            Self::Value(_) => Ok(()),
-            Self::Tensor(form) => visit(form),
-            Self::List(items) | Self::Tuple(items) | Self::NamedTuple(_, items) => {
-                items.iter().try_for_each(|item| item.each_form(visit))
-            }
-            Self::Dict(items) => items.iter().try_for_each(|(name, item)| {
-                name.each_form(visit)?;
-                item.each_form(visit)
-            }),
+            Self::Dict(items) => items.iter().for_each(|(_, item)| item.add_forms(forms)),
         }
     }
 

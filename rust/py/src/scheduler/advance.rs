@@ -1,5 +1,7 @@
 //! From one batch to the next: waiting, what ended workers left, errors in their turn, the next task.
 
+use std::time::Duration;
+
 use pyo3::exceptions::{PyException, PyRuntimeError, PyStopIteration};
 use pyo3::prelude::*;
 use ringloader_core::os::clock::monotonic;
@@ -7,7 +9,7 @@ use ringloader_core::scheduler::Poll;
 use ringloader_core::sync::Ordering;
 use ringloader_core::transport::Transport;
 
-use super::features::ParentEnd;
+use super::features::{ParentEnd, Watched};
 use super::parent_end::{DeliveryOf, IndexOf};
 use super::{Core, Due, End, EpochState, Scheduling, invalid_state, is_end};
 use crate::gil::{Deadline, exception};
@@ -15,6 +17,16 @@ use crate::python::Callbacks;
 use crate::strings;
 use crate::torch::names::Torch;
 use crate::transport::event::stand_in;
+
+/// The outcome of one step towards the next batch.
+enum Step<'py> {
+    /// It is the turn of this result.
+    Due(Due<'py>),
+    /// There is nothing now, or it is kept for its turn.
+    Nothing,
+    /// Something has come that is no batch, or whose turn it is not.
+    Again,
+}
 
 impl<E: ParentEnd> Scheduling<E> {
     /// Returns the next result whose turn it is, as `unpack` makes it. `None` if there is none now and `wait` is not
@@ -26,98 +38,128 @@ impl<E: ParentEnd> Scheduling<E> {
         wait: bool,
         unpack: impl Fn(DeliveryOf<E>) -> PyResult<Bound<'py, PyAny>>,
     ) -> PyResult<Option<Due<'py>>> {
-        let py = callbacks.py();
         let engine = E::core(&self.engine).ok();
         let mut deadline = Deadline::after(self.timeout)?;
         let mut watched = None;
         loop {
             self.check_stopped()?;
-            let due = match state.core.poll(engine.as_deref()).map_err(exception)? {
-                Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => return Ok(None),
+            let step = match state.core.poll(engine.as_deref()).map_err(exception)? {
+                Poll::End | Poll::Lost { .. } | Poll::Wait { .. } if !wait => Step::Nothing,
                 Poll::End => {
                     // Only an engine that has no other user can be kept for the next epoch.
                     drop(engine);
                     return Err(self.end(callbacks)?);
                 }
                 Poll::Ready { seq, worker, data } => {
-                    let data = data.into_bound(py);
-                    if !self.iterable || !is_end(&data)? {
-                        return Ok(Some(Due { seq, worker, data }));
+                    let data = data.into_bound(callbacks.py());
+                    if self.iterable && is_end(&data)? {
+                        self.reach_end(state, callbacks, wait, End::Stored(worker))?
+                    } else {
+                        Step::Due(Due { seq, worker, data })
                     }
-                    if !self.reach_end(state, callbacks, wait, End::Stored(worker))? {
-                        return Ok(None);
-                    }
-                    None
                 }
-                Poll::Failed { seq, error } => self.fail(py, &mut state.core, seq, exception(error))?,
+                Poll::Failed { seq, error } => {
+                    self.fail(callbacks.py(), &mut state.core, seq, exception(error))?
+                }
                 Poll::Early { seq, found } => {
-                    self.store_early(py, state, seq, found, &unpack)?;
+                    self.store_early(callbacks.py(), state, seq, found, &unpack)?;
                     continue;
                 }
-                Poll::Arrived { seq, received: delivery } => {
-                    let timed = self.begin_timed(&delivery);
-                    match unpack(delivery) {
-                        Err(error) => self.fail(py, &mut state.core, seq, error)?,
-                        Ok(data) if self.iterable && is_end(&data)? => {
-                            if !self.reach_end(state, callbacks, wait, End::Answer(seq))? {
-                                return Ok(None);
-                            }
-                            None
-                        }
-                        Ok(data) => {
-                            self.end_timed(py, state, seq, timed);
-                            accept(&mut state.core, seq, data)?
-                        }
-                    }
+                Poll::Arrived { seq, received } => {
+                    self.arrived(state, callbacks, wait, seq, received, &unpack)?
                 }
-                Poll::Lost { worker } => {
-                    // Another thread, or a signal handler, ends the workers.
-                    if E::is_done(&self.engine) {
-                        return Err(invalid_state());
-                    }
-                    let Some(core) = &engine else { return Err(invalid_state()) };
-                    self.replace_lost(state, callbacks, core, worker)?;
-                    None
-                }
+                Poll::Lost { worker } => self.lost(state, callbacks, engine.as_deref(), worker)?,
                 Poll::Wait { worker, limit } => {
-                    let Some(engine) = &engine else { return Err(invalid_state()) };
-                    let Some(left) = deadline.left() else {
-                        callbacks.raise_timeout(Self::late(py, state, engine, worker))?;
-                        return Err(PyRuntimeError::new_err("DataLoader timed out"));
-                    };
-                    let told = Self::report_wait(&mut watched, state, callbacks, engine, worker)?;
-                    let Some(until_told) = told else { continue };
-                    let begun = monotonic();
-                    let woken = E::wait(py, engine, worker, left.min(limit).min(until_told));
-                    self.waited.fetch_add(monotonic().saturating_sub(begun), Ordering::Relaxed);
-                    woken?;
-                    if E::core(&self.engine).is_err() {
-                        return Err(invalid_state());
-                    }
+                    let engine = engine.as_deref().ok_or_else(invalid_state)?;
+                    self.wait(state, callbacks, engine, (worker, limit), deadline, &mut watched)?;
                     continue;
                 }
             };
-            if due.is_some() {
-                return Ok(due);
+            match step {
+                Step::Due(due) => return Ok(Some(due)),
+                Step::Nothing => return Ok(None),
+                Step::Again => deadline = Deadline::after(self.timeout)?,
             }
-            deadline = Deadline::after(self.timeout)?;
         }
     }
 
-    /// The end of a worker's iterable dataset has come. Returns false if it is kept for its turn, without `wait`.
-    fn reach_end(
+    /// The result of `seq` has come.
+    fn arrived<'py>(
+        &self,
+        state: &mut EpochState<IndexOf<E>>,
+        callbacks: &Callbacks<'_, 'py>,
+        wait: bool,
+        seq: u64,
+        delivery: DeliveryOf<E>,
+        unpack: impl Fn(DeliveryOf<E>) -> PyResult<Bound<'py, PyAny>>,
+    ) -> PyResult<Step<'py>> {
+        let py = callbacks.py();
+        let timed = self.begin_timed(&delivery);
+        match unpack(delivery) {
+            Err(error) => self.fail(py, &mut state.core, seq, error),
+            Ok(data) if self.iterable && is_end(&data)? => {
+                self.reach_end(state, callbacks, wait, End::Answer(seq))
+            }
+            Ok(data) => {
+                self.end_timed(py, state, seq, timed);
+                accept(&mut state.core, seq, data)
+            }
+        }
+    }
+
+    /// A worker has ended before its tasks.
+    fn lost<'py>(
+        &self,
+        state: &mut EpochState<IndexOf<E>>,
+        callbacks: &Callbacks<'_, 'py>,
+        engine: Option<&E::Core>,
+        worker: u32,
+    ) -> PyResult<Step<'py>> {
+        // Another thread, or a signal handler, ends the workers.
+        let engine = engine.filter(|_| !E::is_done(&self.engine)).ok_or_else(invalid_state)?;
+        self.replace_lost(state, callbacks, engine, worker)?;
+        Ok(Step::Again)
+    }
+
+    /// Waits for a result of the worker, or of any, for no longer than the limit and until the deadline.
+    fn wait(
         &self,
         state: &mut EpochState<IndexOf<E>>,
         callbacks: &Callbacks<'_, '_>,
+        engine: &E::Core,
+        (worker, limit): (Option<u32>, Duration),
+        deadline: Deadline,
+        watched: &mut Option<Watched>,
+    ) -> PyResult<()> {
+        let py = callbacks.py();
+        let Some(left) = deadline.left() else {
+            callbacks.raise_timeout(Self::late(py, state, engine, worker))?;
+            return Err(PyRuntimeError::new_err("DataLoader timed out"));
+        };
+        let Some(until_told) = Self::report_wait(watched, state, callbacks, engine, worker)? else {
+            return Ok(());
+        };
+        let begun = monotonic();
+        let woken = E::wait(py, engine, worker, left.min(limit).min(until_told));
+        self.waited.fetch_add(monotonic().saturating_sub(begun), Ordering::Relaxed);
+        woken?;
+        E::core(&self.engine).map(drop).map_err(|_| invalid_state())
+    }
+
+    /// The end of a worker's iterable dataset has come. Without `wait` it is kept for its turn.
+    fn reach_end<'py>(
+        &self,
+        state: &mut EpochState<IndexOf<E>>,
+        callbacks: &Callbacks<'_, 'py>,
         wait: bool,
         end: End,
-    ) -> PyResult<bool> {
+    ) -> PyResult<Step<'py>> {
         if wait {
             self.end_worker(state, callbacks, end)?;
-        } else {
-            state.taken.end = Some(end);
+            return Ok(Step::Again);
         }
-        Ok(wait)
+        state.taken.end = Some(end);
+        Ok(Step::Nothing)
     }
 
     /// A worker has nothing more of its iterable dataset.
@@ -149,13 +191,7 @@ impl<E: ParentEnd> Scheduling<E> {
     ///
     /// # Errors
     /// An error that ends or interrupts the program is raised at once, and reported again in the batch's turn.
-    fn fail<'py>(
-        &self,
-        py: Python<'py>,
-        core: &mut Core,
-        seq: u64,
-        error: PyErr,
-    ) -> PyResult<Option<Due<'py>>> {
+    fn fail<'py>(&self, py: Python<'py>, core: &mut Core, seq: u64, error: PyErr) -> PyResult<Step<'py>> {
         let (standing, interrupt) = stand_in(py, error)?;
         match interrupt {
             None => accept(core, seq, standing),
@@ -236,10 +272,10 @@ impl<E: ParentEnd> Scheduling<E> {
 }
 
 /// As [`Core::accept`].
-fn accept<'py>(core: &mut Core, seq: u64, data: Bound<'py, PyAny>) -> PyResult<Option<Due<'py>>> {
+fn accept<'py>(core: &mut Core, seq: u64, data: Bound<'py, PyAny>) -> PyResult<Step<'py>> {
     let py = data.py();
     let due = core.accept(seq, data.unbind()).map_err(exception)?;
-    Ok(due.map(|(worker, data)| Due { seq, worker, data: data.into_bound(py) }))
+    Ok(due.map_or(Step::Again, |(worker, data)| Step::Due(Due { seq, worker, data: data.into_bound(py) })))
 }
 
 /// Clears the frame of torch's `reraise`. It has the error in a local variable, and the error has the frame in its

@@ -19,6 +19,7 @@ use self::late::{LateEnd, SentTasks};
 use self::timed::{Made, TimedEnd};
 use super::parent_end::TransportEnd;
 
+pub(super) use self::late::Watched;
 pub(super) use self::timed::Recording;
 
 /// The parent's end of a transport, with what features need of it.
