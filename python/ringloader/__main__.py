@@ -7,7 +7,6 @@ import functools
 import importlib.util
 import os
 import runpy
-import signal
 import sys
 import types
 import zipfile
@@ -107,8 +106,6 @@ def _help_of(about: Texts) -> str:
 def _bench(given: argparse.Namespace) -> None:
     from ringloader._tools import measure
 
-    # SIGTERM, which `timeout` sends, ends the processes as Ctrl-C does.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(bench.run(given, measure.run))
 
 

@@ -144,7 +144,7 @@ def test_a_dict_and_a_list_that_another_thread_changes_are_read_as_they_were_or_
         try:
             for _ in range(2000):
                 try:
-                    copied, _ = cache.put(0, changing, False)
+                    copied, _ = cache.put(0, changing)
                 except RuntimeError as error:
                     assert "changed size" in str(error) or "keys changed" in str(error)
                 else:

@@ -165,7 +165,7 @@ class Named(torch.utils.data.DataLoader):
 def loader_with(kind, options, dataset):
     arguments = {"batch_size": 4, "num_workers": 2}
     if kind == "constructed":
-        return ringloader.DataLoader(dataset, **arguments, **options)
+        return ringloader.DataLoader(dataset, **{**arguments, **options})
     if kind == "converted subclass":
         return ringloader.convert(Named(dataset, name="test", **arguments), **options)
     return ringloader.convert(torch.utils.data.DataLoader(dataset, **arguments), **options)

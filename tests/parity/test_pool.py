@@ -396,6 +396,21 @@ def test_processes_are_told_the_epoch(method):
         assert [batch[1] for batch in loader] == [8] * 4
 
 
+def test_a_loader_that_names_no_epoch_has_its_dataset_as_others_left_it():
+    dataset = Epochs()
+    with WorkerPool(2) as pool:
+        loader, other = (DataLoader(dataset, worker_pool=pool, collate_fn=first) for _ in range(2))
+        alone = DataLoader(dataset, num_workers=2, collate_fn=first)
+        for epoch in (7, 8):
+            loader.set_epoch(epoch)
+            for one in (loader, other, alone):
+                assert [batch[1] for batch in one] == [epoch] * 4
+        # It has an epoch of its own from here on.
+        other.set_epoch(3)
+        loader.set_epoch(9)
+        assert [batch[1] for batch in other] == [3] * 4
+
+
 def count_and_pid(dataset, more):
     dataset.reset = more
     return dataset.count + more, os.getpid()

@@ -293,14 +293,14 @@ class Locked(Added):
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_was_pickled_outlives_what_the_dataset_had(method):
-    """A lock by its name, a tensor and a pipe by their descriptors: workers that come later have them too."""
+    """A tensor and a pipe by their descriptors: workers that come later have them too."""
     dataset = Locked()
     with WorkerPool(2, method) as pool:
         loader = DataLoader(dataset, 2, worker_pool=pool)
         one = iter(loader)
         dataset.reader.close()
         dataset.writer.close()
-        del dataset.lock, dataset.shared, dataset.reader, dataset.writer
+        del dataset.shared, dataset.reader, dataset.writer
         gc.collect()
         other = iter(loader)
         assert len(pids(pool)) == 4

@@ -19,9 +19,9 @@ CORE, BINDING = ROOT / "rust/core/src", ROOT / "rust/py/src"
 
 # Code lines are without blank ones, comments and docstrings; the package's are without the stub.
 GUARDS = {
-    "lines of the package": 17_548,
+    "lines of the package": 17_569,
     "modules of the package": 160,
-    "lines of the core": 4_190,
+    "lines of the core": 4_208,
     "lines of `_features/state`": 1_420,
     "lines of another feature": 890,
     "pairs of features": 4,

@@ -35,6 +35,8 @@ class Told(NamedTuple):
 _NEXT = "_ringloader_next_epoch"
 # On a loader: what it has told last.
 _TOLD = "_ringloader_told_epoch"
+# By dataset: what any loader has told it last.
+_told_last: WeakRegistry[Told] = WeakRegistry()
 # By loader: True once its sampler has shuffled.
 _has_shuffled: WeakRegistry[bool] = WeakRegistry()
 # Attributes of torch's iterator that its base class draws for an epoch: seeds, and the sampler's iterator.
@@ -45,6 +47,18 @@ def told_by(loader: TorchLoader) -> Told | None:
     """Returns what ``set_epoch`` of a loader has told last; None: it was not called."""
     found: Told | None = vars(loader).get(_TOLD)
     return found
+
+
+def told_to_kept(loader: TorchLoader) -> Told | None:
+    """Returns what workers are told whose dataset may have been told another epoch; None: nothing.
+
+    The dataset of a loader that has told nothing is as other loaders have told it: frameworks make new ones.
+    """
+    told = told_by(loader)
+    if told is None and _told_last:
+        found = (_told_last.get(one) for one in epoch_listeners(loader.dataset))
+        told = next((one for one in found if one is not None), None)
+    return told
 
 
 def next_of(loader: TorchLoader) -> int:
@@ -82,8 +96,11 @@ def set_next(loader: TorchLoader, epoch: int) -> None:
     distinct: dict[int, Any] = {id(one): one for one in listeners}
     for one in distinct.values():
         one.set_epoch(epoch)
+    told = Told(epoch)
     # Workers of an iterator that is made from now on get the dataset as it is; others are told with the plan.
-    setattr(loader, _TOLD, Told(epoch))
+    setattr(loader, _TOLD, told)
+    for one in datasets:
+        _told_last.put(one, told)
     iterator = loader._iterator
     if datasets and iterator is not None and not hasattr(iterator, "_transport"):
         select_path.log_once("set_epoch() does not reach persistent workers on torch's own path")

@@ -146,12 +146,13 @@ def _with_workers(loader: TorchLoader, options: Options, workers: int, kind: Wor
     worker_options = _worker_options_of(features)
     transport = None
     try:
+        told = kind.told(loader)
         transport = kind.transport(loader, options, setup, worker_options, features)
         for feature in features:
             feature.attach(transport)
         if setup.history is None and kind.are_here:
             loader.check_worker_number_rationality()
-        made = WorkersIterator(loader, transport, features, setup.workers, setup.running, kind.tells_epoch)
+        made = WorkersIterator(loader, transport, features, setup.workers, setup.running, told)
     except BaseException as error:
         if transport is not None:
             # An iterator that was begun has closed it.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import ringloader._native as _native
 from ringloader._common import held_memory
+from ringloader._core.epochs import Told
 from ringloader._core.feature import Feature, MemoryPlan, Options, Setup
 from ringloader._start import processes
 from ringloader._start.processes import NewProcesses, Starter
@@ -30,12 +31,10 @@ class WorkerKind:
     Attributes:
         path: The path of such iterators, as a report names it.
         are_here: True if they use cores of this machine.
-        tells_epoch: True if their dataset may be another copy than the one that ``set_epoch`` was called on.
     """
 
     path: PathName = "native"
     are_here = True
-    tells_epoch = False
 
     def reason_for_torch(self, loader: TorchLoader, get_iterator: Any) -> Reason | None:
         """Returns why a loader cannot have these workers, or None.
@@ -52,6 +51,10 @@ class WorkerKind:
     def while_made(self) -> contextlib.AbstractContextManager[None]:
         """Returns a block in which the iterator is made."""
         return processes.one_start_at_a_time()
+
+    def told(self, loader: TorchLoader) -> Told | None:  # noqa: ARG002
+        """Returns what workers are told whose dataset may have been told another epoch; None: nothing."""
+        return None
 
     def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:  # noqa: ARG002
         """Returns the starter of the workers of one iterator.

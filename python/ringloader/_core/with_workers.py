@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import ringloader._native as _native
 from ringloader._core import epochs
 from ringloader._core.base import LoaderIterator
-from ringloader._core.epochs import EpochPlan, plan_epoch
+from ringloader._core.epochs import EpochPlan, Told, plan_epoch
 from ringloader._core.feature import Feature, chain, first, loaded_of, placement_of
 from ringloader._core.workers import Workers
 from ringloader._sources import samplers
@@ -43,7 +43,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: The features that are on.
         workers: The most workers that there may be.
         running: The workers that get tasks at first, the first ones. Features may change it.
-        tells_epoch: True if workers are told the epoch that ``set_epoch`` has named, when they start.
+        told: The epoch that workers are told whose dataset may have been told another one; None: none.
     """
 
     # The module itself: an iterator that lives on while modules are torn down finds their names None.
@@ -67,7 +67,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         features: Sequence[Feature],
         workers: int,
         running: int,
-        tells_epoch: bool = False,
+        told: Told | None = None,
     ) -> None:
         self._transport = transport
         self._features = features
@@ -77,7 +77,8 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
         self._workers_status = self._all_workers.statuses
         self._persistent_workers = loader.persistent_workers
         try:
-            self._take(*plan_epoch(loader, self, None, loaded_of(features, loader)))
+            named = None if told is None else (epochs.next_of(loader), told)
+            self._take(*plan_epoch(loader, self, None, loaded_of(features, loader), named))
             if features:
                 self._placement = placement_of(features)
             if self._placement is not None:
@@ -90,7 +91,7 @@ class WorkersIterator(LoaderIterator, internals.Iterator, _SchedulerCallbacks): 
                 )
             self._in_order = loader.in_order
             self._worker_init_fn = internals.init_fn_for(self, loader.worker_init_fn)
-            self._start_workers(tells_epoch)
+            self._start_workers(tells=told is not None)
             self._begin_first(loader)
         except BaseException:
             self._shutdown_workers()

@@ -13,6 +13,7 @@ import itertools
 import json
 import operator
 import os
+import signal
 import statistics
 import sys
 from argparse import ArgumentTypeError
@@ -287,6 +288,8 @@ def run(given: argparse.Namespace, call: Callable[..., Any]) -> int:
         given: The arguments.
         call: :func:`measure.run`, whose module imports torch.
     """
+    # SIGTERM, which `timeout` sends, ends the processes as Ctrl-C does.
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         if not _native.SUPPORTED:
             raise BenchError("bench compares torch's loader with ringloader's, which needs Linux")
@@ -297,6 +300,8 @@ def run(given: argparse.Namespace, call: Callable[..., Any]) -> int:
     except KeyboardInterrupt:
         complain(f"{NAME}: interrupted\n")
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class _Bench:

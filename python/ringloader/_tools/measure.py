@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from ringloader._common import proc
 from ringloader._core import notes
@@ -321,9 +320,9 @@ def described(target: Target, configuration: Configuration) -> list[Described]:
 
 def _parts(batch: Any) -> Described:
     """Returns the structure of a batch, and its leaves."""
-    leaves, structure = tree_flatten_with_path(batch)
+    leaves, structure = internals.tree_flatten_with_path(batch)
     text = " ".join(str(structure).split())
-    return [("", text, text), *((keystr(path), _digest(leaf), _text(leaf)) for path, leaf in leaves)]
+    return [("", text, text), *((place, _digest(leaf), _text(leaf)) for place, leaf in leaves)]
 
 
 def _text(leaf: Any) -> str:

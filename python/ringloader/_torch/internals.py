@@ -249,3 +249,11 @@ def shard(iterator: TorchIterator) -> None:
     pipe: Any = iterator._dataset
     if isinstance(iterator._dataset, DATA_PIPES):
         torch.utils.data.graph_settings.apply_sharding(pipe, iterator._world_size, iterator._rank)
+
+
+def tree_flatten_with_path(batch: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """Returns the leaves of a batch, each after its place, and the batch's structure."""
+    from torch.utils import _pytree
+
+    leaves, structure = _pytree.tree_flatten_with_path(batch)
+    return [(_pytree.keystr(path), leaf) for path, leaf in leaves], structure

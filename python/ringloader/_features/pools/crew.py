@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch.multiprocessing
 
 import ringloader._native as _native
+from ringloader._core import epochs
 from ringloader._core.make_transport import WorkerKind
 from ringloader._features import spawn_server
 from ringloader._features.pools.objects import LoaderObjects, PoolRecord
@@ -362,8 +363,6 @@ class Lent(WorkerKind):
         crew: What the pool lends from.
     """
 
-    tells_epoch = True
-
     def __init__(self, pool: object, crew: Any) -> None:
         self._pool = pool
         self._crew = crew
@@ -375,6 +374,9 @@ class Lent(WorkerKind):
                 f"the workers of {self._pool!r} cannot be used: {reason.text}; leave worker_pool "
                 "out for workers on this machine"
             )
+
+    def told(self, loader: TorchLoader) -> epochs.Told | None:
+        return epochs.told_to_kept(loader)
 
     def starter(self, loader: TorchLoader, running: int, most: int) -> Starter:
         with budget.asking(OSError):

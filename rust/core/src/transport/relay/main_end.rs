@@ -237,7 +237,9 @@ impl MainShared {
         }
         drop(state);
         let asked = if most > 0 { listener.as_fd() } else { self.bell.as_fd() };
-        if !sleep(&self.bell, asked, Duration::MAX).map_err(Loss::ours)? || most == 0 {
+        // The last worker may have come while this thread slept.
+        if !sleep(&self.bell, asked, Duration::MAX).map_err(Loss::ours)? || self.state.lock().expected() == 0
+        {
             return Ok(());
         }
         match listener.accept() {
