@@ -67,6 +67,7 @@ fn strangers_take_few_descriptors_and_the_thread_does_not_spin_without_any() {
     let before = descriptors();
     strangers.extend((0..50).map(|_| TcpStream::connect(main.address()).unwrap()));
     std::thread::sleep(Duration::from_millis(300));
-    assert_eq!(descriptors(), before + 50);
+    // Some that were closed may have been counted before.
+    assert!(descriptors() <= before + 50);
     drop(worker);
 }
