@@ -26,7 +26,7 @@ GUARDS = {
     "lines of another feature": 890,
     "pairs of features": 4,
     "modules in one folder": 11,
-    "lines of Rust": 22_308,
+    "lines of Rust": 22_406,
     "files of the binding": 74,
     "lines that make code at run time": 2,
 }

@@ -26,11 +26,14 @@
 //! | [`timing`] | where the time of each batch goes; reads no clock |
 //! | [`sync`] | atomics, the doorbell, adaptive spinning |
 //! | `bits` | sets of small numbers |
+//! | [`number`] | conversions between integers |
 //! | [`error`] | what can go wrong |
 //!
 //! Guarantees: push, pop, begin, commit and release are wait-free and allocate nothing (but for the release of what was
 //! leased before a fork); a worker may die at any instruction and leaves nothing half-visible; whatever another process
 //! wrote is validated before it is used as an offset or a length.
+// Tests count in small numbers.
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
 
 pub mod batch;
 mod bits;
@@ -38,6 +41,7 @@ pub mod cache;
 pub mod error;
 pub mod forks;
 pub mod joint;
+pub mod number;
 pub mod plan;
 pub mod pool;
 pub mod ring;

@@ -22,6 +22,8 @@
 //! | `items/` | Python objects as items of a list in shared memory |
 //!
 //! `tests/unit/test_layers.py` says which may use which.
+// Tests count in small numbers.
+#![cfg_attr(not(test), warn(clippy::cast_possible_truncation))]
 
 /// All of it: the transport needs Linux with `memfd`.
 #[cfg(all(target_os = "linux", not(ringloader_portable)))]

@@ -5,6 +5,7 @@
 //! tensors over the same memory by way of arrays arrive apart.
 #![forbid(unsafe_code)]
 
+use crate::number::{u32_from, usize_from};
 use std::cmp::Reverse;
 use std::ops::Range;
 
@@ -98,7 +99,7 @@ impl Groups {
         self.join(leaves)?;
         self.number();
         for group in &mut self.groups {
-            let end = group.start + group.len as usize;
+            let end = group.start + usize_from(group.len);
             if group.shares && !group.is_apart && filled.start <= group.start && end <= filled.end {
                 // Storages begin at multiples of 64. What lies before, in the same chunk, comes along.
                 let offset = (group.start - filled.start) as u64;
@@ -173,7 +174,7 @@ impl Groups {
         for at in 0..self.order.len() {
             let (start, Reverse(len), leaf) = self.order[at];
             let shares = leaves.sharing(leaf) != Sharing::Never;
-            let end = start + len as usize;
+            let end = start + usize_from(len);
             let overlaps = shares && start < reach;
             let joined = if overlaps { self.overlapped(leaves, start, leaf)? } else { None };
             if shares {
@@ -185,7 +186,7 @@ impl Groups {
                 group.len = group.len.max((end - group.start) as u64);
                 continue;
             }
-            self.group_of[leaf as usize] = self.groups.len() as u32;
+            self.group_of[leaf as usize] = u32_from(self.groups.len() as u64);
             let (identity, first, is_apart, in_place) = (None, leaf, overlaps, None);
             self.groups.push(Group { start, len, first, shares, identity, is_apart, in_place });
         }
@@ -203,7 +204,7 @@ impl Groups {
         let mut identity = None;
         for (at, group) in self.groups.iter_mut().enumerate().rev() {
             let may_join = group.shares
-                && start < group.start + group.len as usize
+                && start < group.start + usize_from(group.len)
                 && (start - group.start).is_multiple_of(alignment)
                 // A whole storage is its group: it cannot begin inside one.
                 && (!is_whole || start == group.start);
@@ -219,7 +220,7 @@ impl Groups {
                 None => *group.identity.insert(leaves.storage(group.first)?),
             };
             if mine.is_some() && mine == theirs {
-                return Ok(Some(at as u32));
+                return Ok(Some(u32_from(at as u64)));
             }
         }
         Ok(None)

@@ -7,6 +7,7 @@
 use crate::batch::wire::MAX_NDIM;
 use crate::batch::{Dtype, SkeletonReader, SkeletonWriter, Token, integers};
 use crate::error::{Error, Result};
+use crate::number::u32_from;
 
 /// Trees that are deeper are not written as rows.
 pub const DEEPEST: u32 = 100;
@@ -119,7 +120,7 @@ impl SampleForm {
                 to.ints(&numbers.collect::<Vec<_>>());
             }
             Self::List(items) | Self::Tuple(items) => {
-                let len = items.len() as u32;
+                let len = u32_from(items.len() as u64);
                 if matches!(self, Self::List(_)) {
                     to.list(len)
                 } else {
@@ -128,7 +129,7 @@ impl SampleForm {
                 items.iter().for_each(|item| item.write(to));
             }
             Self::Dict(items) => {
-                to.dict(items.len() as u32);
+                to.dict(u32_from(items.len() as u64));
                 for (name, item) in items {
                     to.str(name);
                     item.write(to);

@@ -1,13 +1,15 @@
 #![forbid(unsafe_code)]
 //! LEB128 numbers and the zigzag map, in their shortest form only: one number has one encoding.
 
+use crate::number::u32_from;
+
 /// Appends `value`: seven bits a byte, low bits first.
 pub(super) fn put(out: &mut Vec<u8>, mut value: u64) {
     while value >= 0x80 {
-        out.push(value as u8 | 0x80);
+        out.push(value.to_le_bytes()[0] | 0x80);
         value >>= 7;
     }
-    out.push(value as u8);
+    out.push(value.to_le_bytes()[0]);
 }
 
 /// Takes a number off the front of `bytes`. `None`, with `bytes` as they were, if it is cut off, longer than
@@ -28,7 +30,7 @@ fn take_long<'a>(first: u8, rest: &'a [u8], bytes: &mut &'a [u8]) -> Option<u64>
     let mut value = u64::from(first & 0x7f);
     for (index, &byte) in rest.iter().take(9).enumerate() {
         let bits = u64::from(byte & 0x7f);
-        let shift = 7 * (index as u32 + 1);
+        let shift = 7 * (u32_from(index as u64) + 1);
         if shift == 63 && byte > 1 {
             return None;
         }

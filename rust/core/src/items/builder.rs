@@ -5,6 +5,7 @@
 
 use super::{Items, WORD};
 use crate::error::{Error, Result};
+use crate::number::usize_from;
 use crate::os::frozen::Growing;
 use crate::os::memory::{Available, MemoryProbe};
 
@@ -92,7 +93,7 @@ impl Builder {
     /// As [`flush`](Self::flush).
     pub fn finish(mut self) -> Result<Items> {
         let end = self.memory.len() + self.buffer.len() as u64;
-        self.buffer.resize(self.buffer.len() + (end.next_multiple_of(WORD as u64) - end) as usize, 0);
+        self.buffer.resize(self.buffer.len() + usize_from(end.next_multiple_of(WORD as u64) - end), 0);
         self.flush()?;
         let count = self.ends.len() / WORD - 1;
         self.ends.extend_from_slice(&(count as u64).to_le_bytes());

@@ -73,6 +73,7 @@ pub use self::pending::Pending;
 pub use self::plan::JointPlan;
 pub use self::room::Room;
 
+use crate::number::u32_from;
 use crate::sync::{AtomicU64, Ordering, acq_rel_unless, acquire_unless, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::planted;
@@ -187,7 +188,7 @@ impl Batch {
             per_run: get(&self.per_run),
             kind: get(&self.kind),
             len: get(&self.len),
-            window: get(&self.window) as u32,
+            window: u32_from(get(&self.window)),
         }
     }
 
@@ -389,7 +390,7 @@ impl Batch {
     /// [closed](Self::close) it.
     pub fn makers(&self) -> impl Iterator<Item = u32> + '_ {
         let of = |run| code(self.claim_word(run).load(Ordering::Relaxed)).checked_sub(FIRST_WORKER);
-        (0..self.plan().runs()).filter_map(of).map(|worker| worker as u32)
+        (0..self.plan().runs()).filter_map(of).map(u32_from)
     }
 
     /// Returns true if `worker` has a claim of the batch: of a run that is not made, or of the collation.

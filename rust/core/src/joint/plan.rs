@@ -1,6 +1,7 @@
 //! A batch as it is laid out.
 
 use super::MOST_RUNS;
+use crate::number::u32_from;
 
 /// A batch as it is laid out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -24,6 +25,6 @@ impl JointPlan {
     #[must_use]
     pub fn runs(&self) -> u32 {
         let runs = self.samples.div_ceil(self.per_run.max(1)).clamp(1, u64::from(MOST_RUNS));
-        runs as u32
+        u32_from(runs)
     }
 }

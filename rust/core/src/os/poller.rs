@@ -9,6 +9,7 @@ use rustix::io::Errno;
 use super::eventfd::EventFd;
 use super::waiting::epoll_wait;
 use crate::error::{Error, Result};
+use crate::number::u32_from;
 
 /// The parent's eventfd and the pidfds of its workers in one epoll set.
 ///
@@ -92,7 +93,7 @@ impl Poller {
             Err(errno) => return Err(Error::os("epoll_wait", errno)),
         };
         let sources = events[..found].iter().map(|event| event.u64);
-        let ended = sources.clone().filter(|&source| source != EVENTFD).map(|worker| worker as u32).collect();
+        let ended = sources.clone().filter(|&source| source != EVENTFD).map(u32_from).collect();
         Ok((ended, sources.clone().any(|source| source == EVENTFD)))
     }
 }

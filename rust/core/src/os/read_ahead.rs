@@ -1,5 +1,6 @@
 //! Files' pages, fetched before they are read.
 
+use crate::number::usize_from;
 use std::ffi::c_void;
 
 use rustix::mm::{Advice, madvise};
@@ -10,7 +11,7 @@ use super::page::{page_size, pages_around};
 ///
 /// Whatever lies there, or does not, stays as it is; what the system says of it is of no use.
 pub fn read_ahead(address: usize, len: usize) {
-    let begin = pages_around(address as u64, address as u64).start as usize;
+    let begin = usize_from(pages_around(address as u64, address as u64).start);
     // SAFETY: this advice changes no byte and no mapping, and the system checks the range.
     let _ = unsafe { madvise(begin as *mut c_void, address - begin + len, Advice::WillNeed) };
 }
@@ -18,7 +19,7 @@ pub fn read_ahead(address: usize, len: usize) {
 /// Returns an address within `len` bytes at `address` for each page that they lie in.
 pub fn one_of_each_page(address: usize, len: usize) -> impl Iterator<Item = usize> {
     let pages = pages_around(address as u64, (address + len) as u64);
-    let within = pages.step_by(page_size() as usize).map(move |page| address.max(page as usize));
+    let within = pages.step_by(usize_from(page_size())).map(move |page| address.max(usize_from(page)));
     within.take_while(move |&at| at < address + len)
 }
 

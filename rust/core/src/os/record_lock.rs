@@ -54,6 +54,10 @@ impl Drop for Held<'_> {
     }
 }
 
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "libc's constants are wider than the fields that they are for"
+)]
 fn lock(fd: BorrowedFd<'_>, command: i32, kind: i32, byte: i64) -> rustix::io::Result<()> {
     let lock = libc::flock {
         l_type: kind as i16,

@@ -18,6 +18,7 @@ use rustix::mm::{Advice, MapFlags, ProtFlags};
 use super::mapping::map;
 use super::page::page_size;
 use crate::error::{Error, Result};
+use crate::number::usize_from;
 use crate::sync::AtomicU64;
 
 /// A mapped memfd. Unmapped when dropped; pages that no process maps go back to the system. It keeps no
@@ -90,7 +91,7 @@ impl Segment {
         match offset.checked_add(len) {
             Some(end) if end <= self.len => {
                 // SAFETY: `offset <= len` of the mapping (I1), so the sum stays inside one allocation.
-                Ok(unsafe { self.base.add(offset as usize) })
+                Ok(unsafe { self.base.add(usize_from(offset)) })
             }
             _ => Err(Error::Corrupt(format!(
                 "a range of {len} bytes at {offset} lies outside the segment of {} bytes",
@@ -121,13 +122,13 @@ impl Segment {
     pub fn copy_out(&self, offset: u64, len: u64, into: &mut Vec<u8>) -> Result<()> {
         let source = self.pointer(offset, len)?;
         into.clear();
-        into.try_reserve(len as usize).map_err(|_| Error::allocation(len))?;
+        into.try_reserve(usize_from(len)).map_err(|_| Error::allocation(len))?;
         // SAFETY: `source` has `len` mapped bytes (I1, I2) and `into` room for them; they are private
         // memory and a mapping, so they do not overlap. A peer that breaks the protocol and writes
         // meanwhile can only make the copied bytes arbitrary, and every u8 is valid.
         unsafe {
-            std::ptr::copy_nonoverlapping(source.as_ptr(), into.as_mut_ptr(), len as usize);
-            into.set_len(len as usize);
+            std::ptr::copy_nonoverlapping(source.as_ptr(), into.as_mut_ptr(), usize_from(len));
+            into.set_len(usize_from(len));
         }
         Ok(())
     }
@@ -162,7 +163,7 @@ impl Segment {
         let target = self.pointer(offset, len)?;
         // SAFETY: `target` has room for `len` bytes inside the mapping (I1, I2), to which the kernel writes; no
         // reference to them is made.
-        let read = unsafe { libc::recv(socket.as_raw_fd(), target.as_ptr().cast(), len as usize, 0) };
+        let read = unsafe { libc::recv(socket.as_raw_fd(), target.as_ptr().cast(), usize_from(len), 0) };
         Ok(usize::try_from(read).map_err(|_| std::io::Error::last_os_error()))
     }
 
@@ -181,7 +182,7 @@ impl Segment {
         let source = self.pointer(offset, len)?;
         let mut parts = [
             libc::iovec { iov_base: before.as_ptr().cast_mut().cast(), iov_len: before.len() },
-            libc::iovec { iov_base: source.as_ptr().cast(), iov_len: len as usize },
+            libc::iovec { iov_base: source.as_ptr().cast(), iov_len: usize_from(len) },
         ];
         // SAFETY: a structure of integers and pointers, for which zeros say that there is nothing.
         let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
@@ -211,8 +212,8 @@ impl Segment {
         // SAFETY: the range lies in the mapping (I1), which ends with a page, and stays mapped; callers give back what
         // is not used.
         unsafe {
-            let at = self.base.add(start as usize).as_ptr().cast();
-            rustix::mm::madvise(at, (end - start) as usize, Advice::LinuxRemove)
+            let at = self.base.add(usize_from(start)).as_ptr().cast();
+            rustix::mm::madvise(at, usize_from(end - start), Advice::LinuxRemove)
         }
         .map_err(|errno| Error::os("giving memory back by madvise", errno))
     }
@@ -261,7 +262,7 @@ impl Drop for Segment {
             return;
         }
         // SAFETY: the mapping is ours (I1), and all that hold a pointer into it hold the `Segment` too.
-        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), self.len as usize) };
+        let _ = unsafe { rustix::mm::munmap(self.base.as_ptr().cast(), usize_from(self.len)) };
     }
 }
 

@@ -18,6 +18,7 @@ use super::mapping::map;
 use super::memory::address_space_left;
 use super::shared_file::SharedFile;
 use crate::error::{Error, Result};
+use crate::number::usize_from;
 use crate::sync::AtomicU64;
 
 /// Such a file.
@@ -114,7 +115,7 @@ impl WordFile {
             unsafe {
                 self.base
                     .cast::<u8>()
-                    .add(at as usize)
+                    .add(usize_from(at))
                     .copy_to_nonoverlapping(NonNull::new_unchecked(bytes), len)
             };
             // SAFETY: all of it was written.

@@ -1,6 +1,7 @@
 //! The part of an epoch that was handed to the caller, noted where it happens.
 #![forbid(unsafe_code)]
 
+use crate::number::usize_from;
 use std::collections::VecDeque;
 
 use super::fingerprint::fingerprint_of;
@@ -145,7 +146,7 @@ impl Ledger {
     /// For any other task: the numbers are this ledger's own.
     pub fn record_got(&mut self, task: u64) {
         self.record_left_out();
-        let found = task.checked_sub(self.first).and_then(|at| self.tasks.get(at as usize));
+        let found = task.checked_sub(self.first).and_then(|at| self.tasks.get(usize_from(at)));
         assert!(found.is_some_and(|found| !found.is_settled), "task {task} was got, but is not under way");
         self.current = Some(Current { task, has_raised: false });
     }
@@ -185,7 +186,7 @@ impl Ledger {
         let current = self.current.filter(|current| is_returned && !current.has_raised);
         let current = current.map(|current| current.task);
         if let Some(task) = current {
-            let task = self.tasks[(task - self.first) as usize];
+            let task = self.tasks[usize_from(task - self.first)];
             delivered.insert(task.start, task.stop);
             batches += 1;
             passed_sum = added(passed_sum, task.sum);
@@ -211,7 +212,7 @@ impl Ledger {
             let many = self.walk.pass_set().min(left);
             if let Some(ints) = &mut ints {
                 let (place, step) = self.walk.place();
-                sum = sum.wrapping_add(fingerprint_of(place, step, ints.take(many as usize)));
+                sum = sum.wrapping_add(fingerprint_of(place, step, ints.take(usize_from(many))));
             }
             self.walk.advance(many);
             left -= many;
@@ -221,7 +222,7 @@ impl Ledger {
 
     /// A batch is passed for good.
     fn settle(&mut self, number: u64, is_returned: bool) {
-        let task = &mut self.tasks[(number - self.first) as usize];
+        let task = &mut self.tasks[usize_from(number - self.first)];
         task.is_settled = true;
         let &mut TaskSpan { start, stop, sum, .. } = task;
         // Ordinals between them that the task does not have are in the base.

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use super::ordinals::{OrdinalSet, Walk};
 use crate::Result;
+use crate::number::usize_from;
 
 /// The places of one task's samples, and the key of their epoch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,7 +45,7 @@ impl TaskPlaces {
     /// Returns the places of some of the samples, by their numbers in the task.
     #[must_use]
     pub fn part(&self, samples: Range<u64>) -> Self {
-        let [start, end] = [samples.start, samples.end].map(|number| number.min(self.len()) as usize);
+        let [start, end] = [samples.start, samples.end].map(|number| usize_from(number.min(self.len())));
         let all = self.all.get(start..end).unwrap_or_default().to_vec();
         Self { key: self.key, first: all.first().copied().unwrap_or(self.first), all }
     }

@@ -3,6 +3,7 @@
 
 use std::collections::VecDeque;
 
+use crate::number::usize_from;
 use crate::{Error, Result};
 
 /// The result of [`ReorderBuffer::next`].
@@ -174,7 +175,7 @@ impl<T> ReorderBuffer<T> {
     }
 
     fn awaited(&self, seq: u64) -> Result<usize> {
-        let at = self.tasks.len().wrapping_sub(self.send_idx.wrapping_sub(seq) as usize);
+        let at = self.tasks.len().wrapping_sub(usize_from(self.send_idx.wrapping_sub(seq)));
         let is_there = self.tasks.get(at).is_some_and(|task| task.seq == seq);
         match if is_there { Ok(at) } else { self.tasks.binary_search_by_key(&seq, |task| task.seq) } {
             Ok(at) if matches!(self.tasks[at].state, TaskState::Sent) => Ok(at),

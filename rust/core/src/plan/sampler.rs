@@ -14,6 +14,7 @@
 use std::fmt::Debug;
 
 use super::ordinals::{OrdinalSet, Stretch, Walk};
+use crate::number::usize_from;
 use crate::{Error, Result};
 
 /// One request's outcome.
@@ -89,7 +90,7 @@ impl Chunk {
     fn read(&self, at: u64, count: u64, out: &mut Vec<i64>) {
         match *self {
             Self::Drawn(ref indices) => {
-                out.extend_from_slice(&indices.as_slice()[at as usize..(at + count) as usize]);
+                out.extend_from_slice(&indices.as_slice()[usize_from(at)..usize_from(at + count)]);
             }
             Self::Range { start, step, .. } => {
                 out.extend(

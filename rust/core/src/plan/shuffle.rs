@@ -3,6 +3,7 @@
 
 use std::hint::black_box;
 
+use crate::number::{u32_from, usize_from};
 use crate::{Error, Result};
 
 /// Steps whose memory is fetched together, so that they do not wait for it one by one.
@@ -55,9 +56,10 @@ impl Shuffle {
         if count > self.missing(u64::MAX) || count.div_ceil(2) != pairs.len() as u64 {
             return Err(Error::Config(format!("{} pairs for {count} words", pairs.len())));
         }
+        #[expect(clippy::cast_possible_truncation, reason = "halves are asked for")]
         let halves = |&pair: &i64| [(pair as u64 >> 32) as u32, pair as u32];
-        let mut words = pairs.iter().flat_map(halves).take(count as usize);
-        let mut left = count as usize;
+        let mut words = pairs.iter().flat_map(halves).take(usize_from(count));
+        let mut left = usize_from(count);
         while left > 0 {
             let many = BLOCK.min(left);
             let mut block = [0; BLOCK];
@@ -72,22 +74,22 @@ impl Shuffle {
     #[must_use]
     pub fn get(&self, position: u64) -> Option<i64> {
         let is_known = position < self.done as u64 || self.missing(u64::MAX) == 0;
-        let element = self.elements.get(position as usize).filter(|_| is_known)?;
-        Some(i64::from(element ^ position as u32))
+        let element = self.elements.get(usize_from(position)).filter(|_| is_known)?;
+        Some(i64::from(element ^ u32_from(position)))
     }
 
     /// One step for each word.
     fn step(&mut self, words: &mut [u32]) {
         let mut fetched = 0;
         for (position, word) in (self.done..).zip(words.iter_mut()) {
-            *word %= (self.elements.len() - position) as u32;
+            *word %= u32_from((self.elements.len() - position) as u64);
             fetched ^= self.elements[position + *word as usize];
         }
         // Loads that depend on nothing run side by side; the exchanges below find their memory near.
         black_box(fetched);
         for &mut ahead in words {
             let (here, there) = (self.done, self.done + ahead as usize);
-            let moved = (here ^ there) as u32;
+            let moved = u32_from((here ^ there) as u64);
             let (first, second) = (self.elements[here], self.elements[there]);
             self.elements[here] = second ^ moved;
             self.elements[there] = first ^ moved;

@@ -1,6 +1,8 @@
 //! Counts each worker's batches that were handed to the caller, and says which worker's batch is next.
 #![forbid(unsafe_code)]
 
+use crate::number::u32_from;
+
 /// The tasks and batches of each worker in an epoch, for a dataset that each worker reads by itself.
 ///
 /// A batch that raised is passed once the next call has begun, and not before, as in the
@@ -102,7 +104,7 @@ impl WorkerProgress {
                 passed[worker as usize] -= 1;
                 (passed, worker)
             }
-            (_, Some(worker)) => (passed, (worker + 1) % self.workers.len() as u32),
+            (_, Some(worker)) => (passed, (worker + 1) % u32_from(self.workers.len() as u64)),
             (_, None) => (passed, self.first),
         }
     }

@@ -2,6 +2,7 @@
 #![forbid(unsafe_code)]
 
 use crate::bits::Bits;
+use crate::number::u32_from;
 
 /// The order in which results are handed out, with torch's rule for the worker that gets the next task.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +87,7 @@ impl WorkerSelector {
     pub fn choose(&mut self) -> Option<u32> {
         let chosen = self.eligible.first_from(self.position)?;
         self.position = (chosen + 1) % self.workers.len();
-        Some(chosen as u32)
+        Some(u32_from(chosen as u64))
     }
 
     /// The active worker with the smallest of `loads`, which has a number for each worker; or none, as for
@@ -98,7 +99,7 @@ impl WorkerSelector {
         let in_turn = (from..self.workers.len()).chain(0..from);
         let chosen = in_turn.filter(|&worker| self.is_open(worker)).min_by_key(|&worker| loads[worker])?;
         self.position = (chosen + 1) % self.workers.len();
-        Some(chosen as u32)
+        Some(u32_from(chosen as u64))
     }
 
     /// Sets the cycle to name `worker` next.
@@ -137,13 +138,13 @@ impl WorkerSelector {
     /// Returns the tasks that each worker is asked for ahead.
     #[must_use]
     pub fn prefetch_factor(&self) -> u32 {
-        (self.max_tasks / self.used.max(1) as u64) as u32
+        u32_from(self.max_tasks / self.used.max(1) as u64)
     }
 
     /// Returns the number of workers that get tasks, if they are active.
     #[must_use]
     pub fn used(&self) -> u32 {
-        self.used as u32
+        u32_from(self.used as u64)
     }
 
     /// Returns the number of workers, active or not.

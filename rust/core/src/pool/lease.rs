@@ -3,6 +3,7 @@
 
 use super::words::SLOTS_PER_WORD;
 use super::{Limits, SlotId, SlotWords};
+use crate::number::u32_from;
 use crate::sync::{AtomicU64, Ordering, release_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::planted;
@@ -134,7 +135,7 @@ impl Leases {
 
     /// Slots that the user has leased.
     pub fn leased_slots(&self) -> u32 {
-        self.leased_slots.load(Ordering::Relaxed) as u32
+        u32_from(self.leased_slots.load(Ordering::Relaxed))
     }
 
     /// Bytes that the user has leased.

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use crate::number::u32_from;
 use crate::sync::{AtomicU32, AtomicU64};
 
 /// The number of slots, and so of bits, in a `free` word.
@@ -44,7 +45,7 @@ impl SlotId {
         std::iter::from_fn(move || {
             let bit = (bits != 0).then(|| bits.trailing_zeros())?;
             bits &= bits - 1;
-            Some(Self((word * SLOTS_PER_WORD) as u32 + bit))
+            Some(Self(u32_from((word * SLOTS_PER_WORD) as u64) + bit))
         })
     }
 }
@@ -85,7 +86,7 @@ impl<'a> SlotWords<'a> {
 
     /// Returns the number of slots.
     pub fn slots(&self) -> u32 {
-        self.holds.len() as u32
+        u32_from(self.holds.len() as u64)
     }
 
     /// Bytes of each window, from its start, that may be backed by memory. Only the worker writes

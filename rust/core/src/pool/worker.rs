@@ -3,6 +3,7 @@
 use super::registered::fixed;
 use super::{Growth, Leases, Limits, Pages, SlotId, SlotWords};
 use crate::Result;
+use crate::number::u32_from;
 use crate::sync::{Arc, Ordering, acquire_unless};
 use crate::testing::failpoint::failpoint;
 use crate::testing::{fault::fault, planted};
@@ -164,7 +165,7 @@ impl WorkerSlots {
 
     /// Returns the number of slots that only the worker itself keeps, as of the last [`begin`](Self::begin).
     pub fn own_leased_slots(&self) -> u32 {
-        self.own_leased.len() as u32
+        u32_from(self.own_leased.len() as u64)
     }
 
     /// Bytes in slots that only the worker itself keeps, as of the last [`begin`](Self::begin).

@@ -166,6 +166,7 @@ impl Process {
     }
 
     #[cold]
+    #[expect(clippy::cast_possible_truncation, reason = "no process lives so many milliseconds")]
     fn glance_at_children(&self) {
         let now = self.began.elapsed().as_millis() as u64;
         if now.saturating_sub(self.looked.load(Ordering::Relaxed)) >= GLANCE.as_millis() as u64 {

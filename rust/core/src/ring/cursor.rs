@@ -3,13 +3,14 @@
 //! A position only grows. At a thousand million pushes a second a `u64` lasts for centuries, so no
 //! position wraps in practice; the arithmetic is right if it does.
 
+use crate::number::usize_from;
 use crate::{Error, Result};
 
 /// The slot that `position` lies in. `slots` is a power of two.
 #[inline]
 pub fn index(position: u64, slots: usize) -> usize {
     debug_assert!(slots.is_power_of_two());
-    (position & (slots as u64 - 1)) as usize
+    usize_from(position & (slots as u64 - 1))
 }
 
 /// Returns the number of slots that are taken between `head` and `tail`.

@@ -37,6 +37,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use self::named::NamedFile;
 use crate::cache::Table;
 use crate::error::{Error, Result};
+use crate::number::usize_from;
 use crate::os::page::page_size;
 use crate::os::shared_file::SharedFile;
 use crate::os::word_file::WordFile;
@@ -316,7 +317,7 @@ impl Samples {
         let words = [at::TABLE, at::TABLE + self.len].map(|word| (word * WORD) as u64);
         let (mut at, mut count) = (self.file().next_data(words[0]), 0);
         while at < words[1] {
-            let len = buffer.len().min((words[1] - at) as usize);
+            let len = buffer.len().min(usize_from(words[1] - at));
             let words = self.file().read_at(&mut buffer[..len], at).unwrap_or_default();
             count += words.as_chunks().0.iter().filter(|&&word| u64::from_ne_bytes(word) >= floor).count();
             at = self.file().next_data(at + len as u64);

@@ -24,6 +24,7 @@ use twox_hash::XxHash3_64;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 use super::*;
+use crate::number::usize_from;
 use crate::os::record_lock::Held;
 use crate::os::shared_file::SharedFile;
 use crate::process::{self, Leaked, Process};
@@ -222,7 +223,7 @@ impl NamedFile {
     fn make(&self) -> Result<()> {
         let made = (|| {
             let whole = self.whole_header();
-            let mut header = vec![0; HEADER as usize];
+            let mut header = vec![0; usize_from(HEADER)];
             header[..SUM].copy_from_slice(&whole.as_bytes()[..SUM]);
             header[VERSION_AT..VERSION_AT + self.version.len()].copy_from_slice(self.version.as_bytes());
             self.file.truncate(0)?;
@@ -268,7 +269,7 @@ impl NamedFile {
     /// Compares what a file holds with the dataset.
     fn check(&self, header: &Header) -> Result<()> {
         let mut text = [MaybeUninit::uninit(); LONGEST_VERSION];
-        let bytes = text.len().min(header.version_bytes as usize);
+        let bytes = text.len().min(usize_from(header.version_bytes));
         let text = self.file.read_at(&mut text[..bytes], VERSION_AT as u64)?;
         if header.sum != sum(header, text) {
             return Err(Error::Config("its header is damaged; remove it".into()));

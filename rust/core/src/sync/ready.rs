@@ -20,6 +20,7 @@
 use super::{AtomicU64, Ordering, acquire_unless, release_unless};
 use crate::Result;
 use crate::bits::{Bits, words_for};
+use crate::number::u32_from;
 use crate::testing::planted;
 
 /// The shared bits, borrowed. Zeroed memory is the bits of workers that have committed nothing.
@@ -87,8 +88,8 @@ impl Ready {
     ) -> Result<Option<u32>> {
         self.collect(shared);
         while let Some(worker) = self.own.first_from(self.first) {
-            if has(worker as u32)? {
-                return Ok(Some(worker as u32));
+            if has(u32_from(worker as u64))? {
+                return Ok(Some(u32_from(worker as u64)));
             }
             self.own.set(worker, false);
         }

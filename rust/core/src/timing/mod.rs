@@ -4,6 +4,8 @@
 //! A worker records the moments of a batch in a [`WorkerClock`]. They travel with the batch as [`Stamps`]. The main
 //! process adds them up in an [`EpochTimes`].
 
+use crate::number::usize_from;
+
 mod clock;
 mod epoch;
 
@@ -40,9 +42,9 @@ impl Stamps {
 
     /// Returns the stamps as they travel after the batch of this filling.
     #[must_use]
-    pub fn to_bytes(&self, generation: u64) -> [u8; Self::BYTES as usize] {
+    pub fn to_bytes(&self, generation: u64) -> [u8; usize_from(Self::BYTES)] {
         let Self { asked, got, collating, collate, made, room, sent, cpu } = *self;
-        let mut bytes = [0; Self::BYTES as usize];
+        let mut bytes = [0; usize_from(Self::BYTES)];
         let words = [asked, got, collating, collate, made, room, sent, cpu, generation];
         for (word, into) in words.iter().zip(bytes.as_chunks_mut().0) {
             *into = word.to_le_bytes();

@@ -1,6 +1,7 @@
 //! Gives the eight words of a descriptor their meaning: a task on its way down, a result on its way up.
 
 use crate::error::{Error, Result};
+use crate::number::u32_from;
 use crate::pool::SlotId;
 use crate::ring::Words;
 
@@ -139,9 +140,11 @@ impl ResultDescriptor {
             .ok_or_else(|| Error::Corrupt(format!("{kind} is no kind of result")))?;
         let (location, room) = match location {
             OWN => (BatchLocation::Own, u64::MAX),
-            slot if slot < slots.into() => (BatchLocation::Slot(SlotId::new(slot as u32)), window),
+            slot if slot < slots.into() => (BatchLocation::Slot(SlotId::new(u32_from(slot))), window),
             // Whoever knows the windows looks if it is one of them, and has as many bytes.
-            shared if shared >> 32 == 1 => (BatchLocation::Shared(shared as u32), u64::MAX),
+            shared if shared >> 32 == 1 => {
+                (BatchLocation::Shared(u32_from(shared & u64::from(u32::MAX))), u64::MAX)
+            }
             slot => return Err(Error::Corrupt(format!("slot {slot} of {slots}"))),
         };
         let inside = meta_offset.checked_add(meta_len).is_some_and(|end| end <= used) && used <= room;

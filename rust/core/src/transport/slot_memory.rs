@@ -1,6 +1,7 @@
 //! The slots of an engine, and the windows that its workers share, as plain memory: for the parent that registers windows
 //! with a driver.
 
+use crate::number::usize_from;
 use crate::pool::SlotId;
 use crate::sync::{Arc, Ordering};
 use crate::transport::joint::windows::JointWindows;
@@ -21,7 +22,7 @@ impl SlotWindow {
     pub(super) fn of(handle: &WorkerHandle, slot: SlotId) -> Self {
         let WorkerHandle { control, worker, .. } = handle;
         let words = control.worker(*worker).slots;
-        let start = control.window(*worker, slot).start as usize;
+        let start = usize_from(control.window(*worker, slot).start);
         Self {
             address: control.segment().base().as_ptr() as usize + start,
             touched: words.touched()[slot.index()].load(Ordering::Relaxed),

@@ -19,6 +19,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::MetaWriter;
+use ringloader_core::number::u32_from;
 use ringloader_core::sync::Lock;
 
 use super::LONGEST_TABLE_KEPT;
@@ -274,7 +275,7 @@ impl Walk<'_> {
             }
             let items = items_of(list);
             let len = items.len();
-            let number = self.to.meta.skeleton().list(len as u32);
+            let number = self.to.meta.skeleton().list(u32_from(len as u64));
             self.remember(object, Some(number));
             for item in items {
                 if !self.value(&item)? {
@@ -287,7 +288,7 @@ impl Walk<'_> {
         if let Ok(dict) = object.cast_exact::<PyDict>() {
             let entries = entries_of(dict);
             let len = entries.len();
-            let number = self.to.meta.skeleton().dict(len as u32);
+            let number = self.to.meta.skeleton().dict(u32_from(len as u64));
             self.remember(object, Some(number));
             for (name, item) in entries {
                 // Checks the length as for a list, but after each item: the iterator panics when the number of items
@@ -301,7 +302,7 @@ impl Walk<'_> {
         let Ok(tuple) = object.cast::<PyTuple>() else { return Ok(false) };
         let mut class = None;
         let number = if tuple.is_exact_instance_of::<PyTuple>() {
-            self.to.meta.skeleton().tuple(tuple.len() as u32)
+            self.to.meta.skeleton().tuple(u32_from(tuple.len() as u64))
         } else {
             let py = object.py();
             self.to.drafts.disturb();
@@ -312,7 +313,7 @@ impl Walk<'_> {
             // The memo has the addresses of its strings.
             self.to.drafts.held.push(name.clone().unbind());
             class = Some(name.cast_into::<PyTuple>()?);
-            self.to.meta.skeleton().named_tuple(tuple.len() as u32 + 2)
+            self.to.meta.skeleton().named_tuple(u32_from(tuple.len() as u64) + 2)
         };
         // A tuple that contains itself, by way of a list, cannot be made before its items are.
         self.remember(object, None);

@@ -5,6 +5,7 @@ use std::ops::Range;
 use pyo3::prelude::*;
 use ringloader_core::batch::alias::{self, Leaves, Sharing};
 use ringloader_core::batch::{MetaWriter, StorageRecord};
+use ringloader_core::number::{u32_from, usize_from};
 use ringloader_core::testing::fault::fault;
 
 use super::leaves::{Drafts, LeafKind};
@@ -24,7 +25,7 @@ impl Leaves for BatchLeaves<'_, '_> {
 
     #[inline]
     fn count(&self) -> u32 {
-        self.drafts.leaves.len() as u32
+        u32_from(self.drafts.leaves.len() as u64)
     }
 
     #[inline]
@@ -128,7 +129,7 @@ impl Groups {
             }
             meta.set_storage(number, StorageRecord { offset: placed.offset, nbytes: group.len });
         });
-        self.has_held = runs_others((end - bump.unwrap_or(0)) as usize);
+        self.has_held = runs_others(usize_from(end - bump.unwrap_or(0)));
         end.next_multiple_of(8)
     }
 
@@ -146,7 +147,7 @@ impl Groups {
     pub(crate) fn hold(&self, py: Python<'_>, drafts: &mut Drafts) -> PyResult<()> {
         let torch = Torch::get(py)?;
         for (group, is_copied) in self.groups.groups().iter().zip(&self.is_copied) {
-            if *is_copied && runs_others(group.len as usize) {
+            if *is_copied && runs_others(usize_from(group.len)) {
                 drafts.hold_storage(torch, py, group.first)?;
             }
         }
@@ -169,7 +170,7 @@ impl Groups {
         }
         for (leaf, group) in self.groups.of_leaves().enumerate() {
             if group.is_some_and(|group| self.is_copied[group as usize]) {
-                drafts.check_bounds(torch, py, leaf as u32)?;
+                drafts.check_bounds(torch, py, u32_from(leaf as u64))?;
             }
         }
         Ok(())

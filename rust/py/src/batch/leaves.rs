@@ -14,6 +14,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::batch::wire::MAX_NDIM;
 use ringloader_core::batch::{ArrayFlags, Dtype};
+use ringloader_core::number::u32_from;
 
 use crate::identity::ByIdentity;
 use crate::strings;
@@ -217,8 +218,8 @@ impl Drafts {
 
     #[inline(always)]
     fn push(&mut self, object: &Bound<'_, PyAny>, draft: LeafDraft) -> u32 {
-        let number = self.leaves.len() as u32;
-        let held = if draft.held == NONE { self.held.len() as u32 } else { draft.held };
+        let number = u32_from(self.leaves.len() as u64);
+        let held = if draft.held == NONE { u32_from(self.held.len() as u64) } else { draft.held };
         self.leaves.push(LeafDraft { held, ..draft });
         self.held.push(object.clone().unbind());
         number
@@ -243,7 +244,7 @@ impl Drafts {
             if !resolved.get_type().is(&torch.tensor) || torch.is_lazy(&resolved, dtype)? {
                 return Ok(None);
             }
-            let held = self.held.len() as u32;
+            let held = u32_from(self.held.len() as u64);
             self.held.push(resolved.clone().unbind());
             return Ok(self.tensor(torch, &resolved)?.map(|draft| LeafDraft { held, ..draft }));
         }
@@ -310,7 +311,7 @@ impl Drafts {
         type Parts<'py> = (Bound<'py, PyAny>, usize, u64, u64, (bool, bool), Vec<u8>, Vec<i64>);
         let (keep, address, len, itemsize, (fortran, read_only), tag, shape): Parts<'_> =
             described.extract()?;
-        let held = self.held.len() as u32;
+        let held = u32_from(self.held.len() as u64);
         self.held.push(keep.unbind());
         let kind = LeafKind::Array { flags: ArrayFlags { fortran, read_only }, itemsize, tag, shape };
         Ok(Some(LeafDraft { held, ..LeafDraft::new(address, len, kind) }))

@@ -3,6 +3,7 @@
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use ringloader_core::batch::rows::{Column, ColumnKind, Place, SampleForm};
+use ringloader_core::number::usize_from;
 use ringloader_core::sync::Arc;
 
 use crate::gil::{corrupt, no_memory_for};
@@ -101,7 +102,7 @@ pub(crate) fn samples<'py>(
 /// `MemoryError`.
 pub(crate) fn memory_for(form: &SampleForm, count: u64) -> PyResult<(Memory, Vec<Place>)> {
     let (places, len) = form.places(0, count).ok_or_else(|| corrupt("the rows of a batch"))?;
-    let memory = Memory::new(len as usize);
+    let memory = Memory::new(usize_from(len));
     let memory = memory.ok_or_else(|| no_memory_for(len))?;
     Ok((memory, places))
 }

@@ -3,6 +3,7 @@
 use std::ptr::{NonNull, copy_nonoverlapping};
 
 use pyo3::prelude::*;
+use ringloader_core::number::usize_from;
 use ringloader_core::os::Segment;
 use ringloader_core::transport::joint::{Claimed, JointMemory};
 use ringloader_core::transport::port::Commit;
@@ -65,13 +66,13 @@ impl Target<'_, '_> {
         for piece in pieces {
             let to = self.pointer(piece.to, piece.len)?.as_ptr();
             if piece.keeps && piece.len >= DETACH as u64 {
-                large.push((piece.from, to as usize, piece.len as usize));
+                large.push((piece.from, to as usize, usize_from(piece.len)));
                 continue;
             }
             // SAFETY: `from` has `len` bytes, by the description of an object that `held` keeps, and the interpreter
             // was not let go since; `to` was checked to lie in memory that this worker alone writes, and which no
             // source overlaps: it comes after all bytes of the slot that objects have.
-            unsafe { copy_nonoverlapping(piece.from as *const u8, to, piece.len as usize) };
+            unsafe { copy_nonoverlapping(piece.from as *const u8, to, usize_from(piece.len)) };
         }
         let to = self.pointer(meta_at, meta.len() as u64)?;
         // SAFETY: as above; `meta` is private memory.

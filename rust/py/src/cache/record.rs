@@ -8,6 +8,7 @@ use std::mem::MaybeUninit;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::batch::Meta;
+use ringloader_core::number::usize_from;
 use ringloader_core::samples::{Samples, record};
 use ringloader_core::sync::Arc;
 
@@ -57,7 +58,7 @@ impl Record {
         let py = sample.py();
         let found = encoded.settle(sample, "sample was", |encoded| {
             encoded.form(py, 0..0)?;
-            let table = encoded.lay_out(Some(record::HEADER as u64)) as usize;
+            let table = usize_from(encoded.lay_out(Some(record::HEADER as u64)));
             // Before the last look at the addresses: nothing of Python's may be made after it.
             new_memory(table + encoded.meta.encoded_len()).map(|memory| Some((memory, table)))
         })?;
@@ -68,7 +69,7 @@ impl Record {
         uninit[..record::HEADER].fill(MaybeUninit::new(0));
         for piece in groups.copies() {
             // The gap after a storage.
-            let end = (piece.to + piece.len) as usize;
+            let end = usize_from(piece.to + piece.len);
             uninit[end..end.next_multiple_of(64).min(len)].fill(MaybeUninit::new(0));
         }
         let block = meta.finish(GENERATION);
@@ -82,7 +83,7 @@ impl Record {
     /// `MemoryError`.
     pub(super) fn read(py: Python<'_>, samples: &Samples, index: usize) -> PyResult<Option<Self>> {
         let Some(found) = samples.find(index) else { return Ok(None) };
-        let mut memory = new_memory(found.len() as usize)?;
+        let mut memory = new_memory(usize_from(found.len()))?;
         let mut read = || samples.read(&found, memory.uninit()).map(|(_, table)| table);
         // A disk may take its time, and long bytes do.
         let table = if samples.is_on_disk() || found.len() >= DETACH as u64 {

@@ -397,6 +397,7 @@ pub(super) fn push_scalar(bytes: &mut Vec<u8>, dtype: Dtype, scalar: &Bound<'_, 
     match dtype {
         Dtype::F64 => bytes.extend(scalar.extract::<f64>()?.to_ne_bytes()),
         // Each is a `float32` before, so none is rounded.
+        #[expect(clippy::cast_possible_truncation, reason = "none is rounded")]
         Dtype::F32 => bytes.extend((scalar.extract::<f64>()? as f32).to_ne_bytes()),
         Dtype::I32 => bytes.extend(scalar.extract::<i32>()?.to_ne_bytes()),
         Dtype::I16 => bytes.extend(scalar.extract::<i16>()?.to_ne_bytes()),

@@ -6,6 +6,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt};
 use ringloader_core::batch::Dtype;
+use ringloader_core::number::usize_from;
 use ringloader_core::os::read_ahead::{one_of_each_page, read_ahead};
 use ringloader_core::testing::fault::fault;
 
@@ -197,9 +198,11 @@ impl Column {
         }
         Ok(Some(Self {
             address: found.address,
-            rows: rows as usize,
+            rows: usize_from(rows.cast_unsigned()),
             // The stride may be any number if there is one row.
-            stride: (stride as isize).wrapping_mul(found.dtype.itemsize() as isize),
+            stride: usize_from(stride.cast_unsigned())
+                .cast_signed()
+                .wrapping_mul(found.dtype.itemsize() as isize),
             len,
             dtype: found.dtype,
             shape: shape.to_vec(),
@@ -275,7 +278,7 @@ impl Column {
 
     /// Copies the rows at `indices` to `memory`, which has room for exactly these rows.
     fn copy(&self, py: Python<'_>, indices: &[i64], memory: &BatchMemory<'_>) {
-        let (to, nbytes) = (memory.address(), memory.nbytes() as usize);
+        let (to, nbytes) = (memory.address(), usize_from(memory.nbytes()));
         // A missing row has ended the batch before.
         let rows = || indices.iter().filter_map(|&index| self.row(index));
         let copies = || {

@@ -43,6 +43,7 @@ impl Cast {
     ///
     /// # Safety
     /// The elements are at `from`, room for them is at `to`.
+    #[expect(clippy::cast_possible_truncation, reason = "as torch's copy to a narrower type")]
     unsafe fn copy(self, from: usize, to: usize, count: usize) {
         // SAFETY: the caller's; each element has the size of its type.
         unsafe {

@@ -4,6 +4,7 @@ use pyo3::buffer::PyUntypedBuffer;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use ringloader_core::batch::Dtype;
+use ringloader_core::number::usize_from;
 
 use super::default_collate::push_number;
 use super::rows::{are_their_bytes, dtype_of_format};
@@ -99,9 +100,11 @@ impl Ragged {
             if described.dtype != ragged.dtype
                 || !ragged.push(
                     described.address,
-                    shape.iter().map(|&size| size as usize),
+                    shape.iter().map(|&size| usize_from(size.cast_unsigned())),
                     // The stride of a dimension of size 1 may be any number.
-                    strides.iter().map(|&stride| (stride as isize).wrapping_mul(itemsize)),
+                    strides.iter().map(|&stride| {
+                        usize_from(stride.cast_unsigned()).cast_signed().wrapping_mul(itemsize)
+                    }),
                 )
             {
                 return Ok(None);

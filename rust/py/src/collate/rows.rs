@@ -9,6 +9,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::rows::Place;
+use ringloader_core::number::usize_from;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::copier::streaming;
@@ -80,7 +81,7 @@ impl<'a> Destination<'a> {
         shape: &[i64],
     ) -> PyResult<Option<Bound<'py, PyAny>>> {
         let Some((bytes, at)) = self.window else { return Ok(None) };
-        if byte_len(shape.iter().copied(), dtype) != Some(self.nbytes as usize) {
+        if byte_len(shape.iter().copied(), dtype) != Some(usize_from(self.nbytes)) {
             return Ok(None);
         }
         contiguous_tensor(py, Bytes::Window(bytes), at, dtype, shape).map(Some)
@@ -203,7 +204,7 @@ impl<'a, 'py> Rows<'a, 'py> {
         if len != to.nbytes {
             return Err(PyRuntimeError::new_err(format!("{} bytes for {len}", to.nbytes)));
         }
-        let (nbytes, to) = (to.nbytes as usize, to.address);
+        let (nbytes, to) = (usize_from(to.nbytes), to.address);
         let (addresses, each) = (&self.addresses, form.len);
         let copy = || {
             let targets = (to..).step_by(each);

@@ -14,6 +14,7 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use ringloader_core::batch::{SkeletonReader, SkeletonWriter, Token};
 use ringloader_core::items::Items;
+use ringloader_core::number::u32_from;
 
 use crate::gil::{self, exception};
 use crate::objects;
@@ -130,7 +131,7 @@ impl Writer {
                 std::str::from_utf8(text.as_bytes()).ok().and_then(|key| self.numbers.of(key))
         {
             self.reserve(0)?;
-            self.skeleton.leaf(number as u32);
+            self.skeleton.leaf(u32_from(number as u64));
             return Ok(true);
         }
         self.write(key, depth)
@@ -276,7 +277,7 @@ impl KeyNumbers {
         let mut keys: Vec<_> = self.0.iter().collect();
         keys.sort_by_key(|&(_, number)| number);
         for (key, _) in keys {
-            into.push(key.len() as u8);
+            into.push(key.len().to_le_bytes()[0]);
             into.extend_from_slice(key.as_bytes());
         }
     }

@@ -3,6 +3,7 @@
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyInt, PyList, PyTuple};
+use ringloader_core::number::usize_from;
 use ringloader_core::transport::message::{Task, TaskKind};
 
 use super::places;
@@ -125,7 +126,9 @@ pub(crate) fn decode_index<'py>(
     Ok(match kind {
         TaskKind::Indices => PyList::new(py, ints(bytes))?.into_any(),
         TaskKind::Index => PyInt::new(py, one()?).into_any(),
-        TaskKind::Nones => PyList::new(py, (0..one()? as usize).map(|_| py.None()))?.into_any(),
+        TaskKind::Nones => {
+            PyList::new(py, (0..usize_from(one()?.cast_unsigned())).map(|_| py.None()))?.into_any()
+        }
         TaskKind::None | TaskKind::End => py.None().into_bound(py),
         TaskKind::PickledIndex | TaskKind::Object | TaskKind::Call => loads(py, bytes)?,
         TaskKind::Seeded => {

@@ -5,6 +5,7 @@ use std::ops::Range;
 use pyo3::exceptions::{PyException, PyRuntimeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList};
+use ringloader_core::number::usize_from;
 use ringloader_core::plan::{Places as Core, TaskPlaces};
 use ringloader_core::sync::Lock;
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
@@ -151,8 +152,8 @@ pub(crate) fn part<'py>(
     let py = index.py();
     let items = index.try_iter()?.collect::<PyResult<Vec<_>>>()?;
     let is_last = samples.end == places.len();
-    let end = if is_last { items.len() } else { items.len().min(samples.end as usize) };
-    let start = end.min(samples.start as usize);
+    let end = if is_last { items.len() } else { items.len().min(usize_from(samples.end)) };
+    let start = end.min(usize_from(samples.start));
     let of_part = PyList::new(py, &items[start..end])?;
     placed(of_part.into_any(), &places.part(samples))
 }

@@ -6,6 +6,7 @@ use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyList, PyRange, PyRangeMethods};
 use pyo3::{PyTraverseError, PyVisit};
+use ringloader_core::number::usize_from;
 use ringloader_core::plan::{
     BatchRule as CoreRule, Chunk, Indices, Shuffle as CoreShuffle, Step, Stream as CoreStream, fingerprint_of,
 };
@@ -256,7 +257,7 @@ impl Stream {
     fn items<'py>(&self, indices: &Bound<'py, PyAny>, positions: &[i64]) -> PyResult<Bound<'py, PyAny>> {
         let py = indices.py();
         let found = positions.iter().map(|&at| match self.carried.get() {
-            Some(carried) if at < 0 => carried.bind(py).get_item(!at as usize),
+            Some(carried) if at < 0 => carried.bind(py).get_item(usize_from((!at).cast_unsigned())),
             _ => item(indices, at),
         });
         let found = found.collect::<PyResult<Vec<_>>>()?;
@@ -272,7 +273,7 @@ fn placeholder(number: usize) -> i64 {
 /// `indices[at]`
 fn item<'py>(indices: &Bound<'py, PyAny>, at: i64) -> PyResult<Bound<'py, PyAny>> {
     match indices.cast_exact::<PyList>() {
-        Ok(list) => list.get_item(at as usize),
+        Ok(list) => list.get_item(usize_from(at.cast_unsigned())),
         Err(_) => indices.get_item(at),
     }
 }

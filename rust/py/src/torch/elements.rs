@@ -7,6 +7,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
+use ringloader_core::number::usize_from;
 use ringloader_core::plan::Indices;
 
 use super::abi::{CPU, DlTensor, ExchangeApi};
@@ -56,7 +57,7 @@ pub(crate) fn describe(
             dims.extend_from_slice(std::slice::from_raw_parts(found.shape, ndim));
             dims.extend_from_slice(std::slice::from_raw_parts(found.strides, ndim));
         }
-        Described { address: found.data as usize + found.byte_offset as usize, dtype, ndim }
+        Described { address: found.data as usize + usize_from(found.byte_offset), dtype, ndim }
     };
     // DLPack takes some of torch's types for others: integers of less than a byte.
     let is_its_own = described.dtype.itemsize() > 1

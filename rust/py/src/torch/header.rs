@@ -13,6 +13,7 @@ use pyo3::exceptions::PyMemoryError;
 use pyo3::prelude::*;
 use ringloader_core::batch::Dtype;
 use ringloader_core::batch::wire::MAX_NDIM;
+use ringloader_core::number::{u32_from, usize_from};
 use ringloader_core::sync::{AtomicU32, Ordering};
 
 use super::abi::{CPU, DlTensor, Legacy, Versioned};
@@ -37,7 +38,8 @@ pub(super) type Dim = [u8; 8];
 
 /// Returns about how many bytes a tensor takes, with its header.
 pub(crate) fn cost(len: u64, ndim: usize) -> usize {
-    (size_of::<Header>() + 16 * ndim).next_multiple_of(ALIGNMENT) + (len as usize).next_multiple_of(ALIGNMENT)
+    (size_of::<Header>() + 16 * ndim).next_multiple_of(ALIGNMENT)
+        + usize_from(len).next_multiple_of(ALIGNMENT)
 }
 
 /// A new header with everything filled in but the deleters. To be given to torch, or to [`drop_header`].
@@ -86,7 +88,7 @@ pub(super) fn build(
             data: data.as_ptr().cast(),
             device_type: CPU,
             device_id: 0,
-            ndim: ndim as i32,
+            ndim: u32_from(ndim as u64).cast_signed(),
             code,
             bits,
             lanes,

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
+use ringloader_core::number::usize_from;
 use ringloader_core::sync::Arc;
 
 /// Alignment of tensors' bytes: what torch's own allocator keeps.
@@ -42,7 +43,7 @@ impl Memory {
             return Err(PyRuntimeError::new_err(format!("{len} bytes at {offset} of a sample of {size}")));
         }
         // SAFETY: inside the allocation, by the check.
-        Ok(unsafe { self.start.add(offset as usize) })
+        Ok(unsafe { self.start.add(usize_from(offset)) })
     }
 
     /// All bytes, while nobody else has the memory.

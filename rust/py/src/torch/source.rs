@@ -7,6 +7,7 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 use ringloader_core::batch::Dtype;
+use ringloader_core::number::usize_from;
 use ringloader_core::os::Segment;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::port::Chunk;
@@ -56,7 +57,7 @@ impl Source<'_> {
         let pointer = NonNull::new(chunk.address() as *mut u8).expect("an address inside a mapping");
         Self {
             pointer,
-            len: chunk.len() as usize,
+            len: usize_from(chunk.len()),
             location: Location::Original(Keeper::Chunk { _bytes: chunk }),
         }
     }
@@ -116,17 +117,17 @@ impl<'a> Span<'a> {
 
     /// Returns the address of the span's bytes, and their number.
     pub(crate) fn address_and_len(&self) -> (*const u8, usize) {
-        (self.pointer.as_ptr(), self.len as usize)
+        (self.pointer.as_ptr(), usize_from(self.len))
     }
 
     /// The bytes of the span where they are, or to be copied.
     pub(super) fn source<'c>(&self, copies: Option<&'c RefCell<Copies>>) -> Source<'c> {
         let location = match copies {
             None => Location::Original(self.bytes.keeper()),
-            Some(copies) if self.len as usize <= SHARED / 2 => Location::CopiedWith(copies),
+            Some(copies) if usize_from(self.len) <= SHARED / 2 => Location::CopiedWith(copies),
             Some(_) => Location::Copied,
         };
-        Source { pointer: self.pointer, len: self.len as usize, location }
+        Source { pointer: self.pointer, len: usize_from(self.len), location }
     }
 
     /// A copy of the span as `bytes`.
@@ -134,7 +135,7 @@ impl<'a> Span<'a> {
     /// # Errors
     /// `MemoryError`.
     pub(crate) fn bytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
-        PyBytes::new_with(py, self.len as usize, |into| {
+        PyBytes::new_with(py, usize_from(self.len), |into| {
             // SAFETY: `pointer` has `len` bytes while what `bytes` borrows lives; `into` is new memory of that length.
             unsafe { copy_nonoverlapping(self.pointer.as_ptr(), into.as_mut_ptr(), into.len()) };
             Ok(())
@@ -165,9 +166,11 @@ pub(crate) fn pinned_copy<'py>(
         for (from, at, len) in copies {
             // SAFETY: the span has `len` bytes while `parts` borrows what it lies in; the tensor is new, no one else
             // knows of it, and its bytes from `at` on are as many, by the check.
-            unsafe { copy_nonoverlapping(from as *const u8, (into + at as usize) as *mut u8, len as usize) };
+            unsafe {
+                copy_nonoverlapping(from as *const u8, (into + usize_from(at)) as *mut u8, usize_from(len))
+            };
         }
     };
-    run_copy(py, len as usize, copy);
+    run_copy(py, usize_from(len), copy);
     Ok(tensor)
 }

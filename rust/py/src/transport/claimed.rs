@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use pyo3::prelude::*;
+use ringloader_core::number::usize_from;
 use ringloader_core::plan::TaskPlaces;
 use ringloader_core::sync::Arc;
 use ringloader_core::transport::joint::Claimed as CoreClaimed;
@@ -65,7 +66,7 @@ impl Index {
     pub(super) fn part<'py>(&self, py: Python<'py>, samples: Range<u64>) -> PyResult<Bound<'py, PyAny>> {
         let Self::Placed(index, places) = self else { return Err(without_places()) };
         if let Self::Plain((TaskKind::Indices, bytes)) = &**index {
-            let of_part = bytes.get(8 * samples.start as usize..8 * samples.end as usize);
+            let of_part = bytes.get(8 * usize_from(samples.start)..8 * usize_from(samples.end));
             let index = decode_index(py, TaskKind::Indices, of_part.ok_or_else(without_places)?)?;
             return placed(index, &places.part(samples));
         }
@@ -120,6 +121,7 @@ impl Claimed {
     }
 
     /// Notes the seconds that the samples of the run took.
+    #[expect(clippy::cast_possible_truncation, reason = "no run takes so many nanoseconds")]
     pub(super) fn note_time(&self, queues: &Core, seconds: f64) -> PyResult<()> {
         let samples = self.__len__().max(1) as f64;
         queues.note_time((seconds * 1e9 / samples) as u64).map_err(exception)
@@ -200,7 +202,7 @@ impl Claimed {
     /// The number of the run's samples.
     pub(super) fn __len__(&self) -> usize {
         let samples = self.core.samples();
-        (samples.end - samples.start) as usize
+        usize_from(samples.end - samples.start)
     }
 
     /// The index of the whole batch, with the places of its samples, as a task has it.

@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use ringloader_core::batch::Meta;
 use ringloader_core::batch::rows::Place;
 use ringloader_core::joint::Part;
+use ringloader_core::number::usize_from;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::memory::MemoryProbe;
 use ringloader_core::sync::{Arc, Lock};
@@ -171,6 +172,7 @@ impl JointPort {
     }
 
     /// Notes the seconds that the run's samples took, by which later batches are cut.
+    #[expect(clippy::cast_possible_truncation, reason = "no run takes so many nanoseconds")]
     fn note_time(&self, claimed: &Claimed, seconds: f64) {
         let samples = claimed.__len__().max(1) as f64;
         self.tasks.claims().note_making((seconds * 1e9 / samples) as u64);
@@ -275,7 +277,7 @@ impl JointPort {
         let (mut memory, places) = rows::memory_for(&form, count)?;
         let into = memory.uninit();
         for (from, Place { offset, row_len }) in columns.iter().zip(&places) {
-            let into = &mut into[*offset as usize..][..(row_len * count) as usize];
+            let into = &mut into[usize_from(*offset)..][..usize_from(row_len * count)];
             let from = from.offset + row_len * samples.start;
             self.tasks.fill(&claimed.core, from, into).map_err(exception)?;
         }
@@ -330,9 +332,9 @@ impl JointPort {
         let table = table.ok_or_else(|| corrupt("a part"))?;
         let mut block = Vec::new();
         tasks.copy_out(&claimed.core, offset + table, len - table, &mut block).map_err(exception)?;
-        let mut memory = Memory::new(table as usize).ok_or_else(|| no_memory_for(len))?;
-        let into = &mut memory.uninit()[..table as usize];
-        run_copy(py, table as usize, || tasks.fill(&claimed.core, offset, into)).map_err(exception)?;
+        let mut memory = Memory::new(usize_from(table)).ok_or_else(|| no_memory_for(len))?;
+        let into = &mut memory.uninit()[..usize_from(table)];
+        run_copy(py, usize_from(table), || tasks.fill(&claimed.core, offset, into)).map_err(exception)?;
         let meta = Meta::parse(&block, GENERATION, table).map_err(exception)?;
         decode::read(py, Bytes::Sample(&Arc::new(memory)), &meta, true)
     }

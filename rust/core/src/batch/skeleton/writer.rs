@@ -84,6 +84,7 @@ impl SkeletonWriter {
     }
 
     /// A list of integers, at least one. Returns its memo number.
+    #[expect(clippy::cast_possible_truncation, reason = "they are as wide as the widest of them")]
     pub fn ints(&mut self, values: &[i64]) -> u32 {
         let width = width_of(values.iter().copied());
         self.number(tag::INTS, values.len() as u64);

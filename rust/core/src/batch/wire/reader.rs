@@ -9,6 +9,7 @@ use super::{
     MAGIC, MAX_NDIM, STORAGE_ALIGN, StorageRecord, WireHeader, WireLeaf, WireStorage,
 };
 use crate::batch::{Dtype, SkeletonReader};
+use crate::number::u32_from;
 use crate::{Error, Result};
 
 /// The block of one batch, checked.
@@ -142,12 +143,12 @@ impl<'a> Meta<'a> {
 
     /// Number of storages.
     pub fn storage_count(&self) -> u32 {
-        self.storages.len() as u32
+        u32_from(self.storages.len() as u64)
     }
 
     /// Number of leaves.
     pub fn leaf_count(&self) -> u32 {
-        self.leaves.len() as u32
+        u32_from(self.leaves.len() as u64)
     }
 
     /// One storage.

@@ -1,5 +1,6 @@
 //! An epoch that begins before the end of the one before: its tasks go out while results of that one still come.
 
+use crate::number::u32_from;
 use crate::scheduler::Scheduler;
 
 impl<T> Scheduler<T> {
@@ -13,7 +14,8 @@ impl<T> Scheduler<T> {
     pub fn follow(&mut self) -> Self {
         let number = self.numbers.take();
         self.features.follower = Some(number);
-        let mut next = Self::new(self.selector.workers() as u32, self.selector.prefetch_factor(), self.order);
+        let mut next =
+            Self::new(u32_from(self.selector.workers() as u64), self.selector.prefetch_factor(), self.order);
         next.epoch = number;
         if self.features.shares {
             next.share_tasks(self.most_tasks());

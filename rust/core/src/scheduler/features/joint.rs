@@ -1,5 +1,6 @@
 //! Tasks that all workers share: the transport hands them out, and any worker may send the result of any task.
 
+use crate::number::u32_from;
 use crate::plan::WorkerSelector;
 use crate::scheduler::Scheduler;
 use crate::transport::Transport;
@@ -11,7 +12,7 @@ impl<T> Scheduler<T> {
     pub fn share_tasks(&mut self, most: u64) {
         self.features.shares = true;
         self.looks_in_turn = false;
-        self.selector = WorkerSelector::for_shared(self.selector.workers() as u32, most);
+        self.selector = WorkerSelector::for_shared(u32_from(self.selector.workers() as u64), most);
     }
 
     /// Returns true if all workers share all tasks.
@@ -30,7 +31,7 @@ impl<T> Scheduler<T> {
     pub(super) fn joint_loads(&self, joint: &dyn Joint) -> Box<[u64]> {
         let is_open = joint.is_open();
         let has_some = |worker| (is_open && worker < self.selector.used()) || joint.has_claim(worker);
-        (0..self.selector.workers() as u32).map(|worker| has_some(worker).into()).collect()
+        (0..u32_from(self.selector.workers() as u64)).map(|worker| has_some(worker).into()).collect()
     }
 
     /// As [`give_up`](Self::give_up). Where all workers share all tasks, the others do what this one had, if any is left.
@@ -47,7 +48,8 @@ impl<T> Scheduler<T> {
                 }
             }
             // Tasks are counted for workers that were to end, too.
-            None => (0..self.selector.workers() as u32).for_each(|other| self.selector.deactivate(other)),
+            None => (0..u32_from(self.selector.workers() as u64))
+                .for_each(|other| self.selector.deactivate(other)),
         }
     }
 }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use super::channel::WorkerChannel;
 use super::{Engine, EngineState};
 use crate::error::{Error, Result};
+use crate::number::u32_from;
 use crate::os::{Segment, fd_passing};
 use crate::ring::Words;
 use crate::sync::Arc;
@@ -41,7 +42,7 @@ impl Transport for Engine {
         if state.behind && !state.closed {
             // Room comes without a word, and not all tasks are answered: workers with room are found only so.
             for (worker, channel) in state.channels.iter_mut().enumerate() {
-                self.flush(worker as u32, channel)?;
+                self.flush(u32_from(worker as u64), channel)?;
             }
             state.behind = state.channels.iter().any(|channel| !channel.pending.is_empty());
         }
@@ -179,7 +180,7 @@ impl Engine {
     pub fn committed(&self) -> Result<u64> {
         // Under the lock the consumer's positions stand still, which `len` needs.
         let state = self.state.lock();
-        let workers = 0..state.channels.len() as u32;
+        let workers = 0..u32_from(state.channels.len() as u64);
         workers.map(|worker| self.control.worker(worker).results.len()).sum()
     }
 }

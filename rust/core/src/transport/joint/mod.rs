@@ -30,6 +30,7 @@ pub(crate) use self::tasks::{LaidOut, Tasks};
 use self::windows::JointWindows;
 use crate::error::{Error, Result};
 use crate::joint::{Claim, JointPlan};
+use crate::number::usize_from;
 use crate::os::Segment;
 use crate::os::memory::MemoryProbe;
 use crate::os::page::page_size;
@@ -186,7 +187,7 @@ impl JointMemory {
             return Err(Error::Corrupt(format!("a task of {len} bytes")));
         }
         if self.len_in_window(len) == 0 {
-            let mut room = vec![MaybeUninit::uninit(); len as usize];
+            let mut room = vec![MaybeUninit::uninit(); usize_from(len)];
             let bytes = self.words.file().read_at(&mut room, self.index_at(claimed.place))?.to_vec();
             return Ok((kind, bytes));
         }

@@ -34,6 +34,7 @@
 
 use crate::error::{Error, Result};
 use crate::forks::Moment;
+use crate::number::{u32_from, usize_from};
 use crate::os::Segment;
 use crate::os::page::page_size;
 use crate::process::{self, Process};
@@ -93,7 +94,7 @@ impl JointWindows {
                 // ORDERING window-returned
                 bits = word.fetch_and(!bit, Ordering::Acquire);
                 if bits & bit != 0 {
-                    return Some(number as u32 * u64::BITS + bit.trailing_zeros());
+                    return Some(u32_from(number as u64) * u64::BITS + bit.trailing_zeros());
                 }
             }
         }
@@ -141,13 +142,13 @@ impl JointWindows {
     /// The window that an address of this process lies in.
     pub(crate) fn find(&self, address: usize) -> Option<u32> {
         let offset = address.checked_sub(self.bytes.base().as_ptr() as usize)? as u64;
-        (offset < self.bytes.len()).then_some((offset / self.len) as u32)
+        (offset < self.bytes.len()).then_some(u32_from(offset / self.len))
     }
 
     /// Returns the address of a window in this process, and how many bytes from there are backed by memory, and a driver
     /// has.
     pub(crate) fn front(&self, window: u32) -> (usize, u64, u64) {
-        let start = self.bytes.base().as_ptr() as usize + (u64::from(window) * self.len) as usize;
+        let start = self.bytes.base().as_ptr() as usize + usize_from(u64::from(window) * self.len);
         let Front { touched, registered } = &self.fronts[window as usize];
         (start, touched.load(Ordering::Relaxed), registered.load(Ordering::Relaxed))
     }

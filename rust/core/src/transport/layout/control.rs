@@ -7,6 +7,7 @@ use super::geometry::{GRANULE, Geometry, SegmentOffsets};
 use super::structures::WorkerView;
 use super::views::Views;
 use crate::error::{Error, Result};
+use crate::number::u32_from;
 use crate::os::Segment;
 use crate::os::page::page_size;
 use crate::pool::{Limits, SlotId, retire};
@@ -120,7 +121,7 @@ impl Control {
     pub fn slot_at(&self, offset: u64) -> Option<(u32, SlotId)> {
         let index = offset.checked_sub(self.offsets.windows)? / self.geometry.window;
         let worker = u32::try_from(index / u64::from(self.geometry.slots)).ok()?;
-        let slot = SlotId::new((index % u64::from(self.geometry.slots)) as u32);
+        let slot = SlotId::new(u32_from(index % u64::from(self.geometry.slots)));
         (worker < self.geometry.workers).then_some((worker, slot))
     }
 

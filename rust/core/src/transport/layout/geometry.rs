@@ -3,6 +3,7 @@
 
 use super::structures::{SegmentHeader, WorkerHeader};
 use crate::error::{Error, Result};
+use crate::number::u32_from;
 use crate::ring::Descriptor;
 use crate::sync::ready::ReadyBits;
 use crate::sync::{AtomicU32, AtomicU64};
@@ -75,7 +76,7 @@ impl Geometry {
         let wanted = largest.max(GRANULE).checked_next_power_of_two().unwrap_or(MAX_SEGMENT);
         let useful = wanted.min(USEFUL);
         let fit = USUAL / (u64::from(workers) * useful);
-        let slots = u64::from(slots).min((fit - fit % FEWEST).clamp(FEWEST, MOST_SLOTS)) as u32;
+        let slots = u32_from(u64::from(slots).min((fit - fit % FEWEST).clamp(FEWEST, MOST_SLOTS)));
         let windows = u64::from(workers) * u64::from(slots);
         let window =
             prev_power_of_two(USUAL / windows).max(useful).min(prev_power_of_two(MAX_SEGMENT / 2 / windows));

@@ -3,6 +3,7 @@
 use super::geometry::{Geometry, SegmentOffsets};
 use super::structures::{SegmentHeader, WorkerHeader, WorkerView};
 use crate::error::Result;
+use crate::number::usize_from;
 use crate::os::Segment;
 use crate::pool::SlotWords;
 use crate::ring::{Descriptor, Ring};
@@ -69,7 +70,7 @@ unsafe fn slice<T>(segment: &Segment, offset: u64, len: usize) -> &'static [T] {
     debug_assert!(offset.is_multiple_of(align_of::<T>() as u64));
     // SAFETY: the caller's promise; the base is page-aligned.
     unsafe {
-        let first = segment.base().add(offset as usize).cast::<T>();
+        let first = segment.base().add(usize_from(offset)).cast::<T>();
         std::slice::from_raw_parts(first.as_ptr(), len)
     }
 }

@@ -7,6 +7,7 @@ use std::ptr::NonNull;
 use super::own::OwnSegment;
 use super::{Port, PortState};
 use crate::error::{Error, Result};
+use crate::number::usize_from;
 use crate::os::Segment;
 use crate::os::fd_passing::{self, SendOutcome};
 use crate::pool::{Fill, Growth};
@@ -50,8 +51,8 @@ impl Commit<'_> {
     pub fn filled(&self) -> Range<usize> {
         let Some(fill) = &self.fill else { return 0..0 };
         let window = self.port.control.window(self.port.worker, fill.slot);
-        let start = self.port.control.segment().base().as_ptr() as usize + window.start as usize;
-        start..start + fill.bump() as usize
+        let start = self.port.control.segment().base().as_ptr() as usize + usize_from(window.start);
+        start..start + usize_from(fill.bump())
     }
 
     /// The first byte of the slot that is free for copies.

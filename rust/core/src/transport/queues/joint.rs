@@ -5,6 +5,7 @@ use std::sync::Condvar;
 use super::Queues;
 use crate::error::Result;
 use crate::joint::Part;
+use crate::number::u32_from;
 use crate::sync::{Arc, AtomicU64, Ordering};
 use crate::transport::joint::{Claimed, Claims, Joint, LaidOut, Tasks};
 use crate::transport::task_number::{epoch_of, is_before};
@@ -140,7 +141,7 @@ impl<I, R> Queues<I, R> {
     /// [`Error::Inherited`](crate::Error::Inherited) in a forked child.
     pub fn share_tasks(&self, places: u32, samples_of: Option<fn(&I) -> u64>) -> Result<()> {
         let mut state = self.lock()?;
-        state.joint.0 = Some(ThreadTasks::new(places, state.workers.len() as u32, samples_of));
+        state.joint.0 = Some(ThreadTasks::new(places, u32_from(state.workers.len() as u64), samples_of));
         drop(state);
         self.has_joint.store(true, Ordering::Relaxed);
         Ok(())
@@ -202,7 +203,7 @@ impl<I, R> Queues<I, R> {
             let task = joint.tasks.in_hand(joint.claims(), worker)?;
             Some((worker, task.seq, task.index.clone()))
         };
-        Ok(Some((0..state.workers.len() as u32).filter_map(of).collect()))
+        Ok(Some((0..u32_from(state.workers.len() as u64)).filter_map(of).collect()))
     }
 
     /// Notes the time that a sample took.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::sync::OnceLock;
 
 use pyo3::prelude::*;
+use ringloader_core::number::usize_from;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::timing::{MainWork, Stamps};
 use ringloader_core::transport::message::{TaskIndex, TaskKind};
@@ -176,7 +177,7 @@ impl<E: ParentEnd> Scheduling<E> {
         let index = state.features.sent.get(batch);
         let numbers = index.and_then(E::numbers);
         let is_run = run.is_some();
-        let of_run = run.and_then(|run| numbers?.get(8 * run.start as usize..8 * run.end as usize));
+        let of_run = run.and_then(|run| numbers?.get(8 * usize_from(run.start)..8 * usize_from(run.end)));
         let bytes = if is_run { of_run } else { numbers };
         recorder.get().note_fetch(batch, made, is_run, bytes.unwrap_or_default(), || {
             let index = match of_run {

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::exceptions::PyRuntimeWarning;
 use pyo3::prelude::*;
+use ringloader_core::number::usize_from;
 use ringloader_core::os::clock::monotonic;
 use ringloader_core::os::fd_passing::{SendOutcome, most_in_flight};
 use ringloader_core::os::memory::MemoryProbe;
@@ -223,7 +224,7 @@ impl<'a> JointBatch<'a> {
     /// `RuntimeError` for a window that there is not.
     pub(in super::super) fn filled(&self) -> PyResult<Range<usize>> {
         let start = self.tasks.pointer(self.claimed, 0, self.end).map_err(exception)?.as_ptr() as usize;
-        Ok(start..start + self.end as usize)
+        Ok(start..start + usize_from(self.end))
     }
 
     /// Finds room for what is no row, for the table, and for `extra` bytes after it; `None`: there is none.
