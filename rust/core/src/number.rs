@@ -35,6 +35,6 @@ mod tests {
     #[cfg(debug_assertions)]
     #[should_panic(expected = "not below 2^32")]
     fn a_larger_one_is_refused_in_debug_builds() {
-        u32_from(1 << 32);
+        let _ = u32_from(1 << 32);
     }
 }
