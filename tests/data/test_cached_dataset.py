@@ -168,7 +168,9 @@ def test_what_cannot_be_pickled_is_passed_on_and_said_once(sample, caplog):
             assert cached[0] is sample and cached[1][1] is sample and cached[2] == 5
     assert dataset.asked.tolist() == [3, 3, 1]
     assert [record for record in caplog.records if "cannot be pickled" in record.message]
-    assert len(caplog.records) <= 2 and cached.stats()["items"] == 1
+    # What pickles, but cannot be unpickled, is kept in vain, and said when it is read too.
+    in_vain = 2 * isinstance(sample, Unloadable)
+    assert len(caplog.records) <= 2 + in_vain and cached.stats()["items"] == 1 + in_vain
 
 
 def test_a_bound_keeps_what_is_in_and_makes_the_rest(caplog):
