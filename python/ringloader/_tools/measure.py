@@ -180,7 +180,7 @@ def make(target: Target, configuration: Configuration, **options: Any) -> Any:
         raise TypeError(f"{target.name} must return a DataLoader, not {type(loader)}")
     # The program may have called `install`.
     uninstall()
-    # As torch's constructor makes of `num_workers`.
+    # The same attributes as torch's constructor gives a loader of `num_workers`.
     loader.num_workers = number
     loader.prefetch_factor = (loader.prefetch_factor or 2) if number else None
     loader.timeout = loader.timeout if number else 0
@@ -334,7 +334,7 @@ def _digest(leaf: Any) -> str:
     """Returns a digest of a leaf's pickle. An object that has none is compared by its class."""
     file = io.BytesIO()
     pickler = _Pickler(file)
-    # Which objects are the same one depends on the transport.
+    # Without a memo: the transport decides which objects are one object.
     pickler.fast = True
     try:
         pickler.dump(leaf)

@@ -23,7 +23,7 @@ class Result(NamedTuple):
         data: The batch.
         errors: The bad samples of ``on_error``: pickled if they come from another process, else a list; None
             if all samples were good.
-        snapshot: The bytes of a dataset's state (``_features/state/objects.py``); None if none is sent.
+        snapshot: The bytes of a dataset's state (``_features/state/snapshots.py``); None if none is sent.
         is_empty: True if no sample of the batch is left: the caller gets the next batch.
     """
 

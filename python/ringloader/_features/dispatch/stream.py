@@ -18,7 +18,7 @@ import ringloader._native as _native
 from ringloader._torch import internals
 from ringloader._worker.options import EpochStart, Fetcher, Position, WorkerOption
 
-# The worker begins an epoch; begins one in which it takes no items; goes on; takes no more in its epoch.
+# The worker begins an epoch; begins one in which it takes no items; takes one; takes no more in its epoch.
 BEGINS, MISSES, TAKES, LEAVES = range(1, 5)
 # An item; the end of an epoch.
 ITEM, END = range(1, 3)
@@ -197,7 +197,7 @@ class DispatchEnd(WorkerOption):
                 )
             found = self._engine.next(_POLL_SECONDS)
             if found is None and self._engine.has_ended(0):
-                # What it has sent before its end comes first.
+                # Items that the process sent before its end come first.
                 found = self._engine.next(0.0)
                 self._has_died = found is None
             if found is None:

@@ -8,7 +8,7 @@
 //!
 //! Words are `u64` in the machine's order, so a file of another machine is none.
 //!
-//! All is read and written by system calls: a file that was cut off, or a damaged disk, is an error or fewer bytes, and
+//! System calls read and write all of it: a file that was cut off, or a damaged disk, gives an error or fewer bytes, and
 //! no signal. What is read is believed once the record's sum is right, whatever its word says, so nothing orders a
 //! reader with those who write. Who writes has a lock of the process, and excludes its other threads. Closing any
 //! descriptor of the file drops that lock; then two records may lie over each other, which their sums show.
@@ -210,7 +210,7 @@ impl NamedFile {
         let fd = self.file.fd()?;
         let lock = Held::adding(fd);
         let mut end = self.file.size()?;
-        // It may have been cut off while this process wrote to its end.
+        // The file may have been cut off while this process wrote to its end.
         if end < HEADER || self.read_header()?.1 == Header::default() {
             let _making = Held::making(&fd)?;
             self.make()?;

@@ -20,7 +20,7 @@ use crate::transport::event::stand_in;
 
 /// The outcome of one step towards the next batch.
 enum Step<'py> {
-    /// It is the turn of this result.
+    /// A result whose turn it is.
     Due(Due<'py>),
     /// There is nothing now, or it is kept for its turn.
     Nothing,

@@ -9,23 +9,23 @@ use ringloader_core::sync::Lock;
 use crate::caught::caught;
 use crate::python;
 
-/// What stands for a batch whose arrival an interrupt has ended: the interrupt was raised in its place.
+/// The stand-in of a batch whose arrival an interrupt has ended. The interrupt was raised in the batch's place.
 #[derive(Default)]
 pub(crate) struct Unsent(Lock<Option<(i64, Py<PyAny>)>>);
 
 impl Unsent {
-    /// Returns true if there is any such data.
+    /// Returns true if there is a stand-in.
     pub(crate) fn is_some(&self) -> bool {
         self.0.lock().is_some()
     }
 
-    /// The message of what there is.
+    /// The message of the stand-in.
     pub(crate) fn take<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let found = self.0.lock().take();
         found.map(|(seq, data)| message(py, seq, data.into_bound(py))).transpose()
     }
 
-    /// Keeps data whose message must be made later.
+    /// Keeps a stand-in, whose message must be made later.
     pub(crate) fn keep(&self, seq: i64, data: Py<PyAny>) {
         let before = self.0.lock().replace((seq, data));
         // After the lock is released: the end of an object may run any code.

@@ -75,7 +75,7 @@ impl Answer {
     /// Checks the header of a result.
     ///
     /// # Errors
-    /// Where no worker sends such a header.
+    /// [`Loss`], blamed on the worker, if no worker sends such a header.
     fn check(header: &FrameHeader) -> Result<Self, Loss> {
         let FrameHeader { of, len, at: [table, table_len, generation], counts, .. } = *header;
         let len = len.get();

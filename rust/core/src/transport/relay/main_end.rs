@@ -22,7 +22,7 @@ use crate::sync::{Arc, AtomicU64, Lock, Ordering};
 use crate::transport::engine::Engine;
 use crate::transport::port::Port;
 
-/// Callers that have not said whose they are, at most, beside two for each worker that is expected.
+/// The most callers that have not said whose they are, in addition to two for each worker that is expected.
 const SPARE_CALLERS: usize = 16;
 
 /// The time until callers are let in again, after there was no descriptor or memory for one.

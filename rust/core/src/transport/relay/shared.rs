@@ -39,11 +39,11 @@ pub(super) struct MainState {
 #[derive(Debug, Default)]
 pub(super) struct Status {
     pub(super) number: u64,
-    /// Its rings, while it is expected.
+    /// The worker's rings, while it is expected.
     pub(super) expected: Option<Rings>,
     /// True once it has connected.
     pub(super) is_connected: bool,
-    /// Its connection, while it has one.
+    /// The worker's connection, while it has one.
     pub(super) socket: Option<Arc<TcpStream>>,
     /// Why it was lost.
     pub(super) lost: Option<Loss>,
